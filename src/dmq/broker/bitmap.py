@@ -1,0 +1,112 @@
+"""Bitmaps: which offsets of a range are meant, as one whole number.
+
+Pure code. Bit i of a mask stands for the offset `start + i`. A whole number is the fastest set of neighbouring offsets
+that Python has: a lease of a hundred messages is one machine object, and taking offsets out of it is one operation.
+
+What always holds: masks are never negative; bits are never set beyond the range they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+__all__ = ["Ranges", "full", "lowest", "mask_of_offsets", "mask_of_ranges", "pieces", "runs"]
+
+Ranges = Iterable[tuple[int, int]]  # (start, stop), stop excluded
+
+# A shift costs time by the length of the number, so a long mask is walked in pieces of this many bits.
+_CHUNK: Final = 1024
+# The longest bitmap in one event: applying one costs time by its length times its runs.
+PIECE_MAX: Final = 4096
+
+
+def full(count: int) -> int:
+    """A mask with the lowest `count` bits set."""
+    return (1 << count) - 1
+
+
+def mask_of_ranges(ranges: Ranges, start: int, stop: int) -> int:
+    """The mask, from `start`, of those offsets of the ranges that lie in [start, stop)."""
+    mask = 0
+    for first, last in ranges:
+        first, last = max(first, start), min(last, stop)
+        if first < last:
+            mask |= ((1 << (last - first)) - 1) << (first - start)
+    return mask
+
+
+def mask_of_offsets(offsets: Iterable[int], start: int, stop: int) -> int:
+    """The mask, from `start`, of those offsets that lie in [start, stop)."""
+    bits = bytearray((max(stop - start, 0) + 7) // 8)
+    for offset in offsets:
+        if start <= offset < stop:
+            bits[(offset - start) >> 3] |= 1 << ((offset - start) & 7)
+    return int.from_bytes(bits, "little")
+
+
+def runs(start: int, mask: int) -> Iterator[tuple[int, int]]:
+    """The unbroken ranges of a mask, lowest first."""
+    if mask & (mask + 1) == 0:  # one run from the start on: the usual case
+        if mask:
+            yield start, start + mask.bit_length()
+        return
+    open_from = -1  # a run that reached the end of the chunk before
+    chunk_count = -(-mask.bit_length() // _CHUNK)
+    raw = mask.to_bytes(chunk_count * _CHUNK // 8, "little")
+    for at in range(chunk_count):
+        bits = int.from_bytes(raw[at * _CHUNK // 8 : (at + 1) * _CHUNK // 8], "little")
+        base = offset = start + at * _CHUNK
+        if open_from >= 0 and not bits & 1:
+            yield open_from, base
+            open_from = -1
+        while bits:
+            skip = (bits & -bits).bit_length() - 1
+            bits >>= skip
+            offset += skip
+            run = (~bits & (bits + 1)).bit_length() - 1
+            began = open_from if open_from >= 0 else offset
+            bits >>= run
+            offset += run
+            open_from = -1
+            if offset == base + _CHUNK:
+                open_from = began
+            else:
+                yield began, offset
+    if open_from >= 0:
+        yield open_from, start + chunk_count * _CHUNK
+
+
+def lowest(mask: int, count: int) -> int:
+    """The lowest `count` set bits of a mask; all of them if there are no more."""
+    if mask.bit_count() <= count:
+        return mask
+    low, high = count, mask.bit_length()  # so many bits of the mask hold enough set ones
+    while low < high:
+        middle = (low + high) // 2
+        if (mask & full(middle)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return mask & full(low)
+
+
+def pieces(start: int, mask: int) -> Iterator[tuple[int, int, bytes]]:
+    """A mask as (start, count, bitmap) for events; an empty bitmap means the whole of the range.
+
+    Long runs become ranges of their own; what is between them is cut so that no bitmap is longer than `PIECE_MAX`.
+    """
+    while mask:
+        skip = (mask & -mask).bit_length() - 1
+        mask >>= skip
+        start += skip
+        count = (~mask & (mask + 1)).bit_length() - 1
+        bitmap = b""
+        if count < PIECE_MAX and mask.bit_length() > count:
+            chunk = mask & full(PIECE_MAX)
+            count = chunk.bit_length()
+            if chunk != full(count):
+                bitmap = chunk.to_bytes((count + 7) // 8, "little")
+        yield start, count, bitmap
+        mask >>= count
+        start += count

@@ -1,0 +1,129 @@
+"""The nouns every layer shares: messages, their ids, receipts, topics.
+
+Nothing here does I/O. What always holds: a `MessageId` is given once, at `send()`, and never changes afterwards; a
+topic, group or app name that passed `check_name` fits its length byte in a record and is safe inside a file name.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, NewType
+
+import msgspec
+
+from dmq.errors import InvalidName
+
+__all__ = [
+    "DEFAULT_PRIORITY",
+    "JournalOffset",
+    "Message",
+    "MessageId",
+    "QueueOffset",
+    "Receipt",
+    "TopicConfig",
+    "check_name",
+]
+
+JournalOffset = NewType("JournalOffset", int)
+QueueOffset = NewType("QueueOffset", int)
+
+DEFAULT_PRIORITY = 4
+NAME_BYTES_MAX = 255
+QUEUES_MAX = 255  # ids 0-254; 255 is kept free as "no queue"
+
+_USER_NAME = re.compile(r"[\w.\-]+")
+_SYSTEM_NAME = re.compile(r"%[A-Z]+%[\w.\-%]*|%[A-Z]+")
+
+
+class MessageId(NamedTuple):
+    """Who sent a message, and as their which one: 16 bytes that never change, whatever happens to the message."""
+
+    producer_id: int
+    sequence: int
+
+    def to_bytes(self) -> bytes:
+        return self.producer_id.to_bytes(8, "big") + self.sequence.to_bytes(8, "big")
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> MessageId:
+        if len(raw) != 16:
+            raise ValueError(f"a message id has 16 bytes, not {len(raw)}")
+        return cls(int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big"))
+
+    def __str__(self) -> str:
+        # base32hex keeps the byte order under plain text sorting and needs no escaping in a URL.
+        return base64.b32hexencode(self.to_bytes()).rstrip(b"=").decode("ascii").lower()
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """Read the text form back.
+
+        Raises:
+            ValueError: the text is not a message id.
+        """
+        problem = f"{text!r} is not a message id: 26 characters 0-9 a-v, as DMQ prints them, are expected"
+        try:
+            parsed = cls.from_bytes(base64.b32hexdecode(text.upper() + "=" * (-len(text) % 8)))
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(problem) from error
+        # The last character has spare bits: one id has one spelling.
+        if str(parsed) != text:
+            raise ValueError(problem)
+        return parsed
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A message on its way in."""
+
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    business_id: str | None = None
+    ordered: bool = False
+    priority: int = DEFAULT_PRIORITY
+    properties: Mapping[str, str] | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What a producer gets back once its message is safe."""
+
+    id: MessageId
+    topic: str
+    queue: int
+    offset: int
+    durability: str
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is fixed about a topic beside its name."""
+
+    queues: int = 4
+    priority: bool = False
+    ttl_ms: int | None = None
+    carry_for: str | None = None  # what this group has not settled outlives retention
+    properties: dict[str, str] = {}
+
+
+def check_name(name: str, what: str, *, system: bool = False) -> str:
+    """Return the name if it may be used for a topic, group or app.
+
+    Parameters:
+        name: the name.
+        what: what it is the name of, for the error message.
+        system: allow our own names, which begin with a percent sign.
+
+    Raises:
+        InvalidName: with a sentence that says what is allowed.
+    """
+    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        raise InvalidName(f"{what} name is too long: at most {NAME_BYTES_MAX} bytes of UTF-8; shorten it", name=name)
+    # A name of dots only would be a path.
+    if (name.strip(".") and _USER_NAME.fullmatch(name)) or (system and _SYSTEM_NAME.fullmatch(name)):
+        return name
+    raise InvalidName(
+        f"{what} name {name!r} is not allowed: use letters, digits, '.', '_' and '-' (names with % are DMQ's own)",
+        name=name,
+    )

@@ -1,0 +1,261 @@
+"""Bytes in, frames out, however the bytes were cut on their way.
+
+Two ways in, which may be mixed: `feed(data)` for bytes that somebody received, and `get_buffer` / `buffer_updated`, made
+for `asyncio.BufferedProtocol`, where the socket writes straight into the buffer in which a large body stays.
+
+What always holds:
+- A frame is given out once, complete, in order; what came before garbage is given out, what came after never is.
+- No byte is copied more than a bounded number of times, whatever the pieces: a frame that is larger than a chunk moves
+  to buffers that grow eightfold, and receives the rest in place.
+- Memory follows what was received, not what was announced: a peer that sends a few bytes and stops holds those bytes,
+  one that announces 16 MiB and sends 100 KiB holds 512 KiB of address space. Never more than `frame_bytes_max`, or one
+  chunk where that is less.
+- A body below `VIEW_BYTES_MIN` is copied: it then keeps no chunk alive. Larger ones are views, which keep at most four
+  times their size alive.
+- Only `ProtocolError` is raised, and after that the parser is of no more use.
+
+Nothing here asks how long is too long: whoever owns the connection looks at `pending_since` now and then and closes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from dmq.clock import Clock, SystemClock
+from dmq.errors import ProtocolError, VersionMismatch
+from dmq.protocol.frame import (
+    FRAME_BYTES_CEILING,
+    HEAD,
+    HEAD_BYTES,
+    HEADER_BYTES_MAX,
+    HELLO_FRAME_BYTES_MAX,
+    LENGTH_BYTES,
+    REST_BYTES,
+    WIRE_FORMAT,
+    Buffer,
+    Frame,
+    Kind,
+)
+from dmq.protocol.strangers import describe_stranger
+
+__all__ = ["FrameParser"]
+
+CHUNK_BYTES: Final = 64 * 1024
+VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
+GROWTH: Final = 8
+# So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small, because
+# it is copied each time more arrives.
+ASIDE_BYTES_MAX: Final = 2048
+_SNIFFED_BYTES: Final = 64
+
+_unpack_head: Final = HEAD.unpack_from
+_KINDS: Final = frozenset(int(kind) for kind in Kind)
+
+
+class FrameParser:
+    """The receiving half of one connection.
+
+    Parameters:
+        frame_bytes_max: the largest frame, length field included; the default is that before the hello.
+        clock: tells `pending_since`.
+    """
+
+    __slots__ = ("_aside", "_buffer", "_clock", "_end", "_frame_bytes_max", "_start", "error", "pending_since")
+
+    def __init__(self, frame_bytes_max: int = HELLO_FRAME_BYTES_MAX, *, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._buffer: memoryview | None = None
+        self._aside = b""  # what lay in the buffer from `_start` to `_end`, while there is none
+        self._start = 0
+        self._end = 0
+        self.error: ProtocolError | None = None
+        """Why this connection must end. Look here after each call: frames that came before the error are returned, and
+        then only the next call raises."""
+        self.pending_since: float | None = None
+        """When the frame that is half here began, on the monotonic clock; None between frames."""
+        self.frame_bytes_max = frame_bytes_max
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame taken. Raise it once the hello was answered; frames parsed before are not touched."""
+        return self._frame_bytes_max
+
+    @frame_bytes_max.setter
+    def frame_bytes_max(self, value: int) -> None:
+        if not HEAD_BYTES <= value <= FRAME_BYTES_CEILING:
+            raise ValueError(f"a frame takes {HEAD_BYTES} to {FRAME_BYTES_CEILING} bytes, {value} is no limit for it")
+        self._frame_bytes_max = value
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether part of a frame is here and the rest is not."""
+        return self._end > self._start
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of a half-sent frame is here: grows as long as the peer makes progress."""
+        return self._end - self._start
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What the parser holds for itself, room not yet filled included."""
+        return len(self._aside) if self._buffer is None else len(self._buffer)
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where the next bytes go; never empty. The hint of the event loop is not needed."""
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data
+            if self._aside:
+                buffer[: self._end] = self._aside
+                self._aside = b""
+        return buffer[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> list[Frame]:
+        """The frames that are complete now that so many bytes were written into the last `get_buffer`.
+
+        Raises:
+            ProtocolError: the bytes are no frame; see `error`.
+        """
+        buffer = self._buffer
+        assert buffer is not None
+        assert 0 <= nbytes <= len(buffer) - self._end
+        return self._advance(buffer, self._start, self._end + nbytes, is_ours=True)
+
+    def feed(self, data: Buffer) -> list[Frame]:
+        """The frames that are complete with these bytes. The data must not change afterwards: bodies may be views of it.
+
+        Raises:
+            ProtocolError: the bytes are no frame; see `error`.
+        """
+        if self.error is not None:
+            raise self.error
+        if self._end == 0:
+            return self._advance(memoryview(data), 0, len(data), is_ours=False) if data else []
+        frames: list[Frame] = []
+        view = memoryview(data)
+        while len(view) and self._end and self.error is None:
+            room = self.get_buffer()
+            taken = min(len(room), len(view), self._missing())
+            room[:taken] = view[:taken]
+            try:
+                frames += self.buffer_updated(taken)
+            except ProtocolError:
+                if not frames:
+                    raise
+            view = view[taken:]
+        if len(view) and self.error is None:
+            try:
+                frames += self._advance(view, 0, len(view), is_ours=False)
+            except ProtocolError:
+                if not frames:
+                    raise
+        return frames
+
+    def _missing(self) -> int:
+        """How many bytes the half-sent frame lacks, or its head if that is not whole."""
+        assert self._buffer is not None
+        have = self._end - self._start
+        if have < HEAD_BYTES:
+            return HEAD_BYTES - have
+        length: int = _unpack_head(self._buffer, self._start)[0]
+        return length + LENGTH_BYTES - have
+
+    def _advance(self, buffer: memoryview, start: int, end: int, *, is_ours: bool) -> list[Frame]:
+        if self.error is not None:
+            raise self.error
+        frames: list[Frame] = []
+        try:
+            start = self._parse(buffer, start, end, frames)
+        except ProtocolError as error:
+            self.error = error
+            self._buffer, self._aside, self._start, self._end, self.pending_since = None, b"", 0, 0, None
+            if not frames:
+                raise
+            return frames
+        if start == end:
+            self._buffer, self._start, self._end, self.pending_since = None, 0, 0, None
+        else:
+            self._keep(buffer, start, end, is_ours)
+            if frames or self.pending_since is None:
+                self.pending_since = self._clock.monotonic()
+        return frames
+
+    def _parse(self, buffer: memoryview, start: int, end: int, frames: list[Frame]) -> int:
+        """Take all complete frames; return where the first incomplete one begins."""
+        limit = self._frame_bytes_max - LENGTH_BYTES
+        while end - start >= HEAD_BYTES:
+            length, wire, kind, command, status, flags, correlation, header_bytes = _unpack_head(buffer, start)
+            if (
+                length > limit
+                or wire != WIRE_FORMAT
+                or header_bytes > length - REST_BYTES
+                or header_bytes > HEADER_BYTES_MAX
+                or kind not in _KINDS
+            ):
+                raise self._refusal(buffer[start:end])
+            stop = start + LENGTH_BYTES + length
+            if stop > end:
+                return start
+            body_at = start + HEAD_BYTES + header_bytes
+            body: bytes | memoryview = buffer[body_at:stop]
+            body = bytes(body) if stop - body_at < VIEW_BYTES_MIN else body.toreadonly()
+            header = bytes(buffer[start + HEAD_BYTES : body_at])
+            frames.append(Frame(kind, command, status, flags, correlation, header, body))
+            start = stop
+        if end - start >= LENGTH_BYTES:
+            # A short greeting ("GET / HTTP/1.0") is no longer than our head: do not wait for more of it.
+            length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
+            is_foreign = end - start > LENGTH_BYTES and buffer[start + LENGTH_BYTES] != WIRE_FORMAT
+            if length > limit or length < REST_BYTES or is_foreign:
+                raise self._refusal(buffer[start:end])
+        return start
+
+    def _keep(self, buffer: memoryview, start: int, end: int, is_ours: bool) -> None:
+        """Keep the beginning of a frame in a place where there is room for more."""
+        rest = end - start
+        if rest <= ASIDE_BYTES_MAX:
+            self._aside, self._buffer = bytes(buffer[start:end]), None
+        else:
+            size: int = LENGTH_BYTES + _unpack_head(buffer, start)[0]
+            # A frame that fits stays where it is, and so does one at the front of a buffer that is not full yet.
+            if is_ours and (start + size <= len(buffer) or (start == 0 and end < len(buffer))):
+                self._start, self._end = start, end
+                return
+            capacity = max(CHUNK_BYTES, min(size, GROWTH * rest))
+            moved = np.empty(capacity, np.uint8).data
+            moved[:rest] = buffer[start:end]
+            self._buffer = moved
+        self._start, self._end = 0, rest
+
+    def _refusal(self, rest: memoryview) -> ProtocolError:
+        """What to say about bytes that are no frame we take; at least the length is here."""
+        head = bytes(rest[:_SNIFFED_BYTES])
+        size = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big")
+        wire = head[LENGTH_BYTES] if len(head) > LENGTH_BYTES else None
+        if size > FRAME_BYTES_CEILING or (wire is not None and wire & 0xF0 != WIRE_FORMAT & 0xF0):
+            return ProtocolError(describe_stranger(head))
+        if wire is not None and wire != WIRE_FORMAT:
+            return VersionMismatch(
+                f"the peer speaks wire format {wire & 0x0F}, this side only {WIRE_FORMAT & 0x0F}: upgrade the older side",
+                theirs=wire & 0x0F,
+                ours=WIRE_FORMAT & 0x0F,
+            )
+        if size > self._frame_bytes_max:
+            return ProtocolError(
+                f"a frame of {size} bytes is over the limit of {self._frame_bytes_max}: send less at a time"
+                + (", and say hello first" if self._frame_bytes_max <= HELLO_FRAME_BYTES_MAX else ""),
+                size=size,
+                limit=self._frame_bytes_max,
+            )
+        if len(head) < HEAD_BYTES or size < HEAD_BYTES:
+            return ProtocolError(f"a frame says that it has {size} bytes; its fixed part alone has {HEAD_BYTES}")
+        kind, header_bytes = head[5], _unpack_head(head)[7]
+        if kind not in _KINDS:
+            return ProtocolError(f"frames are of kind 1, 2 or 3, and this one of {kind}: it may be a newer DMQ's")
+        return ProtocolError(
+            f"a header of {header_bytes} bytes does not fit: its frame has {size} bytes, and a header at most "
+            f"{HEADER_BYTES_MAX}"
+        )

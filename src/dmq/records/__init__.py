@@ -1,0 +1,45 @@
+"""Records: the byte layout of one message, and everything that reads or writes it.
+
+`layout` draws the bytes; `encoding` and `building` write them, `decoding` reads one record and `columns` many, `moving`
+copies one under another topic. Nothing here does I/O or asks for the time.
+"""
+
+from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
+from dmq.records.building import encode_system
+from dmq.records.columns import Columns, decode_columns, verify_batch
+from dmq.records.compression import Compressor, decompress
+from dmq.records.decoding import RecordView, address_text, iter_records
+from dmq.records.encoding import EncodedBatch, encode_batch
+from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
+from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, gather, scatter, stamp
+from dmq.records.moving import moved_record
+
+__all__ = [
+    "ANY_QUEUE",
+    "FIXED_BYTES",
+    "MAGIC",
+    "RECORD_BYTES_MIN",
+    "Attributes",
+    "Columns",
+    "Compressor",
+    "EncodedBatch",
+    "RecordView",
+    "address_text",
+    "business_hash",
+    "decode_attributes",
+    "decode_columns",
+    "decompress",
+    "encode_attributes",
+    "encode_batch",
+    "encode_system",
+    "gather",
+    "id_hash",
+    "iter_records",
+    "key_hash",
+    "moved_record",
+    "read_entries",
+    "scatter",
+    "stamp",
+    "tag_hash",
+    "verify_batch",
+]

@@ -1,0 +1,200 @@
+"""Compressing bodies where it pays, and expanding them within a bound.
+
+What always holds: a compressed body is kept only if it saves at least a tenth (or makes a body fit that otherwise would
+not); what does not pay is soon not even tried, but never given up for good. Expanding yields exactly the size that the
+record declares, a size under the reader's limit, or an error: never more memory than that.
+
+What was measured, per body of JSON: lz4 0.7 µs for 100 bytes, 5 µs for 4 KB (saves 46 %); zstd level 1 3.3 µs and
+12.7 µs (saves 69 %). So lz4 below 4 KiB, where zstd's fixed cost dominates, and zstd above. A try that saves nothing
+costs 0.7 to 3 µs, as much as all other encoding of a small message: that is what the growing pauses below avoid.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+import lz4.block
+import zstandard
+
+from dmq.errors import RecordCorrupt
+
+__all__ = ["CODEC_LZ4", "CODEC_NONE", "CODEC_ZSTD", "Compressor", "decompress"]
+
+CODEC_NONE: Final = 0
+CODEC_LZ4: Final = 1  # one lz4 block, without a size in front
+CODEC_ZSTD: Final = 2  # one zstd frame
+
+Mode: TypeAlias = Literal["auto", "none", "lz4", "zstd"]
+
+COMPRESS_OVER_BYTES: Final = 100
+ZSTD_FROM_BYTES: Final = 4096
+ZSTD_LEVEL: Final = 1
+
+_ENTRY_BYTES: Final = 8  # the attribute that says so is part of the price
+_KEEP_RATIO: Final = 0.9
+_NEW_WEIGHT: Final = 0.25  # of the latest try in the running ratio: a handful of tries turns an estimate round
+_PAUSE_MIN: Final = 8
+_PAUSE_MAX: Final = 4096
+_ESTIMATES_MAX: Final = 1024
+_LZ4_RATIO_MAX: Final = 255  # a byte of an lz4 block expands to at most 255
+
+
+class _Estimate:
+    """What one producer knows of one topic's bodies of one size class."""
+
+    __slots__ = ("pause", "ratio", "skip")
+
+    def __init__(self) -> None:
+        self.ratio = _KEEP_RATIO
+        self.pause = _PAUSE_MIN
+        self.skip = 0
+
+    def learn(self, ratio: float) -> None:
+        self.ratio += (ratio - self.ratio) * _NEW_WEIGHT
+        if self.ratio <= _KEEP_RATIO:
+            self.pause = _PAUSE_MIN
+        else:
+            self.skip = self.pause
+            self.pause = min(self.pause * 2, _PAUSE_MAX)
+
+
+class Compressor:
+    """Decides for each body whether and how to compress it, and learns from the outcome.
+
+    One per producer, used by one thread at a time. It remembers at most 1,024 pairs of topic and size class (a factor
+    of four wide: small bodies of a topic may not pay where its large ones do), the longest unused forgotten first.
+
+    Parameters:
+        mode: `auto` chooses codec and moment; `lz4` and `zstd` try every body over 100 bytes with that codec;
+            `none` never compresses.
+    """
+
+    def __init__(self, mode: Mode = "auto") -> None:
+        if mode not in ("auto", "none", "lz4", "zstd"):
+            raise ValueError(f"compression {mode!r} is unknown: use auto, none, lz4 or zstd")
+        self.mode: Final = mode
+        self._estimates: OrderedDict[tuple[str, int], _Estimate] = OrderedDict()
+        self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=False, write_checksum=False)
+
+    def compress(self, topic: str, body: bytes, *, must_shrink: bool = False) -> tuple[int, bytes]:
+        """Compress one body if that pays.
+
+        Parameters:
+            topic: where it goes; bodies of one topic are alike.
+            body: what to compress.
+            must_shrink: the body is too large as it is: try whatever was learnt, and keep any gain.
+
+        Returns:
+            The codec and the bytes to store; `CODEC_NONE` and the body itself where it did not pay.
+        """
+        size = len(body)
+        if self.mode == "none" or size <= COMPRESS_OVER_BYTES:
+            return CODEC_NONE, body
+        if self.mode != "auto" or must_shrink:
+            codec, data = self._run(self._codec(size), body)
+            keep = size - 1 if must_shrink else size * _KEEP_RATIO
+            return (codec, data) if len(data) + _ENTRY_BYTES <= keep else (CODEC_NONE, body)
+        estimate = self._estimate(topic, size)
+        if estimate.skip:
+            estimate.skip -= 1
+            return CODEC_NONE, body
+        codec, data = self._run(self._codec(size), body)
+        ratio = (len(data) + _ENTRY_BYTES) / size
+        estimate.learn(ratio)
+        return (codec, data) if ratio <= _KEEP_RATIO else (CODEC_NONE, body)
+
+    def compress_many(
+        self, topic: str, bodies: Sequence[bytes], *, body_bytes_max: int
+    ) -> list[tuple[int, bytes]] | None:
+        """`compress` for the bodies of one batch; those over `body_bytes_max` must shrink.
+
+        Returns:
+            One (codec, bytes) for each, or None if all stay as they are, which costs next to nothing to find out when
+            compression has not been paying.
+        """
+        if not bodies or self.mode == "none":
+            return None
+        if self.mode == "auto":
+            smallest, largest = min(map(len, bodies)), max(map(len, bodies))
+            if largest <= COMPRESS_OVER_BYTES:
+                return None
+            if smallest > COMPRESS_OVER_BYTES and largest <= body_bytes_max and _class(smallest) == _class(largest):
+                estimate = self._estimate(topic, largest)
+                if estimate.skip >= len(bodies):
+                    estimate.skip -= len(bodies)
+                    return None
+        results = [self.compress(topic, body, must_shrink=len(body) > body_bytes_max) for body in bodies]
+        return results if any(codec for codec, _ in results) else None
+
+    def _codec(self, size: int) -> int:
+        if self.mode == "auto":
+            return CODEC_LZ4 if size < ZSTD_FROM_BYTES else CODEC_ZSTD
+        return CODEC_LZ4 if self.mode == "lz4" else CODEC_ZSTD
+
+    def _run(self, codec: int, body: bytes) -> tuple[int, bytes]:
+        if codec == CODEC_LZ4:
+            return codec, lz4.block.compress(body, store_size=False)
+        return codec, self._zstd.compress(body)
+
+    def _estimate(self, topic: str, size: int) -> _Estimate:
+        key = (topic, _class(size))
+        estimate = self._estimates.get(key)
+        if estimate is None:
+            estimate = self._estimates[key] = _Estimate()
+            if len(self._estimates) > _ESTIMATES_MAX:
+                self._estimates.popitem(last=False)
+        else:
+            self._estimates.move_to_end(key)
+        return estimate
+
+
+def _class(size: int) -> int:
+    return size.bit_length() >> 1
+
+
+class _Expanders(threading.local):
+    """A zstd context serves one thread at a time and costs more to make than to use, so each thread keeps one."""
+
+    def __init__(self) -> None:
+        self.zstd = zstandard.ZstdDecompressor()
+
+
+_EXPANDERS: Final = _Expanders()
+
+
+def decompress(codec: int, raw_size: int, data: bytes, limit: int) -> bytes:
+    """Expand a stored body.
+
+    Parameters:
+        codec: how it was compressed.
+        raw_size: the size the record declares for it.
+        data: the stored bytes.
+        limit: the largest size the caller accepts.
+
+    Raises:
+        RecordCorrupt: the codec is unknown, the declared size is over the limit or impossible, or the bytes do not
+            expand to exactly that size.
+    """
+    if codec not in (CODEC_LZ4, CODEC_ZSTD):
+        raise RecordCorrupt(f"body is compressed with codec {codec}, which this version does not know")
+    if not 0 < raw_size <= limit:
+        raise RecordCorrupt(f"body claims to expand to {raw_size} bytes; 1 to {limit} are allowed")
+    try:
+        if codec == CODEC_LZ4:
+            # Checked before the library allocates, so that a few bytes cannot ask for the whole limit.
+            if raw_size > len(data) * _LZ4_RATIO_MAX:
+                raise RecordCorrupt(f"body of {len(data)} bytes cannot expand to {raw_size}")
+            raw: bytes = lz4.block.decompress(data, uncompressed_size=raw_size)
+        else:
+            # A size inside the frame would overrule our bound in the library: it must be absent or the declared one.
+            if zstandard.frame_content_size(data) not in (-1, raw_size):
+                raise RecordCorrupt("the size inside a zstd body differs from the size its record declares")
+            raw = _EXPANDERS.zstd.decompress(data, max_output_size=raw_size, allow_extra_data=False)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError) as error:
+        raise RecordCorrupt(f"compressed body is damaged: {error}") from error
+    if len(raw) != raw_size:
+        raise RecordCorrupt(f"body expands to {len(raw)} bytes instead of {raw_size}")
+    return raw

@@ -1,0 +1,242 @@
+"""The record's byte layout, drawn once, and the broker's stamping of it.
+
+Everything is big-endian.
+
+    fixed part, 63 bytes                                    variable part
+     0  u32  length of the whole record                     u32 body size       · body
+     4  u16  magic, 0xD301                                  u8  topic size      · topic, UTF-8
+     6  u8   system flags                                   u8  app size        · app, UTF-8
+     7  u16  business tag: hash of the tag, 0 = none        u8  business id size · business id, UTF-8
+     9  u8   priority, 0-9                                  u16 attributes size · attributes
+    10  u64  journal offset                  broker
+    18  u8   queue                           broker
+    19  u64  queue offset                    broker
+    27  4+2  client address, IPv4 + port     broker
+    33  4+2  server address, IPv4 + port     broker
+    39  u64  send time, ms since 1970
+    47  u32  receive time, ms after send     broker
+    51  u32  store time, ms after send       broker
+    55  u64  CRC: low half of the body as stored, high half of the other parts the client wrote
+
+What always holds: the client leaves the broker's bytes (10..38 and 47..54) zero and no checksum covers them, so that a
+broker stamps a record without touching anything the client wrote. The one flag a broker may set, `IPV6`, counts as zero
+in the checksum for the same reason. Relative times saturate at 0 and 2**32-1: clocks differ, and spools are old.
+
+Numpy reaches the unaligned fields through a view whose stride is one byte: element `i` of it is the field that begins
+at byte `i`, and indexing it with the starts of the records gathers or scatters that field of all of them in one call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FIXED_BYTES", "MAGIC", "RECORD_BYTES_MIN", "STAMP_DTYPE", "TIMES_DTYPE", "gather", "scatter", "stamp"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Positions: TypeAlias = npt.NDArray[np.int64]
+Offsets: TypeAlias = npt.NDArray[np.uint64]
+
+MAGIC: Final = 0xD301
+
+LENGTH_AT: Final = 0
+MAGIC_AT: Final = 4
+FLAGS_AT: Final = 6
+TAG_AT: Final = 7
+PRIORITY_AT: Final = 9
+JOURNAL_OFFSET_AT: Final = 10
+QUEUE_AT: Final = 18
+QUEUE_OFFSET_AT: Final = 19
+CLIENT_AT: Final = 27
+SERVER_AT: Final = 33
+SEND_TIME_AT: Final = 39
+RECEIVE_TIME_AT: Final = 47
+STORE_TIME_AT: Final = 51
+CRC_AT: Final = 55
+FIXED_BYTES: Final = 63
+BODY_SIZE_AT: Final = FIXED_BYTES
+BODY_AT: Final = FIXED_BYTES + 4
+RECORD_BYTES_MIN: Final = FIXED_BYTES + 4 + 1 + 1 + 1 + 2
+
+COMPRESSED: Final = 0x01
+ORDERED: Final = 0x02
+SYSTEM: Final = 0x04  # not a user's message, and in no queue's index
+MOVED: Final = 0x08  # the attributes carry the original id, topic, queue and time
+IPV6: Final = 0x10  # the client address does not fit: its field is zero, the address is in the unit
+REPLAYED: Final = 0x20
+RESERVED_FLAGS: Final = 0xC0
+
+PRIORITY_MAX: Final = 9
+NAME_BYTES_MAX: Final = 255
+ATTRIBUTES_BYTES_MAX: Final = 65_535
+USER_ATTRIBUTES_BYTES_MAX: Final = 61_440  # the rest is kept for ours, so that any legal message can be moved
+CLIENT_ATTRIBUTES_BYTES_MAX: Final = 62_464  # a user's and what a client adds; moving adds less than the 3,071 left
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+RAW_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_RELATIVE_MAX: Final = 0xFFFF_FFFF
+
+FIXED: Final = struct.Struct(">IHBHBQBQ6s6sQIIQ")
+CLIENT_PART: Final = struct.Struct(">HBHB")  # bytes 4..9
+STAMP: Final = struct.Struct(">QBQ6s6s")  # bytes 10..38
+TIMES: Final = struct.Struct(">II")  # bytes 47..54
+U64: Final = struct.Struct(">Q")
+U32: Final = struct.Struct(">I")
+U16: Final = struct.Struct(">H")
+assert FIXED.size == FIXED_BYTES
+
+STAMP_DTYPE: Final = np.dtype(
+    [("journal_offset", ">u8"), ("queue", "u1"), ("queue_offset", ">u8"), ("client", "V6"), ("server", "V6")]
+)
+TIMES_DTYPE: Final = np.dtype([("receive", ">u4"), ("store", ">u4")])
+_STAMP_BYTES: Final = np.dtype(f"V{STAMP_DTYPE.itemsize}")
+_TIMES_BYTES: Final = np.dtype(f"V{TIMES_DTYPE.itemsize}")
+
+# Below this many records the set-up of the numpy calls costs more than packing one by one (bench/records.py).
+STAMP_MANY_MIN: Final = 16
+
+
+def field(buffer: Buffer, offset: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A view in which element `i` is the field of that type at byte `i + offset`; overlapping, without a copy."""
+    kind = np.dtype(dtype)
+    count = len(buffer) - offset - kind.itemsize + 1
+    if count <= 0:
+        return np.empty(0, kind)
+    return np.ndarray((count,), kind, buffer, offset, (1,))
+
+
+def gather(buffer: Buffer, starts: npt.NDArray[np.integer[Any]], offset: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Read one field of many records.
+
+    Parameters:
+        buffer: contiguous bytes.
+        starts: where each record begins, none negative.
+        offset: where the field stands within its record.
+        dtype: its type; the result has the same, so byte order is the caller's to convert.
+
+    Raises:
+        IndexError: a field reaches past the end of the buffer.
+    """
+    taken: npt.NDArray[Any] = field(buffer, offset, dtype)[starts]
+    return taken
+
+
+def scatter(buffer: bytearray | memoryview, starts: Positions, offset: int, values: npt.NDArray[Any]) -> None:
+    """Write one field of many records, the opposite of `gather`.
+
+    Raises:
+        IndexError: a field reaches past the end of the buffer.
+    """
+    field(buffer, offset, values.dtype)[starts] = values
+
+
+def stamp(
+    buffer: bytearray | memoryview,
+    starts: Sequence[int] | Positions,
+    journal_offsets: Sequence[int] | Offsets,
+    queue: int,
+    first_queue_offset: int,
+    client: bytes,
+    server: bytes,
+    received_at_ms: int,
+    stored_at_ms: int,
+    *,
+    ipv6: bool = False,
+) -> None:
+    """Fill in the broker's fields of a batch that goes to one queue.
+
+    Parameters:
+        buffer: where the records stand, one batch or a whole unit.
+        starts: where each record begins in the buffer.
+        journal_offsets: where each record will stand in the journal.
+        queue: the queue they all go to.
+        first_queue_offset: the first record's offset in it; the others follow.
+        client: the sender's IPv4 address and port, six bytes; zeros when it does not fit.
+        server: the same of this broker.
+        received_at_ms: when the batch arrived.
+        stored_at_ms: when it is written.
+        ipv6: mark the records as coming from an IPv6 address.
+    """
+    if len(starts) < STAMP_MANY_MIN:
+        few = starts.tolist() if isinstance(starts, np.ndarray) else starts
+        offsets = journal_offsets.tolist() if isinstance(journal_offsets, np.ndarray) else journal_offsets
+        stamp_few(
+            buffer, few, offsets, queue, first_queue_offset, client, server, received_at_ms, stored_at_ms, ipv6=ipv6
+        )
+    else:
+        many = np.asarray(starts, np.int64)
+        column = np.asarray(journal_offsets, np.uint64)
+        stamp_many(
+            buffer, many, column, queue, first_queue_offset, client, server, received_at_ms, stored_at_ms, ipv6=ipv6
+        )
+
+
+def stamp_few(
+    buffer: bytearray | memoryview,
+    starts: Sequence[int],
+    journal_offsets: Sequence[int],
+    queue: int,
+    first_queue_offset: int,
+    client: bytes,
+    server: bytes,
+    received_at_ms: int,
+    stored_at_ms: int,
+    *,
+    ipv6: bool = False,
+) -> None:
+    """`stamp`, one record after another; the arguments are those of `stamp`."""
+    pack_stamp, pack_times, send_time = STAMP.pack_into, TIMES.pack_into, U64.unpack_from
+    queue_offset = first_queue_offset
+    for start, journal_offset in zip(starts, journal_offsets, strict=True):
+        pack_stamp(buffer, start + JOURNAL_OFFSET_AT, journal_offset, queue, queue_offset, client, server)
+        sent_at_ms = send_time(buffer, start + SEND_TIME_AT)[0]
+        pack_times(
+            buffer,
+            start + RECEIVE_TIME_AT,
+            min(max(received_at_ms - sent_at_ms, 0), _RELATIVE_MAX),
+            min(max(stored_at_ms - sent_at_ms, 0), _RELATIVE_MAX),
+        )
+        if ipv6:
+            buffer[start + FLAGS_AT] |= IPV6
+        queue_offset += 1
+
+
+def stamp_many(
+    buffer: bytearray | memoryview,
+    starts: Positions,
+    journal_offsets: Offsets,
+    queue: int,
+    first_queue_offset: int,
+    client: bytes,
+    server: bytes,
+    received_at_ms: int,
+    stored_at_ms: int,
+    *,
+    ipv6: bool = False,
+) -> None:
+    """`stamp`, column by column; the arguments are those of `stamp`."""
+    count = len(starts)
+    # What is the same in all of them is packed once and copied whole: one void copy is cheaper than three columns.
+    stamps = np.frombuffer(STAMP.pack(0, queue, 0, client, server) * count, _STAMP_BYTES).copy()
+    columns = stamps.view(STAMP_DTYPE)
+    columns["journal_offset"] = journal_offsets
+    columns["queue_offset"] = np.arange(first_queue_offset, first_queue_offset + count, dtype=np.uint64)
+    scatter(buffer, starts, JOURNAL_OFFSET_AT, stamps)
+
+    sent_at_ms = gather(buffer, starts, SEND_TIME_AT, ">u8").astype(np.uint64)
+    times = np.empty(count, TIMES_DTYPE)
+    times["receive"] = _relative(received_at_ms, sent_at_ms)
+    times["store"] = _relative(stored_at_ms, sent_at_ms)
+    scatter(buffer, starts, RECEIVE_TIME_AT, times.view(_TIMES_BYTES))
+    if ipv6:
+        scatter(buffer, starts, FLAGS_AT, gather(buffer, starts, FLAGS_AT, np.uint8) | np.uint8(IPV6))
+
+
+def _relative(at_ms: int, sent_at_ms: Offsets) -> Offsets:
+    # Clamping the send time first keeps the unsigned subtraction from wrapping, whatever a client wrote there.
+    at = np.uint64(at_ms)
+    return np.minimum(at - np.minimum(sent_at_ms, at), np.uint64(_RELATIVE_MAX))

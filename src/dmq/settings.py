@@ -1,0 +1,311 @@
+"""One frozen, typed `Settings`, resolved once: defaults < `dmq.toml` < `DMQ_*` environment < flags.
+
+What always holds: a `Settings` that exists is valid, however it was made; an unknown key or a bad value is an
+`InvalidSettings` that names the key, where it came from and what is expected; nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from dmq.errors import InvalidSettings
+
+__all__ = ["FIELDS", "Field", "ResolvedSettings", "Settings", "StoreSettings", "format_size"]
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+
+_UNITS = {"B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
+_SIZE_MAX = 1 << 50
+_COUNT_MAX = 1 << 40
+
+# Names that are ours but no settings: they steer a command or a test run.
+_NOT_SETTINGS = frozenset({"DMQ_CONFIG", "DMQ_SEED", "DMQ_SOAK", "DMQ_URL"})
+# Kubernetes hands every pod these names for a service called dmq or dmq-something.
+_SERVICE_LINK = re.compile(r"DMQ_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
+
+
+def _size(low: int, meaning: str, high: int = _SIZE_MAX) -> Meta:
+    return Meta(ge=low, le=high, description=meaning, extra={"size": True})
+
+
+def _count(low: int, meaning: str, high: int = _COUNT_MAX) -> Meta:
+    return Meta(ge=low, le=high, description=meaning)
+
+
+def _time(meaning: str) -> Meta:
+    return Meta(gt=0, description=meaning)
+
+
+def _share(meaning: str) -> Meta:
+    return Meta(gt=0, le=1, description=meaning)
+
+
+def _flag(meaning: str) -> Meta:
+    return Meta(description=meaning)
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one message store keeps its data. The meaning of each field is part of its type."""
+
+    segment_bytes: Annotated[int, _size(64 * KiB, "Size of one journal segment.")] = GiB
+    unit_bytes_max: Annotated[int, _size(4 * KiB, "Largest unit that one write appends.", GiB)] = 8 * MiB
+    body_bytes_max: Annotated[int, _size(1, "Largest message body, after compression.", GiB)] = 4 * MiB
+    checkpoint_bytes: Annotated[int, _size(1, "Take a checkpoint after so much was written.")] = 64 * MiB
+    checkpoint_records: Annotated[int, _count(1, "Take a checkpoint after so many records.")] = 1_000_000
+    checkpoint_seconds: Annotated[float, _time("Take a checkpoint after so long, if anything was written.")] = 10.0
+    flush_seconds: Annotated[float, _time("Flush what was only `stored` after so long.")] = 0.5
+    retention_hours: Annotated[float, _time("Drop segments older than this; none keeps them.")] | None = 72.0
+    retention_bytes: Annotated[int, _size(1, "Drop the oldest segments beyond this; none: no limit.")] | None = None
+    disk_clean: Annotated[float, _share("Share of the disk in use at which old segments go early.")] = 0.75
+    disk_force: Annotated[float, _share("Share of the disk in use at which segments go whatever keeps them.")] = 0.85
+    disk_refuse: Annotated[float, _share("Share of the disk in use at which writes are refused.")] = 0.90
+    keep_unconsumed: Annotated[bool, _flag("Keep segments that a group has not consumed yet.")] = False
+    keep_unarchived: Annotated[bool, _flag("Keep segments that the archive has not taken yet.")] = False
+    fragment: Annotated[int, _count(1, "Fragments of the delay wheel.", 255)] = 8
+    thread_count: Annotated[int, _count(1, "Threads that work on delay fragments.", 255)] = 2
+    producers_max: Annotated[int, _count(1, "Producers whose sequence numbers are remembered.")] = 100_000
+    producer_expiry_hours: Annotated[float, _time("Forget a producer that was silent for so long.")] = 24.0
+    transactions_max: Annotated[int, _count(1, "Transactions that may be open at a time.")] = 100_000
+    files_open_max: Annotated[int, _count(16, "Data files held open at a time.")] = 256
+    read_cache_bytes: Annotated[int, _size(0, "Memory for verified units that were read from disk.")] = 32 * MiB
+
+    def __post_init__(self) -> None:
+        for field in FIELDS.values():
+            if field.section == "store":
+                field.check(getattr(self, field.name), "set in code")
+        # A record's head and attributes come on top of its body, and a unit never crosses a segment's end.
+        self._at_most("body_bytes_max", "unit_bytes_max", half=True)
+        self._at_most("unit_bytes_max", "segment_bytes")
+        self._at_most("disk_clean", "disk_force")
+        self._at_most("disk_force", "disk_refuse")
+        self._at_most("thread_count", "fragment")
+
+    def _at_most(self, lower: str, upper: str, *, half: bool = False) -> None:
+        small, large = FIELDS[f"store.{lower}"], FIELDS[f"store.{upper}"]
+        a, b = getattr(self, lower), getattr(self, upper)
+        if a > (b // 2 if half else b):
+            raise InvalidSettings(
+                f"{small.key} = {small.show(a)} must be at most {'half of ' if half else ''}"
+                f"{large.key} = {large.show(b)}: lower the first or raise the second",
+                keys=[small.key, large.key],
+            )
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set, one section per layer."""
+
+    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+
+    @classmethod
+    def resolve(
+        cls,
+        file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        flags: Mapping[str, object] | None = None,
+    ) -> ResolvedSettings:
+        """Settle every value from its strongest source.
+
+        Parameters:
+            file: a TOML file with one table per section; None reads no file.
+            environ: the environment, as in `os.environ`; names that do not begin with `DMQ_` are not looked at.
+            flags: by key, as in `store.segment_bytes`; a None means that the flag was not given.
+
+        Raises:
+            InvalidSettings: a key is unknown, a value is bad, two values contradict each other, or the file cannot be
+                read. A bad value is an error even where a stronger source overrides it.
+        """
+        values = {key: field.default for key, field in FIELDS.items()}
+        sources = dict.fromkeys(FIELDS, "default")
+        for field, value, source in (*_from_file(file), *_from_environ(environ or {}), *_from_flags(flags or {})):
+            values[field.key], sources[field.key] = value, source
+        try:
+            store = StoreSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "store"})
+        except InvalidSettings as error:
+            keys = error.detail.get("keys", [])
+            whence = ", ".join(f"{key}: {sources[key]}" for key in keys)
+            raise InvalidSettings(f"{error.message} ({whence})", keys=keys) from None
+        return ResolvedSettings(cls(store=store), MappingProxyType(sources))
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings:
+    """Settings in force, and where each value came from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+    def source_of(self, key: str) -> str:
+        """Where a value came from: `default`, the file, the environment variable or the flag."""
+        return self.sources[_known(key, "asked for").key]
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """Key, value as a person would write it, and source, in the order of the reference."""
+        for key, field in FIELDS.items():
+            yield key, field.show(getattr(getattr(self.settings, field.section), field.name)), self.sources[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What is known about one setting."""
+
+    section: str
+    name: str
+    type: Any
+    meta: Meta
+    is_optional: bool
+    default: Any
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def env(self) -> str:
+        return f"DMQ_{self.section}_{self.name}".upper()
+
+    @property
+    def is_size(self) -> bool:
+        return bool((self.meta.extra or {}).get("size"))
+
+    def show(self, value: object) -> str:
+        """The value as one would write it in the environment."""
+        if value is None:
+            return "none"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return format_size(value) if self.is_size and isinstance(value, int) else str(value)
+
+    def expected(self) -> str:
+        """What a good value looks like."""
+        low, over, high = self.meta.ge, self.meta.gt, self.meta.le
+        if self.is_size:
+            text = f"a size from {self.show(low)} to {self.show(high)}, in bytes or like 64MiB"
+        elif high is not None:
+            text = f"a number over {over} up to {high}" if low is None else f"a whole number from {low} to {high}"
+        else:
+            text = "true or false" if over is None else f"a number over {over}"
+        return f"{text}, or none" if self.is_optional else text
+
+    def parse(self, raw: object, source: str, *, text: bool) -> Any:
+        """Read a raw value; `text` means that everything from this source is written as text."""
+        if isinstance(raw, str):
+            if self.is_optional and raw.strip().lower() == "none":
+                return None
+            if self.is_size:
+                return self.check(_parse_size(raw), source, raw)
+        return self.check(raw, source, strict=not text)
+
+    def check(self, value: object, source: str, raw: object = None, *, strict: bool = True) -> Any:
+        """Return the value in its own type, if it has the type and lies in the range."""
+        if value is None and self.is_optional:
+            return None
+        try:
+            checked = msgspec.convert(value, self.type, strict=strict)
+            if isinstance(checked, float) and not math.isfinite(checked):
+                raise ValueError(value)
+        except (msgspec.ValidationError, ValueError, OverflowError):
+            shown = value if raw is None else raw
+            raise InvalidSettings(
+                f"{self.key} = {shown!r} ({source}) is not valid: expected {self.expected()}",
+                keys=[self.key],
+                source=source,
+            ) from None
+        return checked
+
+
+def format_size(size: int) -> str:
+    """The shortest exact way to write a size: 67108864 is 64MiB."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def _parse_size(text: str) -> object:
+    found = _SIZE.fullmatch(text.strip())
+    # Python refuses to read numbers of thousands of digits; no size has more than twenty.
+    if found is None or len(found[1]) > 20:
+        return text
+    return int(found[1]) * _UNITS[(found[2] or "B").upper()]
+
+
+def _fields_of(section: str, struct: type[msgspec.Struct]) -> Iterator[Field]:
+    hints = get_type_hints(struct, include_extras=True)
+    for info in msgspec.structs.fields(struct):
+        hint = hints[info.name]
+        is_optional = get_origin(hint) is not Annotated
+        annotated = get_args(hint)[0] if is_optional else hint
+        yield Field(section, info.name, annotated, annotated.__metadata__[0], is_optional, info.default)
+
+
+# Every setting there is, by key.
+FIELDS: Mapping[str, Field] = MappingProxyType({field.key: field for field in _fields_of("store", StoreSettings)})
+
+
+def _known(key: str, source: str, name: str | None = None) -> Field:
+    """The field of a key; `name` is how the source spells it."""
+    if key in FIELDS:
+        return FIELDS[key]
+    close = difflib.get_close_matches(key, FIELDS, n=1)
+    hint = (
+        f"did you mean {FIELDS[close[0]].env if name else close[0]}?" if close else "see the reference for all of them"
+    )
+    raise InvalidSettings(f"there is no setting {name or key} ({source}): {hint}", keys=[key], source=source)
+
+
+def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[Field, Any, str]]:
+    if file is None:
+        return
+    path = os.fspath(file)
+    try:
+        with open(path, "rb") as stream:
+            tables = tomllib.load(stream)
+    except OSError as error:
+        raise InvalidSettings(f"the settings file {path} cannot be read: {error.strerror}", path=path) from error
+    except ValueError as error:  # covers bad TOML and bad UTF-8
+        raise InvalidSettings(f"the settings file {path} is not valid TOML: {error}", path=path) from error
+    sections = sorted({field.section for field in FIELDS.values()})
+    for section, table in tables.items():
+        if section not in sections or not isinstance(table, dict):
+            raise InvalidSettings(
+                f"{section} ({path}) is not valid: expected one of the tables [{'], ['.join(sections)}]",
+                keys=[section],
+                source=path,
+            )
+        for name, raw in table.items():
+            field = _known(f"{section}.{name}", path)
+            yield field, field.parse(raw, path, text=False), path
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Field, Any, str]]:
+    by_env = {field.env: field.key for field in FIELDS.values()}
+    for name in sorted(environ):
+        if not name.startswith("DMQ_") or name in _NOT_SETTINGS or _SERVICE_LINK.fullmatch(name):
+            continue
+        if name.endswith("_PORT") and _SERVICE_URL.fullmatch(environ[name]):
+            continue
+        guess = name.removeprefix("DMQ_").lower().replace("_", ".", 1)
+        field = _known(by_env.get(name, guess), "environment", name)
+        yield field, field.parse(environ[name], f"environment {name}", text=True), f"environment {name}"
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[Field, Any, str]]:
+    for key, raw in flags.items():
+        field = _known(key, "flag")
+        if raw is not None:
+            yield field, field.parse(raw, f"flag {key}", text=isinstance(raw, str)), f"flag {key}"

@@ -1,0 +1,1 @@
+"""The message store: one journal, and everything derived from it."""

@@ -1,0 +1,204 @@
+"""Appending: from batches and events to units.
+
+What always holds: nothing is assigned or remembered before its unit is written, so a failed write leaves no trace; a
+batch that was written before gets its first place and is not written again; the items of one call keep their order,
+and with `atomic` they share one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dmq.errors import InvalidMessage, LimitReached, SequenceConflict, UnknownTopic
+from dmq.records.building import encode_system
+from dmq.storage.events import EVENT_TOPIC, Event, encode_event
+from dmq.storage.files import Buffer
+from dmq.storage.producers import Place
+from dmq.storage.state import HALF_ID, State, queue_key
+from dmq.storage.units import DUE, HEADER_BYTES, MOVED, NAMED, NO_ADDRESS, ROW_BYTES, Part, Row
+
+__all__ = ["Batch", "Draft", "Placement", "draft_units"]
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Records for one queue, encoded, with the broker's fields blank.
+
+    `moved` records carry their message id in their attributes; others get theirs from producer id and sequence.
+    `dues`, one per record, makes sense for the schedule topic only.
+    """
+
+    topic: str
+    queue: int
+    data: Buffer
+    lengths: Sequence[int] | npt.NDArray[np.uint32]
+    hash_index: Sequence[int] | npt.NDArray[np.uint32] = ()
+    hashes: Sequence[int] | npt.NDArray[np.uint64] = ()
+    dues: Sequence[int] | npt.NDArray[np.uint64] = ()
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    named: bool = False
+    moved: bool = False
+    address: bytes = NO_ADDRESS
+    port: int = 0
+    received_at_ms: int = 0
+
+
+class Placement(msgspec.Struct, frozen=True, gc=False):
+    """Where an item went. It is visible once the store's visible offset has reached `unit_end`."""
+
+    topic: str
+    queue: int
+    first_offset: int
+    count: int
+    unit_start: int
+    unit_end: int
+    duplicate: bool = False
+
+
+class Draft:
+    """A unit to be: its parts, and which items of the call they are."""
+
+    __slots__ = ("items", "parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.items: list[int] = []
+        self.size = HEADER_BYTES
+
+    def add(self, index: int, part: Part) -> None:
+        self.parts.append(part)
+        self.items.append(index)
+        self.size += part_bytes(part)
+
+
+_EVENT_ROW: Final = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
+
+
+def part_bytes(part: Part) -> int:
+    """What a part adds to the length of its unit."""
+    return ROW_BYTES + 4 * part.row.records + 12 * len(part.hashes) + 8 * len(part.dues) + len(part.data)
+
+
+def event_part(event: Event, now_ms: int) -> Part:
+    """An event as a part of a unit."""
+    data = encode_system(EVENT_TOPIC, encode_event(event), now_ms)
+    return Part(_EVENT_ROW, data, (len(data),), now_ms)
+
+
+def draft_units(
+    items: Sequence[Batch | Event],
+    state: State,
+    assigned: dict[int, int],
+    now_ms: int,
+    unit_bytes_max: int,
+    transactions_max: int,
+    *,
+    atomic: bool,
+) -> tuple[list[Draft], dict[int, Place | int]]:
+    """Decide what goes into which unit, and where each batch will stand in its queue.
+
+    Parameters:
+        assigned: the next offset of queues for which units were written that are not applied yet.
+
+    Returns the drafts, and for items that need no writing the place they got before or the item of this call they
+    repeat (a batch and its resend may wait side by side).
+
+    Raises:
+        UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was changed.
+    """
+    drafts = [Draft()]
+    duplicates: dict[int, Place | int] = {}
+    following: dict[int, int] = {}
+    fresh: dict[tuple[int, int], list[int]] = {}  # (producer, queue) -> items of this call
+    for index, item in enumerate(items):
+        if isinstance(item, Batch):
+            topic_id, key = _queue_of(item, state)
+            if item.producer_id:
+                place: Place | int | None = state.producers.look(
+                    item.producer_id, item.producer_epoch, key, item.first_sequence, len(item.lengths)
+                )
+                if place is None:
+                    place = _repeats(items, item, fresh.setdefault((item.producer_id, key), []))
+                if place is not None:
+                    duplicates[index] = place
+                    continue
+                fresh[item.producer_id, key].append(index)
+            if topic_id == HALF_ID and len(state.transactions) >= transactions_max:
+                raise LimitReached(
+                    f"{transactions_max} transactions are open, which is the limit: end some, or raise "
+                    "store.transactions_max",
+                    limit=transactions_max,
+                )
+            first = following.get(key)
+            if first is None:
+                first = assigned.get(key)
+            if first is None:
+                first = state.next.get(key, 0)
+            following[key] = first + len(item.lengths)
+            part = _part(item, topic_id, first, now_ms)
+        else:
+            part = event_part(item, now_ms)
+        if not atomic and drafts[-1].parts and drafts[-1].size + part_bytes(part) > unit_bytes_max:
+            drafts.append(Draft())
+        drafts[-1].add(index, part)
+    return [draft for draft in drafts if draft.parts], duplicates
+
+
+def _repeats(items: Sequence[Batch | Event], batch: Batch, earlier: list[int]) -> int | None:
+    """The index of the item of this call that a batch is a resend of."""
+    for index in earlier:
+        other = items[index]
+        assert isinstance(other, Batch)
+        if batch.first_sequence >= other.first_sequence + len(other.lengths):
+            continue
+        if batch.first_sequence == other.first_sequence and len(batch.lengths) == len(other.lengths):
+            return index
+        raise SequenceConflict(
+            f"producer {batch.producer_id:016x} sent overlapping sequences in two batches at once; "
+            "a batch must be sent again with the same bounds",
+            producer_id=batch.producer_id,
+            first_sequence=batch.first_sequence,
+        )
+    return None
+
+
+def _queue_of(batch: Batch, state: State) -> tuple[int, int]:
+    topic = state.topics.get(batch.topic)
+    if topic is None:
+        raise UnknownTopic(f"there is no topic {batch.topic!r}: create it first", topic=batch.topic)
+    if not 0 <= batch.queue < topic.config.queues:
+        raise UnknownTopic(
+            f"topic {batch.topic!r} has queues 0-{topic.config.queues - 1}, not {batch.queue}",
+            topic=batch.topic,
+            queue=batch.queue,
+        )
+    if not len(batch.lengths):
+        raise InvalidMessage("a batch without messages cannot be stored")
+    if len(batch.dues) not in (0, len(batch.lengths)):
+        raise InvalidMessage(f"{len(batch.dues)} due times were given for {len(batch.lengths)} messages")
+    return topic.id, queue_key(topic.id, batch.queue)
+
+
+def _part(batch: Batch, topic_id: int, first_offset: int, now_ms: int) -> Part:
+    flags = (DUE if len(batch.dues) else 0) | (NAMED if batch.named else 0) | (MOVED if batch.moved else 0)
+    row = Row(
+        batch.producer_id,
+        batch.producer_epoch,
+        batch.first_sequence,
+        len(batch.lengths),
+        topic_id,
+        batch.queue,
+        flags,
+        0,
+        first_offset,
+        batch.address,
+        batch.port,
+    )
+    received = batch.received_at_ms or now_ms
+    return Part(row, batch.data, batch.lengths, received, batch.hash_index, batch.hashes, batch.dues)

@@ -1,0 +1,232 @@
+"""Sorted tables in files, read a block at a time, each block with its own checksum.
+
+A framed head says how many entries each section has and carries the owner's own bytes; then come the sections, each
+padded to whole blocks of 4096 bytes: as many entries as fit, zeros, and in the last 8 bytes the CRC-32C of the rest of
+the block and the block's number in the file. A bit that flips anywhere is found by whoever reads that block.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from dmq.storage.files import Files
+from dmq.storage.frames import FRAME_BYTES, DerivedDamaged, frame, read_exactly, read_framed
+from dmq.storage.pool import FilePool
+
+__all__ = ["BlockCache", "BlockFile", "Section", "write_blocks"]
+
+BLOCK_BYTES: Final = 4096
+_TRAILER: Final = struct.Struct(">II")
+_PAYLOAD: Final = BLOCK_BYTES - _TRAILER.size
+
+Table = npt.NDArray[np.void]
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    counts: list[int]
+    note: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def _first_block(head_bytes: int) -> int:
+    return -(-head_bytes // BLOCK_BYTES)
+
+
+def write_blocks(
+    files: Files,
+    path: str,
+    magic: bytes,
+    note: bytes,
+    dtypes: Sequence[np.dtype[Any]],
+    counts: Sequence[int],
+    chunks: Iterable[Iterable[Table]],
+) -> None:
+    """Write a table file and flush it.
+
+    Parameters:
+        note: the owner's own bytes for the head.
+        dtypes: of each section.
+        counts: entries of each section, known beforehand so that sections can be streamed.
+        chunks: for each section, its entries in pieces.
+    """
+    head = frame(magic, msgspec.msgpack.encode(_Head(list(counts), note)))
+    file = files.open(path, create=True, write=True)
+    try:
+        file.truncate(0)
+        file.write(0, (head,))
+        block = _first_block(len(head))
+        for dtype, count, pieces in zip(dtypes, counts, chunks, strict=True):
+            per_block = _PAYLOAD // dtype.itemsize
+            waiting = np.empty(0, dtype)
+            seen = 0
+            for piece in pieces:
+                seen += len(piece)
+                waiting = np.concatenate([waiting, piece]) if len(waiting) else piece
+                whole = len(waiting) // per_block * per_block
+                if whole:
+                    file.write(block * BLOCK_BYTES, (_pack(waiting[:whole], per_block, block),))
+                    block += whole // per_block
+                    waiting = waiting[whole:]
+            if len(waiting):
+                file.write(block * BLOCK_BYTES, (_pack(waiting, per_block, block),))
+                block += 1
+            assert seen == count, (seen, count)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _pack(entries: Table, per_block: int, first: int) -> bytes:
+    itemsize = entries.dtype.itemsize
+    blocks = -(-len(entries) // per_block)
+    out = np.zeros((blocks, BLOCK_BYTES), np.uint8)
+    raw = np.zeros(blocks * per_block, entries.dtype)
+    raw[: len(entries)] = entries
+    out[:, : per_block * itemsize] = raw.view(np.uint8).reshape(blocks, per_block * itemsize)
+    packed = bytearray(out.tobytes())
+    view = memoryview(packed)
+    for i in range(blocks):
+        at = i * BLOCK_BYTES
+        _TRAILER.pack_into(packed, at + _PAYLOAD, crc32c(view[at : at + _PAYLOAD]), first + i)
+    return bytes(packed)
+
+
+class BlockCache:
+    """The blocks used last, of all table files together."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks: OrderedDict[tuple[str, int], Table] = OrderedDict()
+        self._blocks_max = blocks_max
+
+    def get(self, path: str, number: int) -> Table | None:
+        block = self._blocks.get((path, number))
+        if block is not None:
+            self._blocks.move_to_end((path, number))
+        return block
+
+    def put(self, path: str, number: int, block: Table) -> None:
+        self._blocks[path, number] = block
+        if len(self._blocks) > self._blocks_max:
+            self._blocks.popitem(last=False)
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+
+class Section:
+    """One sorted table of a file."""
+
+    __slots__ = ("_block", "_cache", "_dtype", "_path", "_per_block", "_pool", "count")
+
+    def __init__(
+        self, pool: FilePool, cache: BlockCache, path: str, block: int, dtype: np.dtype[Any], count: int
+    ) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._path = path
+        self._block = block
+        self._dtype = dtype
+        self._per_block = _PAYLOAD // dtype.itemsize
+        self.count = count
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.count // self._per_block)
+
+    def block(self, index: int) -> Table:
+        """The entries of one block.
+
+        Raises:
+            DerivedDamaged: it fails its checksum.
+        """
+        number = self._block + index
+        table = self._cache.get(self._path, number)
+        if table is None:
+            table = self._load(number, 1)[: self.count - index * self._per_block]
+            self._cache.put(self._path, number, table)
+        return table
+
+    def _load(self, number: int, blocks: int) -> Table:
+        raw = read_exactly(self._pool, self._path, number * BLOCK_BYTES, blocks * BLOCK_BYTES)
+        view = memoryview(raw)
+        for i in range(blocks):
+            at = i * BLOCK_BYTES
+            crc, claimed = _TRAILER.unpack_from(raw, at + _PAYLOAD)
+            if claimed != number + i or crc32c(view[at : at + _PAYLOAD]) != crc:
+                raise DerivedDamaged(f"{self._path} has a damaged block {number + i}")
+        used = self._per_block * self._dtype.itemsize
+        rows = np.frombuffer(raw, np.uint8).reshape(blocks, BLOCK_BYTES)[:, :used]
+        return np.ascontiguousarray(rows).reshape(-1).view(self._dtype)
+
+    def slice(self, start: int, stop: int) -> Table:
+        """Entries [start, stop), read past the cache in one go."""
+        stop = min(stop, self.count)
+        if start >= stop:
+            return np.empty(0, self._dtype)
+        first, last = start // self._per_block, (stop - 1) // self._per_block
+        table = self._load(self._block + first, last - first + 1)
+        return table[start - first * self._per_block : stop - first * self._per_block]
+
+    def pieces(self, start: int = 0, size: int = 1 << 16) -> Iterable[Table]:
+        """All entries from `start` on, in slices."""
+        for at in range(start, self.count, size):
+            yield self.slice(at, at + size)
+
+    def lower_bound(self, before: Callable[[Any], bool]) -> int:
+        """The index of the first entry that is not `before` what is looked for; `count` if all are."""
+        low, high = 0, self.blocks
+        while low < high:  # the first block whose last entry is not before
+            middle = (low + high) // 2
+            if before(self.block(middle)[-1]):
+                low = middle + 1
+            else:
+                high = middle
+        if low == self.blocks:
+            return self.count
+        entries = self.block(low)
+        at, end = 0, len(entries)
+        while at < end:
+            middle = (at + end) // 2
+            if before(entries[middle]):
+                at = middle + 1
+            else:
+                end = middle
+        return low * self._per_block + at
+
+    def entry(self, index: int) -> Any:
+        return self.block(index // self._per_block)[index % self._per_block]
+
+
+class BlockFile:
+    """A table file open for reading."""
+
+    __slots__ = ("note", "path", "sections")
+
+    def __init__(
+        self, pool: FilePool, cache: BlockCache, path: str, magic: bytes, dtypes: Sequence[np.dtype[Any]]
+    ) -> None:
+        payload = read_framed(pool, path, magic)
+        try:
+            head = _decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise DerivedDamaged(f"{path} has an unreadable head") from error
+        if len(head.counts) != len(dtypes):
+            raise DerivedDamaged(f"{path} has other sections than expected")
+        self.path = path
+        self.note = head.note
+        self.sections: list[Section] = []
+        block = _first_block(FRAME_BYTES + len(payload))
+        for dtype, count in zip(dtypes, head.counts, strict=True):
+            section = Section(pool, cache, path, block, dtype, count)
+            self.sections.append(section)
+            block += section.blocks

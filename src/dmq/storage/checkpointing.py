@@ -1,0 +1,152 @@
+"""Taking checkpoints, in three steps: set aside (owner), write (any thread), put in use (owner).
+
+What always holds: what is written is the state at `offset`, where everything before was applied and durable; old files
+are removed only after the new checkpoint is in force; if writing fails, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from dmq.storage import lookup, queues, runs, wheel
+from dmq.storage.checkpoint import POSITIONS_FOLDER, Checkpoint, Positions, write_checkpoint, write_positions
+from dmq.storage.derived import Derived
+from dmq.storage.events import pack_offsets
+from dmq.storage.files import Files
+from dmq.storage.pool import FilePool, remove_tree
+
+__all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]
+
+log = logging.getLogger(__name__)
+
+# Everything in these can be deleted while the store is closed; opening builds it anew.
+FOLDERS: Final = (queues.FOLDER, runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER)
+
+
+class CheckpointPlan:
+    """What was set aside for one checkpoint; `write` does the I/O and may run in another thread."""
+
+    def __init__(
+        self,
+        files: Files,
+        derived: Derived,
+        previous: Checkpoint | None,
+        sequence: int,
+        journal_id: int,
+        journal_start: int,
+        epoch: int,
+        stored_at_ms: int,
+    ) -> None:
+        self._files = files
+        self._derived = derived
+        self._sequence = sequence
+        self._covered = journal_start if previous is None else previous.offset
+        self._journal_start = journal_start
+        self._positions: Positions = derived.state.positions.dump()
+        wheel_files, wheel_done = derived.wheel.checkpoint(sequence)
+        self._filed = dict(derived.queues.filed)
+        self.checkpoint = Checkpoint(
+            sequence=sequence,
+            journal_id=journal_id,
+            journal_start=journal_start,
+            offset=derived.applied,
+            epoch=epoch,
+            stored_at_ms=stored_at_ms,
+            state=derived.state.snapshot(derived.applied, with_positions=False),
+            positions="",
+            runs=[],
+            filed=[],
+            index=[],
+            wheel=wheel_files,
+            wheel_done=pack_offsets(wheel_done),
+            damage=derived.damage,
+        )
+        derived.queues.freeze()
+        derived.lookup.freeze()
+
+    def write(self) -> None:
+        """Write all derived files and then the checkpoint that names them."""
+        derived, files = self._derived, self._files
+        run = derived.queues.write_frozen(self._sequence)
+        paths = [r.path for r in derived.queues.runs] + ([] if run is None else [run])
+        self._merged = derived.queues.merge(self._sequence, paths, derived.first_kept)
+        index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self._journal_start)
+        positions = write_positions(files, self._sequence, self._positions)
+        for folder in (runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER):
+            files.sync_dir(folder)
+        self._filed.update(self._merged.filed)
+        self.checkpoint = _replaced(
+            self.checkpoint,
+            positions=positions,
+            runs=[r.path for r in self._merged.runs],
+            filed=sorted(self._filed.items()),
+            index=index,
+        )
+        write_checkpoint(files, self.checkpoint)
+
+    def adopt(self) -> None:
+        """Use the new files."""
+        self._derived.queues.adopt(self._merged)
+        self._derived.lookup.adopt(self.checkpoint.index)
+
+    def abandon(self) -> None:
+        """Writing failed: keep what was set aside for the next checkpoint."""
+        self._derived.queues.unfreeze()
+        self._derived.lookup.unfreeze()
+
+
+def _replaced(checkpoint: Checkpoint, **changes: object) -> Checkpoint:
+    fields = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
+    return Checkpoint(**{**fields, **changes})
+
+
+class Checkpointer:
+    """Knows the checkpoint in force and which files it needs."""
+
+    def __init__(self, files: Files, pool: FilePool, journal_id: int, in_force: Checkpoint | None) -> None:
+        self._files = files
+        self._pool = pool
+        self._journal_id = journal_id
+        self.in_force = in_force
+        self._sequence = 0 if in_force is None else in_force.sequence
+
+    def begin(self, derived: Derived, journal_start: int, epoch: int, stored_at_ms: int) -> CheckpointPlan:
+        """Set aside what is to be written. Everything applied must be durable."""
+        self._sequence += 1
+        return CheckpointPlan(
+            self._files,
+            derived,
+            self.in_force,
+            self._sequence,
+            self._journal_id,
+            journal_start,
+            epoch,
+            stored_at_ms,
+        )
+
+    def finish(self, plan: CheckpointPlan, derived: Derived) -> None:
+        """The plan was written: use it, and remove what it replaces."""
+        plan.adopt()
+        self.in_force = plan.checkpoint
+        self.remove_strays(derived)
+
+    def remove_strays(self, derived: Derived) -> None:
+        """Delete derived files the checkpoint in force does not need."""
+        needed = set() if self.in_force is None else self.in_force.paths()
+        for folder in (runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER):
+            for name in self._files.listdir(folder):
+                path = f"{folder}/{name}"
+                if path not in needed:
+                    self._pool.drop(path)
+                    self._files.unlink(path)
+        derived.queues.remove_old(derived.first_kept, derived.folders())
+
+    def forget_all(self) -> None:
+        """Before a rebuild: no checkpoint, no derived files."""
+        self._files.unlink("checkpoint")
+        self._files.sync_dir("")
+        for folder in FOLDERS:
+            remove_tree(self._files, self._pool, folder)
+            self._files.mkdir(folder)
+        self.in_force = None

@@ -1,0 +1,185 @@
+"""Events: the system records of the journal, everything the store must remember that is not a message.
+
+An event is a record with the SYSTEM flag, in a batch with topic id 0; its body is one of the structs below in
+MessagePack, as an array that begins with the event's number. Numbers and field order are part of the stored format:
+fields may be added at the end, nothing may be renamed or moved.
+
+What always holds: applying the events and batches of a journal in order to an empty state gives the state. Events name
+topics by id, never by name, so that a topic created again is another topic.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dmq.errors import RecordCorrupt
+from dmq.model import TopicConfig
+
+__all__ = [
+    "Archived",
+    "DelaysDone",
+    "EpochStarted",
+    "Event",
+    "Outcome",
+    "PositionDropped",
+    "PositionSet",
+    "Settled",
+    "SnapshotTaken",
+    "TopicDropped",
+    "TopicPut",
+    "TransactionEnded",
+    "decode_event",
+    "encode_event",
+    "pack_offsets",
+    "unpack_offsets",
+]
+
+EVENT_TOPIC: Final = "%EVENT"
+
+
+class Outcome(IntEnum):
+    """What became of messages that were handed out (or never will be)."""
+
+    ACKED = 1
+    RETRIED = 2  # moved to the retry topic
+    DEAD = 3  # moved to the dead letters
+    EXPIRED = 4
+    SKIPPED = 5  # passed over by an operator
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all events."""
+
+
+class TopicPut(_Event, frozen=True, tag=1):
+    """A topic was created, or its settings changed. The id is new with every creation: the topic's incarnation."""
+
+    topic_id: int
+    name: str
+    config: TopicConfig
+
+
+class TopicDropped(_Event, frozen=True, tag=2):
+    """A topic was deleted, with its queues and all positions in it."""
+
+    topic_id: int
+
+
+class Settled(_Event, frozen=True, tag=3):
+    """The dequeue log: a lease, or part of one, came to an end.
+
+    `bitmap` marks which messages of the range this is about, lowest bit of the first byte first; empty means all.
+    """
+
+    group: str
+    topic_id: int
+    queue: int
+    start: int
+    count: int
+    outcome: int = Outcome.ACKED
+    bitmap: bytes = b""
+    member: str = ""
+    attempt: int = 1
+    leased_at_ms: int = 0
+    settled_at_ms: int = 0
+    error: str = ""
+
+
+class PositionSet(_Event, frozen=True, tag=4):
+    """A group's position in a queue was set by hand or for the first time; everything settled above is forgotten."""
+
+    group: str
+    topic_id: int
+    queue: int
+    offset: int
+
+
+class PositionDropped(_Event, frozen=True, tag=5):
+    """A group, or its position in one topic, is no longer kept."""
+
+    group: str
+    topic_id: int | None = None
+
+
+class DelaysDone(_Event, frozen=True, tag=6):
+    """Delayed records, named by journal offset (see `pack_offsets`), were delivered, cancelled or carried forward."""
+
+    offsets: bytes
+    reason: str = "fired"
+
+
+class TransactionEnded(_Event, frozen=True, tag=7):
+    """A half message, named by its 16-byte message id, was committed, rolled back or given up."""
+
+    message_id: bytes
+    outcome: str
+
+
+class EpochStarted(_Event, frozen=True, tag=8):
+    """A leader (for a lone broker: a start after an unclean cut) began to write."""
+
+    epoch: int
+
+
+class SnapshotTaken(_Event, frozen=True, tag=9):
+    """The whole state at this point, one part of `parts`; concatenated they are what `State.snapshot` gave."""
+
+    part: int
+    parts: int
+    state: bytes
+
+
+class Archived(_Event, frozen=True, tag=10):
+    """The archive has taken everything below a journal offset."""
+
+    offset: int
+
+
+Event = (
+    TopicPut
+    | TopicDropped
+    | Settled
+    | PositionSet
+    | PositionDropped
+    | DelaysDone
+    | TransactionEnded
+    | EpochStarted
+    | SnapshotTaken
+    | Archived
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    """The body of the event's record."""
+    return _encoder.encode(event)
+
+
+def decode_event(body: bytes | memoryview) -> Event:
+    """The event a body holds.
+
+    Raises:
+        RecordCorrupt: it holds none that this version knows.
+    """
+    try:
+        event: Event = _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RecordCorrupt(f"a system record cannot be read: {error}; it may be a newer DMQ's") from error
+    return event
+
+
+def pack_offsets(offsets: npt.ArrayLike) -> bytes:
+    """Journal offsets as big-endian u64, one after another."""
+    return np.asarray(offsets, np.uint64).astype(">u8").tobytes()
+
+
+def unpack_offsets(raw: bytes) -> npt.NDArray[np.uint64]:
+    """The opposite of `pack_offsets`."""
+    return np.frombuffer(raw, ">u8").astype(np.uint64)

@@ -1,0 +1,301 @@
+"""The files seam: the only way the store touches a disk.
+
+`OsFiles` is the real one; `dmq.testing.MemoryFiles` is one that forgets, tears, fills up and fails on demand.
+
+What always holds: paths are relative to the data directory and use `/`; a write or read either does all of what was
+asked or raises a `StorageError`; nothing here retries an fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from dmq.errors import (
+    DirectoryInUse,
+    DiskFull,
+    NoPermission,
+    StorageError,
+    TooManyFiles,
+)
+
+__all__ = ["Buffer", "DiskUsage", "File", "Files", "OsFiles", "storage_error"]
+
+Buffer = bytes | bytearray | memoryview
+
+# Linux takes at most this many buffers in one pwritev.
+_IOV_MAX = 1024
+
+
+class DiskUsage(NamedTuple):
+    """Bytes of the file system the data directory lies on."""
+
+    total: int
+    free: int
+
+
+class File(Protocol):
+    """One open file, read and written by position only."""
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """Write all buffers one after another from `position` on; on an error any part of it may be in the file."""
+        ...
+
+    def read(self, position: int, size: int) -> bytes:
+        """At most `size` bytes from `position`; fewer only where the file ends."""
+        ...
+
+    def sync(self) -> None:
+        """Return once the data, and the size, would survive a power loss."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """A data directory."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = False) -> File:
+        """Open a file. `create` makes it (empty) where it is missing; without it a missing file raises
+        FileNotFoundError."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names in a folder; an empty list where there is no such folder."""
+        ...
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder and its parents; fine if it is there."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; fine if it is gone."""
+        ...
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder; fine if it is gone."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Make the entries of a folder durable: what was created, renamed or removed in it."""
+        ...
+
+    def disk_usage(self) -> DiskUsage: ...
+
+    def lock(self) -> None:
+        """Take the directory for this process.
+
+        Raises:
+            DirectoryInUse: another process has it.
+        """
+        ...
+
+    def unlock(self) -> None: ...
+
+    def describe(self, path: str) -> str:
+        """The path as a person knows it, for messages."""
+        ...
+
+
+def storage_error(error: OSError, what: str, path: str) -> StorageError:
+    """The error that tells what the operating system refused, and what to do about it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"no space left to {what} {path}: free some space on that disk or shorten the retention", path=path
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return NoPermission(f"not allowed to {what} {path}: give this user read and write permission there", path=path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return TooManyFiles(
+            f"out of file descriptors while trying to {what} {path}: raise the limit (ulimit -n)", path=path
+        )
+    return StorageError(f"could not {what} {path}: {error.strerror}", path=path, errno=error.errno)
+
+
+@contextlib.contextmanager
+def _mapped(what: str, path: str) -> Iterator[None]:
+    """Turn the operating system's refusals into our errors; a missing file stays a FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error(error, what, path) from error
+
+
+class OsFile:
+    """A file by its descriptor."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        with _mapped("write", self._path):
+            if len(buffers) == 1 and isinstance(data := buffers[0], bytes | bytearray):
+                done = os.pwrite(self._fd, data, position)
+                if done == len(data):
+                    return
+                buffers = [memoryview(data)[done:]]
+                position += done
+            # A view of numbers counts items, not bytes.
+            self._write_rest(position, [memoryview(b).cast("B") for b in buffers if len(b)])
+
+    def _write_rest(self, position: int, views: list[memoryview]) -> None:
+        first = 0
+        while first < len(views):
+            done = os.pwritev(self._fd, views[first : first + _IOV_MAX], position)
+            position += done
+            while first < len(views) and done >= len(views[first]):
+                done -= len(views[first])
+                first += 1
+            if done:
+                views[first] = views[first][done:]
+
+    def read(self, position: int, size: int) -> bytes:
+        with _mapped("read", self._path):
+            data = os.pread(self._fd, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size and (more := os.pread(self._fd, size - got, position + got)):
+                parts.append(more)
+                got += len(more)
+            return b"".join(parts)
+
+    def sync(self) -> None:
+        with _mapped("flush", self._path):
+            if self._fd < 0:
+                # Unlike the other calls, fdatasync answers a closed file with a ValueError.
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        with _mapped("truncate", self._path):
+            os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        with _mapped("look at", self._path):
+            return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with _mapped("close", self._path):
+                os.close(fd)
+
+
+class OsFiles:
+    """A folder of the real file system."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._lock_fd = -1
+        with _mapped("create", self._root):
+            os.makedirs(self._root, exist_ok=True)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self._root, path) if path else self._root
+
+    def open(self, path: str, *, create: bool = False, write: bool = False) -> File:
+        full = self._path(path)
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        with _mapped("open", full):
+            return OsFile(os.open(full, flags, 0o644), full)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._path(path))
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            with _mapped("list", self._path(path)):
+                return sorted(os.listdir(self._path(path)))
+        except FileNotFoundError:
+            return []
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(self._path(path))
+
+    def size(self, path: str) -> int:
+        with _mapped("look at", self._path(path)):
+            return os.stat(self._path(path)).st_size
+
+    def mkdir(self, path: str) -> None:
+        with _mapped("create", self._path(path)):
+            os.makedirs(self._path(path), exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        with _mapped("rename", self._path(source)):
+            os.replace(self._path(source), self._path(target))
+
+    def unlink(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError), _mapped("remove", self._path(path)):
+            os.unlink(self._path(path))
+
+    def rmdir(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError), _mapped("remove", self._path(path)):
+            os.rmdir(self._path(path))
+
+    def sync_dir(self, path: str) -> None:
+        full = self._path(path)
+        with _mapped("flush", full):
+            fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def disk_usage(self) -> DiskUsage:
+        with _mapped("look at", self._root):
+            s = os.statvfs(self._root)
+        return DiskUsage(s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize)
+
+    def lock(self) -> None:
+        path = self._path("LOCK")
+        with _mapped("open", path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise DirectoryInUse(
+                f"{self._root} is in use by another process (pid {holder}): stop that one, or choose another directory",
+                path=self._root,
+                pid=holder,
+            ) from error
+        except OSError as error:
+            os.close(fd)
+            raise storage_error(error, "lock", path) from error
+        self._lock_fd = fd
+        # Only to name the holder in the message above, so a full disk must not keep the store from opening.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+
+    def unlock(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def describe(self, path: str) -> str:
+        return self._path(path)

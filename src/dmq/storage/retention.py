@@ -1,0 +1,153 @@
+"""Retention: which of the oldest segments may go, and what must be carried forward before they do.
+
+`segments_to_drop` is pure. What always holds: segments go oldest first and whole; the last one stays; what is still
+wanted of a segment (pending delays, open transactions, unsettled messages of topics that are carried for a group)
+stands at the tail, flushed, before the segment goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dmq.errors import Damaged
+from dmq.model import MessageId
+from dmq.records.hashes import id_hash, key_hash
+from dmq.records.moving import moved_record
+from dmq.settings import StoreSettings
+from dmq.storage.appending import Batch
+from dmq.storage.derived import Derived
+from dmq.storage.events import DelaysDone, Event, pack_offsets
+from dmq.storage.files import DiskUsage
+from dmq.storage.reading import Found, Reader
+from dmq.storage.state import HALF_TOPIC, SCHEDULE_TOPIC, queue_key
+
+__all__ = ["SegmentAge", "carried_forward", "protected_offset", "segments_to_drop"]
+
+
+class SegmentAge(NamedTuple):
+    """A segment that is not the last: its range, and when its last unit was stored at the latest."""
+
+    start: int
+    end: int
+    newest_ms: int
+
+
+def segments_to_drop(
+    segments: Sequence[SegmentAge],
+    tail_bytes: int,
+    now_ms: int,
+    settings: StoreSettings,
+    disk: DiskUsage,
+    protected: int,
+) -> int:
+    """How many of the oldest segments go.
+
+    Parameters:
+        segments: all but the last, oldest first.
+        tail_bytes: size of the last.
+        protected: journal offset from which everything is still wanted by somebody; above the force mark of the disk
+            even that goes.
+    """
+    oldest_ms = None if settings.retention_hours is None else now_ms - settings.retention_hours * 3_600_000
+    total = tail_bytes + sum(segment.end - segment.start for segment in segments)
+    used = disk.total - disk.free
+    count = 0
+    for segment in segments:
+        size = segment.end - segment.start
+        too_old = oldest_ms is not None and segment.newest_ms < oldest_ms
+        too_much = settings.retention_bytes is not None and total > settings.retention_bytes
+        crowded = used > settings.disk_clean * disk.total
+        forced = used > settings.disk_force * disk.total
+        if not forced and (segment.end > protected or not (too_old or too_much or crowded)):
+            break
+        count += 1
+        total -= size
+        used -= size
+    return count
+
+
+def protected_offset(derived: Derived, settings: StoreSettings, end: int) -> int:
+    """The journal offset from which everything is kept for a group or for the archive."""
+    protected = end
+    if settings.keep_unarchived:
+        protected = min(protected, derived.state.archived)
+    if settings.keep_unconsumed:
+        for positions in derived.state.positions.groups().values():
+            for (topic_id, queue), position in positions.items():
+                key = queue_key(topic_id, queue)
+                at = max(position.floor, derived.state.first.get(key, 0))
+                if at < derived.state.next.get(key, 0):
+                    columns = next(iter(derived.queues.columns(key, at, at + 1)))
+                    protected = min(protected, int(columns.offsets[0]))
+    return protected
+
+
+def carried_forward(
+    derived: Derived, reader: Reader, start: int, end: int, kept_from: dict[int, int], now_ms: int
+) -> Iterator[list[Batch | Event]]:
+    """What must be written again before [start, end) of the journal goes; each list belongs into one unit.
+
+    Parameters:
+        kept_from: per queue key, its first offset once the range is gone.
+    """
+    for delay in derived.wheel.pending_between(start, end):
+        found = _readable(reader, delay.offset)
+        if found is not None:
+            done = DelaysDone(pack_offsets([delay.offset]), "carried")
+            yield [_copy(found, SCHEDULE_TOPIC, now_ms, due_ms=delay.due_ms), done]
+    for raw_id, half in list(derived.state.transactions.items()):
+        if start <= half.journal_offset < end:
+            found = _readable(reader, half.journal_offset)
+            if found is not None and found.message_id == MessageId.from_bytes(raw_id):
+                yield [_copy(found, HALF_TOPIC, now_ms)]
+    for topic in list(derived.state.topics_by_id.values()):
+        group = topic.config.carry_for
+        if group is None:
+            continue
+        for queue in range(topic.config.queues):
+            key = queue_key(topic.id, queue)
+            position = derived.state.positions.get(group, topic.id, queue)
+            for offset in range(derived.state.first.get(key, 0), kept_from.get(key, 0)):
+                if position is None or not position.is_settled(offset):
+                    columns = next(iter(derived.queues.columns(key, offset, offset + 1)))
+                    found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None
+                    if found is not None:
+                        yield [_copy(found, topic.name, now_ms)]
+
+
+def _readable(reader: Reader, offset: int) -> Found | None:
+    try:
+        return reader.record_at(offset)
+    except Damaged:
+        return None  # already counted as damage; there is nothing left to carry
+
+
+def _copy(found: Found, topic: str, now_ms: int, due_ms: int | None = None) -> Batch:
+    """The record again, for the same queue, under its own id."""
+    before = found.record.attributes
+    record = moved_record(
+        found.record,
+        topic,
+        sent_at_ms=now_ms,
+        message_id=found.message_id,
+        due_at_ms=due_ms,
+        target_topic=before.target_topic,
+        target_queue=before.target_queue,
+        attempt=before.attempt,
+        group=before.group,
+        reason=before.reason,
+    )
+    hashes = [id_hash(found.message_id)]
+    if before.key is not None:
+        hashes.append(key_hash(before.key))
+    return Batch(
+        topic=topic,
+        queue=found.record.queue,
+        data=record,
+        lengths=[len(record)],
+        hash_index=[0] * len(hashes),
+        hashes=hashes,
+        dues=[] if due_ms is None else [due_ms],
+        moved=True,
+    )

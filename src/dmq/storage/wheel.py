@@ -1,0 +1,273 @@
+"""The delay wheel: which stored records are due when.
+
+Entries (due time, journal offset, length) live in sorted runs on disk, one file per checkpoint, merged from time to
+time; only the few that are due next are in memory, so millions pending cost little. Each entry belongs to a fragment
+(the queue of the schedule topic it was stored in), and fragments are independent of each other, so that workers can
+share them out.
+
+What always holds: an entry is handed out by `take` at most once until it is `done` or given back by `release`; it is
+pending until a DelaysDone event names it, whatever happens in between; in a fragment, everything outside `near` comes
+at or after `bound`. Only the store's owner calls anything here, checkpoints included.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from dmq.storage.blocks import BlockCache, BlockFile, Section, Table, write_blocks
+from dmq.storage.files import Files
+from dmq.storage.fragment import ENTRY, Fragment, Source, sorted_table
+from dmq.storage.frames import DerivedDamaged
+from dmq.storage.merging import merge_from
+from dmq.storage.pool import FilePool
+
+__all__ = ["FOLDER", "Delay", "Wheel", "WheelFile"]
+
+FOLDER: Final = "delay"
+_MAGIC: Final = b"DMQW"
+
+
+class Delay(NamedTuple):
+    """One pending record."""
+
+    due_ms: int
+    offset: int
+    length: int
+
+
+class WheelFile(msgspec.Struct, frozen=True, array_like=True):
+    """A run file and, for every fragment, how many of its entries were loaded before the checkpoint."""
+
+    path: str
+    taken: list[int]
+
+
+class _Run:
+    """A run file: for each fragment, its entries in order."""
+
+    __slots__ = ("path", "sources")
+
+    def __init__(self, path: str, counts: list[int], taken: list[int], section: Section) -> None:
+        self.path = path
+        self.sources: list[Source] = []
+        start = 0
+        for count, gone in zip(counts, taken, strict=True):
+            self.sources.append(Source(section.slice, start, start + gone, start + count))
+            start += count
+
+    @property
+    def left(self) -> int:
+        return sum(source.left for source in self.sources)
+
+    def as_file(self) -> WheelFile:
+        return WheelFile(self.path, [source.taken for source in self.sources])
+
+
+class _Flight:
+    """An entry that was handed out. `copied`: a run has it too, in a part not yet loaded."""
+
+    __slots__ = ("copied", "due_ms", "fragment", "length")
+
+    def __init__(self, due_ms: int, length: int, fragment: int) -> None:
+        self.due_ms = due_ms
+        self.length = length
+        self.fragment = fragment
+        self.copied = False
+
+
+class Wheel:
+    """See the module."""
+
+    def __init__(self, files: Files, pool: FilePool, cache: BlockCache, fragments: int) -> None:
+        self._files = files
+        self._pool = pool
+        self._cache = cache
+        self._fragments = [Fragment() for _ in range(fragments)]
+        self._runs: list[_Run] = []
+        self._flights: dict[int, _Flight] = {}
+        self._done: set[int] = set()  # done, but still to be met where entries are loaded from
+        self.pending = 0
+
+    # --- taking in --------------------------------------------------------------------------------------------------
+
+    def add(self, fragment: int, dues: Any, offsets: Any, lengths: Any) -> None:
+        """Records of one batch of the schedule topic; columns are lists or arrays."""
+        self.pending += len(offsets)
+        self._fragments[fragment % len(self._fragments)].add(dues, offsets, lengths)
+
+    def done(self, offsets: Iterable[int]) -> None:
+        """Records that were delivered, cancelled or carried forward."""
+        for offset in offsets:
+            self.pending -= 1
+            flight = self._flights.pop(offset, None)
+            if flight is None or flight.copied:
+                self._done.add(offset)
+
+    # --- handing out ------------------------------------------------------------------------------------------------
+
+    def take(self, now_ms: int, limit: int, fragments: Iterable[int] | None = None) -> list[Delay]:
+        """Records due by now, at most `limit`, each fragment's earliest first; they are the caller's until done."""
+        taken: list[Delay] = []
+        for number in range(len(self._fragments)) if fragments is None else fragments:
+            mine = self._fragments[number]
+            while len(taken) < limit:
+                if not mine.near and not self._load(number):
+                    break
+                due, offset, length = mine.near[0]
+                if due > now_ms:
+                    break
+                heapq.heappop(mine.near)
+                if offset in self._done:
+                    self._done.discard(offset)
+                    continue
+                if offset in self._flights:  # handed out before a rebuild
+                    self._flights[offset].copied = False
+                    continue
+                self._flights[offset] = _Flight(due, length, number)
+                taken.append(Delay(due, offset, length))
+        return taken
+
+    def release(self, offsets: Iterable[int]) -> None:
+        """Records that could not be delivered: they are pending again."""
+        for offset in offsets:
+            flight = self._flights.pop(offset, None)
+            if flight is not None and not flight.copied:
+                self._fragments[flight.fragment].insert(flight.due_ms, offset, flight.length)
+
+    def take_over_flights(self, other: Wheel) -> None:
+        """After a rebuild: what the replaced wheel had handed out stays handed out."""
+        for offset, flight in other._flights.items():
+            self._flights[offset] = flight
+            flight.copied = True
+
+    def next_due_ms(self, fragments: Iterable[int] | None = None) -> int | None:
+        """When the next record is due; one that was cancelled may be counted."""
+        dues = []
+        for number in range(len(self._fragments)) if fragments is None else fragments:
+            mine = self._fragments[number]
+            if mine.near or self._load(number):
+                dues.append(mine.near[0][0])
+        return min(dues, default=None)
+
+    def _load(self, number: int) -> bool:
+        """Fill an empty `near` with the earliest entries from everywhere; False if there are none."""
+        mine = self._fragments[number]
+        sources = [run.sources[number] for run in self._runs]
+        while not mine.near:
+            loaded = mine.load(sources)
+            if loaded is None:
+                return False
+            for due, offset, length in loaded:
+                if offset in self._done:
+                    self._done.discard(offset)
+                elif offset in self._flights:
+                    self._flights[offset].copied = False
+                else:
+                    mine.near.append((due, offset, length))  # loaded in order, so it is a heap
+        return True
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def each(self) -> Iterator[Table]:
+        """All pending entries, in pieces and in no order."""
+        for number in range(len(self._fragments)):
+            yield self._without(self._done, self._in_memory(number, self._flights))
+            gone = self._done | self._flights.keys()
+            for run in self._runs:
+                for table in run.sources[number].pieces():
+                    yield self._without(gone, table)
+
+    def pending_between(self, start: int, end: int) -> list[Delay]:
+        """Pending records whose journal offset lies in [start, end), by offset."""
+        found: list[Delay] = []
+        for table in self.each():
+            offsets = table["offset"].astype(np.uint64)
+            hits = table[(offsets >= np.uint64(start)) & (offsets < np.uint64(end))]
+            found += [Delay(due, offset, length) for due, offset, length, _ in hits.tolist()]
+        return sorted(found, key=lambda delay: delay.offset)
+
+    def _in_memory(self, number: int, flights: dict[int, _Flight]) -> Table:
+        flying = [
+            (flight.due_ms, offset, flight.length, number)
+            for offset, flight in flights.items()
+            if flight.fragment == number
+        ]
+        return np.concatenate([np.array(flying, ENTRY), self._fragments[number].table(number)])
+
+    @staticmethod
+    def _without(gone: set[int], table: Table) -> Table:
+        if not gone or not len(table):
+            return table
+        return table[~np.isin(table["offset"].astype(np.uint64), np.fromiter(gone, np.uint64, len(gone)))]
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, sequence: int) -> tuple[list[WheelFile], list[int]]:
+        """Write what is only in memory as a run, and merge runs where it is time to.
+
+        Returns the files that now make up the wheel, and the offsets that are done but may still stand in them. The
+        wheel goes on with the new files at once; old ones must stay until the checkpoint is in force. If this raises,
+        nothing has changed.
+        """
+        lone = {offset: flight for offset, flight in self._flights.items() if not flight.copied}
+        fragments = range(len(self._fragments))
+        tables = [sorted_table(self._without(self._done, self._in_memory(number, lone))) for number in fragments]
+        runs = list(self._runs)
+        if sum(map(len, tables)):
+            runs.append(self._write(f"{FOLDER}/{sequence:020d}.wheel", [len(t) for t in tables], tables))
+        runs = [run for run in runs if run.left]
+        first = merge_from([run.left for run in runs])
+        if first is not None:
+            runs = [*runs[:first], self._merge(f"{FOLDER}/{sequence:020d}.merged", runs[first:])]
+        for number, mine in enumerate(self._fragments):
+            self._done.difference_update(mine.table(number)["offset"].tolist())
+            self._fragments[number] = Fragment(everything_elsewhere=True)
+        for flight in self._flights.values():
+            flight.copied = True
+        self._runs = runs
+        return [run.as_file() for run in runs], sorted(self._done)
+
+    def _write(self, path: str, counts: list[int], pieces: Iterable[Table]) -> _Run:
+        note = msgspec.msgpack.encode(counts)
+        write_blocks(self._files, path, _MAGIC, note, (ENTRY,), [sum(counts)], [pieces])
+        self._pool.drop(path)
+        return self._open(WheelFile(path, [0] * len(counts)))
+
+    def _merge(self, path: str, runs: list[_Run]) -> _Run:
+        # A fragment at a time, counted first and written second, to keep only one fragment in memory.
+        def merged(number: int) -> Table:
+            return sorted_table(np.concatenate([t for run in runs for t in run.sources[number].pieces()] or [_NONE]))
+
+        counts = [sum(run.sources[number].left for run in runs) for number in range(len(self._fragments))]
+        return self._write(path, counts, (merged(number) for number in range(len(self._fragments))))
+
+    def _open(self, file: WheelFile) -> _Run:
+        table = BlockFile(self._pool, self._cache, file.path, _MAGIC, (ENTRY,))
+        counts = msgspec.msgpack.decode(table.note, type=list[int])
+        if sum(counts) != table.sections[0].count or len(counts) != len(file.taken):
+            raise DerivedDamaged(f"{file.path} contradicts itself")
+        return _Run(file.path, counts, file.taken, table.sections[0])
+
+    def restore(self, files: list[WheelFile], done: list[int]) -> None:
+        """Become what a checkpoint says; called on a new wheel only."""
+        runs = [self._open(file) for file in files]
+        self._done = set(done)
+        self.pending = sum(run.left for run in runs) - len(done)
+        if all(len(run.sources) == len(self._fragments) for run in runs):
+            self._runs = runs
+            self._fragments = [Fragment(everything_elsewhere=True) for _ in self._fragments]
+            return
+        # The number of fragments was changed: spread everything anew.
+        for run in runs:
+            for number, source in enumerate(run.sources):
+                for table in source.pieces():
+                    columns = (table[name].astype(np.uint64) for name in ("due", "offset", "length"))
+                    self._fragments[number % len(self._fragments)].add(*columns)
+
+
+_NONE: Final = np.empty(0, ENTRY)

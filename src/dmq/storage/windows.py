@@ -1,0 +1,100 @@
+"""A bounded cache of journal ranges known to be good: units just written, and units read and verified.
+
+What always holds: a window holds whole units, one after another without a gap; all windows together hold at most
+`bytes_max`, but for the one used last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Final
+
+from dmq.storage.files import Buffer
+
+__all__ = ["WindowCache"]
+
+_WINDOW_BYTES: Final = 1 << 20
+
+
+class _Window:
+    __slots__ = ("buffers", "end", "start", "starts")
+
+    def __init__(self, start: int, buffer: Buffer) -> None:
+        self.start = start
+        self.end = start + len(buffer)
+        self.starts = [start]
+        self.buffers: list[Buffer] = [buffer]
+
+    def get(self, start: int, end: int) -> memoryview | None:
+        at = bisect_right(self.starts, start) - 1
+        buffer = self.buffers[at]
+        base = self.starts[at]
+        if end - base > len(buffer):
+            return None
+        return memoryview(buffer)[start - base : end - base]
+
+
+class WindowCache:
+    """See the module."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._starts: list[int] = []
+        self._windows: OrderedDict[int, _Window] = OrderedDict()
+        self._tail: _Window | None = None
+
+    def get(self, start: int, end: int) -> memoryview | None:
+        """The bytes [start, end) of the journal, which lie within one unit, if they are here."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        window = self._windows[self._starts[at]]
+        if end > window.end:
+            return None
+        self._windows.move_to_end(window.start)
+        return window.get(start, end)
+
+    def put(self, start: int, buffer: Buffer) -> None:
+        """Whole, verified units that begin at an offset."""
+        if start in self._windows:
+            self._drop(start)
+        self._insert(_Window(start, buffer))
+
+    def put_tail(self, start: int, buffer: Buffer) -> None:
+        """A unit that was just written; small ones gather in one window."""
+        tail = self._tail
+        if tail is not None and tail.end == start and tail.end - tail.start < _WINDOW_BYTES:
+            tail.starts.append(start)
+            tail.buffers.append(buffer)
+            tail.end += len(buffer)
+            self._bytes += len(buffer)
+            self._windows.move_to_end(tail.start)
+            self._shrink()
+        else:
+            self._tail = _Window(start, buffer)
+            self._insert(self._tail)
+
+    def _insert(self, window: _Window) -> None:
+        self._starts.insert(bisect_right(self._starts, window.start), window.start)
+        self._windows[window.start] = window
+        self._bytes += window.end - window.start
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self._bytes > self._bytes_max and len(self._windows) > 1:
+            self._drop(next(iter(self._windows)))
+
+    def _drop(self, start: int) -> None:
+        window = self._windows.pop(start)
+        self._starts.remove(start)
+        self._bytes -= window.end - window.start
+        if window is self._tail:
+            self._tail = None
+
+    def clear(self) -> None:
+        self._starts.clear()
+        self._windows.clear()
+        self._tail = None
+        self._bytes = 0

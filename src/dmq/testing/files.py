@@ -1,0 +1,299 @@
+"""A file system in memory that forgets, tears, fills up and fails on demand.
+
+What always holds: a running process sees exactly what `OsFiles` would show it, errors included; what a `sync` or
+`sync_dir` returned for survives every crash; what they did not may go, in ways `dmq.testing.crash` draws.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import deque
+
+from dmq.errors import DirectoryInUse
+from dmq.storage.files import DiskUsage
+from dmq.testing.crash import Keep, crash_state
+from dmq.testing.faults import Fault, Kind, Machine, Operation, Which, check_name, describe, refuse
+from dmq.testing.handle import MemoryFile
+from dmq.testing.image import DiskImage, split
+from dmq.testing.nodes import FileNode, FolderNode, Node, copy_tree
+
+__all__ = ["MemoryFiles"]
+
+# What a disk without a capacity says it has.
+_PLENTY_BYTES = 1 << 40
+
+
+class MemoryFiles(DiskImage):
+    """A data directory in memory.
+
+    Parameters:
+        capacity_bytes: what all files may take together; None for no limit.
+        rng: draws how far the operation at `crash_at` gets.
+        trace: how many of the last operations `trace` keeps.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int | None = None,
+        rng: random.Random | None = None,
+        trace: int = 0,
+        root: FolderNode | None = None,
+    ) -> None:
+        super().__init__(FolderNode() if root is None else root, capacity_bytes)
+        self._machine = Machine(rng or random.Random(0), trace)
+        self._mutex = self._machine.mutex
+        self._locked = False
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> MemoryFiles:
+        """The content of a real directory, all of it durable."""
+        files = cls()
+        files._fill(directory)
+        return files
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """What all files may take together; None for no limit."""
+        return self._space.capacity_bytes
+
+    @capacity_bytes.setter
+    def capacity_bytes(self, capacity_bytes: int | None) -> None:
+        self._space.capacity_bytes = capacity_bytes
+
+    # --- what a test arranges ---------------------------------------------------------------------------------------
+
+    @property
+    def operations(self) -> int:
+        """How many operations have changed something so far, or tried to."""
+        return self._machine.operations
+
+    @property
+    def trace(self) -> deque[Operation]:
+        """The last operations; reads carry the number of the last change."""
+        return self._machine.trace
+
+    @property
+    def handles(self) -> int:
+        """How many files are open."""
+        return self._machine.handles
+
+    @property
+    def crash_at(self) -> int | None:
+        """The number of the operation in which the power goes: before, after or, for a write, within it."""
+        return self._machine.crash_at
+
+    @crash_at.setter
+    def crash_at(self, number: int | None) -> None:
+        self._machine.crash_at = number
+
+    def fail(self, kind: Kind, which: Which = 1, error: int = errno.EIO, *, written: float = 0.0) -> Fault:
+        """Make operations of a kind fail.
+
+        Parameters:
+            kind: which operations; `create` is an `open` that makes the file.
+            which: the how manieth from now on (1 is the next), or a predicate of path and number that picks any.
+            error: what the operating system says.
+            written: of a write, the share of its bytes that reaches the file before the error.
+        """
+        fault = Fault(kind, which, error, written)
+        self._machine.faults.append(fault)
+        return fault
+
+    def heal(self, fault: Fault | None = None) -> None:
+        """End a fault, or all."""
+        self._machine.faults = [] if fault is None else [f for f in self._machine.faults if f is not fault]
+
+    def copy(self) -> MemoryFiles:
+        """The same files, with the same changes not yet durable; no handles, faults or lock."""
+        with self._mutex:
+            return self._successor(copy_tree(self._root), self.operations)
+
+    def kill(self) -> MemoryFiles:
+        """What the death of the process leaves: all it wrote, as durable as it was. This object is dead then."""
+        with self._mutex:
+            self._machine.dead = True
+            return self.copy()
+
+    def crash(self, rng: random.Random, keep: Keep | None = None) -> MemoryFiles:
+        """What a power loss may leave, drawn by `rng`. This object is dead then, but can be asked for more states."""
+        with self._mutex:
+            self._machine.dead = True
+            return self._successor(crash_state(self._root, rng, keep), rng.getrandbits(64))
+
+    def _successor(self, root: FolderNode, seed: int) -> MemoryFiles:
+        return MemoryFiles(
+            capacity_bytes=self.capacity_bytes,
+            rng=random.Random(seed),
+            trace=self._machine.trace.maxlen or 0,
+            root=root,
+        )
+
+    # --- Files ------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False, write: bool = False) -> MemoryFile:
+        with self._mutex:
+            self._machine.look("open", path)
+            parent, name, node = self._entry(path, "open")
+            if node is None and create and parent is not None:
+                check_name(name, "create", path)
+                node = FileNode()
+                self._add("create", path, parent, name, node)
+            if node is None:
+                raise refuse(errno.ENOENT, "open", path)
+            if isinstance(node, FolderNode):
+                raise refuse(errno.EISDIR, "open", path)
+            return MemoryFile(self._machine, self._space, node, path, write)
+
+    def exists(self, path: str) -> bool:
+        with self._mutex:
+            self._machine.alive()
+            return self._find(path)[2] is not None
+
+    def is_dir(self, path: str) -> bool:
+        with self._mutex:
+            self._machine.alive()
+            return isinstance(self._find(path)[2], FolderNode)
+
+    def listdir(self, path: str) -> list[str]:
+        with self._mutex:
+            self._machine.look("listdir", path)
+            folder = self._folder(path, "listdir")
+            return sorted(folder.entries) if folder else []
+
+    def size(self, path: str) -> int:
+        with self._mutex:
+            self._machine.alive()
+            node = self._entry(path, "size")[2]
+            if node is None:
+                raise refuse(errno.ENOENT, "size", path)
+            return len(node.data) if isinstance(node, FileNode) else 0
+
+    def mkdir(self, path: str) -> None:
+        with self._mutex:
+            self._machine.alive()
+            folder = self._root
+            parts = split(path)
+            for i, part in enumerate(parts):
+                child = folder.entries.get(part)
+                if child is None:
+                    check_name(part, "mkdir", path)
+                    child = FolderNode()
+                    self._add("mkdir", "/".join(parts[: i + 1]), folder, part, child)
+                if isinstance(child, FileNode):
+                    last = i == len(parts) - 1
+                    raise refuse(errno.EEXIST if last else errno.ENOTDIR, "mkdir", path)
+                folder = child
+
+    def rename(self, source: str, target: str) -> None:
+        with self._mutex:
+            self._machine.alive()
+            from_folder, from_name, node = self._entry(source, "rename")
+            to_folder, to_name, replaced = self._entry(target, "rename")
+            if node is None or from_folder is None or to_folder is None:
+                raise refuse(errno.ENOENT, "rename", source)
+            check_name(to_name, "rename", source)
+            if node is replaced:
+                return
+            if isinstance(node, FolderNode) and split(target)[: len(split(source))] == split(source):
+                raise refuse(errno.EINVAL, "rename", source)
+            if replaced is not None and type(node) is not type(replaced):
+                raise refuse(errno.EISDIR if isinstance(replaced, FolderNode) else errno.ENOTDIR, "rename", source)
+            if isinstance(replaced, FolderNode) and replaced.entries:
+                raise refuse(errno.ENOTEMPTY, "rename", source)
+
+            def move() -> None:
+                number = self.operations
+                if from_folder is to_folder:
+                    to_folder.change(number, (to_name, node), (from_name, None))
+                else:
+                    to_folder.change(number, (to_name, node))
+                    from_folder.change(number, (from_name, None), partner=to_folder, moved=node)
+                if isinstance(replaced, FileNode):
+                    self._space.unlinked(replaced)
+
+            self._machine.change("rename", source, move)
+
+    def unlink(self, path: str) -> None:
+        self._remove("unlink", path, FileNode)
+
+    def rmdir(self, path: str) -> None:
+        self._remove("rmdir", path, FolderNode)
+
+    def sync_dir(self, path: str) -> None:
+        with self._mutex:
+            self._machine.alive()
+            folder = self._folder(path, "sync_dir")
+            if folder is None:
+                raise refuse(errno.ENOENT, "sync_dir", path)
+            self._machine.sync("sync_dir", path, folder)
+
+    def disk_usage(self) -> DiskUsage:
+        with self._mutex:
+            self._machine.alive()
+            total = _PLENTY_BYTES if self.capacity_bytes is None else self.capacity_bytes
+            return DiskUsage(total, max(0, total - self._space.used_bytes))
+
+    def lock(self) -> None:
+        with self._mutex:
+            self._machine.alive()
+            if self._locked:
+                root = self.describe("")
+                raise DirectoryInUse(f"{root} is in use: close the store that has it", path=root, pid="this process")
+            self._machine.look("open", "LOCK")
+            self._locked = True
+            if self._find("LOCK")[2] is None:
+                self.write_file("LOCK", b"")
+
+    def unlock(self) -> None:
+        with self._mutex:
+            self._locked = False
+
+    def describe(self, path: str) -> str:
+        return describe(path)
+
+    # --- shared by the operations -----------------------------------------------------------------------------------
+
+    def _entry(self, path: str, kind: Kind) -> tuple[FolderNode | None, str, Node | None]:
+        """Like `_find`, but a file in the place of a folder is refused as Linux does."""
+        found = self._find(path)
+        if found[0] is None and found[1]:
+            parts = split(path)
+            for i in range(1, len(parts)):
+                if isinstance(self._find("/".join(parts[:i]))[2], FileNode):
+                    raise refuse(errno.ENOTDIR, kind, path)
+        return found
+
+    def _folder(self, path: str, kind: Kind) -> FolderNode | None:
+        node = self._entry(path, kind)[2]
+        if isinstance(node, FileNode):
+            raise refuse(errno.ENOTDIR, kind, path)
+        return node
+
+    def _add(self, kind: Kind, path: str, parent: FolderNode, name: str, node: Node) -> None:
+        def add() -> None:
+            parent.change(self.operations, (name, node))
+            if isinstance(node, FileNode):
+                node.links += 1
+
+        self._machine.change(kind, path, add)
+
+    def _remove(self, kind: Kind, path: str, expected: type[FileNode] | type[FolderNode]) -> None:
+        with self._mutex:
+            self._machine.alive()
+            parent, name, node = self._entry(path, kind)
+            if node is None or parent is None:
+                return
+            if not isinstance(node, expected):
+                raise refuse(errno.EISDIR if expected is FileNode else errno.ENOTDIR, kind, path)
+            if isinstance(node, FolderNode) and node.entries:
+                raise refuse(errno.ENOTEMPTY, kind, path)
+
+            def remove() -> None:
+                parent.change(self.operations, (name, None))
+                if isinstance(node, FileNode):
+                    self._space.unlinked(node)
+
+            self._machine.change(kind, path, remove)

@@ -1,0 +1,1 @@
+"""Tests: unit (pure), contract (one suite, all implementations), integration (real processes), fault (seeded)."""

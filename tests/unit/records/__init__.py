@@ -1,0 +1,1 @@
+"""Records: bytes as drawn, two paths that agree, and nothing hostile gets through."""
