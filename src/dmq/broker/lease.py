@@ -218,10 +218,11 @@ class LeaseTable:
 
     def over(self, now_ms: int) -> list[Lease]:
         """Leases whose time is over, the longest over first. They stay in the table."""
-        found = []
+        found: dict[int, Lease] = {}  # a lease may be watched twice for the same time
         while (due_ms := self.next_due()) is not None and due_ms <= now_ms:
-            found.append(self._leases[heappop(self._deadlines)[1]])
-        return found
+            number = heappop(self._deadlines)[1]
+            found[number] = self._leases[number]
+        return list(found.values())
 
     def _watch(self, lease: Lease) -> None:
         # Most leases are acked long before their deadline. Their entries would pile up, so they are swept out whenever

@@ -9,12 +9,15 @@ before everything below it was taken, whatever its time.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 from dmq.broker.bitmap import Ranges, lowest, runs
 from dmq.broker.lease import Held, Pages
 
 __all__ = ["Redelivery", "RedeliveryList"]
+
+_SPARE_ENTRIES: Final = 64
 
 
 class Redelivery(Held):
@@ -22,10 +25,11 @@ class Redelivery(Held):
 
     __slots__ = ("lease", "member", "ready_at_ms")
 
-    def __init__(
-        self, start: int, stop: int, mask: int, attempt: int, ready_at_ms: int, lease: int = 0, member: str = ""
-    ) -> None:
-        super().__init__(start, stop, mask, attempt)
+    def __init__(self, start: int, mask: int, attempt: int, ready_at_ms: int, lease: int = 0, member: str = "") -> None:
+        # Tight around its offsets, so that entries of an ordered group sort by what they really hold.
+        shift = (mask & -mask).bit_length() - 1
+        mask >>= shift
+        super().__init__(start + shift, start + shift + mask.bit_length(), mask, attempt)
         self.ready_at_ms = ready_at_ms
         self.lease = lease  # the number of the lease they were in, for logs
         self.member = member
@@ -45,18 +49,25 @@ class RedeliveryList:
         self.count = 0
         self._ordered = ordered
         self._made = 0  # breaks ties in the heaps
+        self._live = 0  # entries that are not empty
+        self._woken_ms = -1
         self._waiting: list[tuple[int, int, Redelivery]] = []  # by time; not used by ordered groups
         self._ready: list[tuple[int, int, Redelivery]] = []  # by offset
         self._pages: Pages[Redelivery] = Pages()
 
     def add(self, entry: Redelivery, now_ms: int) -> None:
         self.count += entry.mask.bit_count()
+        self._live += 1
         self._pages.add(entry)
         self._made += 1
         if self._ordered or entry.ready_at_ms <= now_ms:
             heappush(self._ready, (entry.start, self._made, entry))
         else:
             heappush(self._waiting, (entry.ready_at_ms, self._made, entry))
+            if len(self._waiting) > 2 * self._live + _SPARE_ENTRIES:
+                # Settled while they waited: swept out before they pile up over hours of delay.
+                self._waiting = [item for item in self._waiting if item[2].mask]
+                heapify(self._waiting)
 
     def touching(self, start: int, stop: int) -> set[Redelivery]:
         """Entries whose range may overlap [start, stop)."""
@@ -67,6 +78,7 @@ class RedeliveryList:
         entry.mask ^= bits
         self.count -= bits.bit_count()
         if not entry.mask:
+            self._live -= 1
             self._pages.remove(entry)  # the heaps pass over what is empty
 
     def take(self, limit: int, now_ms: int) -> Held | None:
@@ -83,26 +95,33 @@ class RedeliveryList:
             limit -= bits.bit_count()
             mask |= bits << (entry.start - start)
             stop = max(stop, entry.stop)
-            self.drop(entry, bits)
+            rest = entry.mask ^ bits
+            self.drop(entry, entry.mask)
+            if rest:
+                self.add(Redelivery(entry.start, rest, attempt, entry.ready_at_ms, entry.lease, entry.member), now_ms)
             if limit == 0:
                 break
             entry = self._first_ready(now_ms)
         return Held(start, stop, mask, attempt)
 
-    def next_ready(self, now_ms: int) -> int | None:
-        """When something can be taken: now or earlier if something can be already."""
-        first = self._first_ready(now_ms)
-        if first is not None:
-            return first.ready_at_ms
-        heap = self._ready if self._ordered else self._waiting
-        self._sweep(heap)
-        return heap[0][2].ready_at_ms if heap else None
-
-    def _first_ready(self, now_ms: int) -> Redelivery | None:
+    def wake(self, now_ms: int) -> None:
+        """Time has passed: what waited until now is ready, and no longer of interest to a timer."""
+        self._woken_ms = max(self._woken_ms, now_ms)
         while self._waiting and self._waiting[0][0] <= now_ms:
             _, made, entry = heappop(self._waiting)
             if entry.mask:
                 heappush(self._ready, (entry.start, made, entry))
+
+    def next_ready(self) -> int | None:
+        """When something that cannot be taken yet can be; None if nothing waits for a time to come."""
+        heap = self._ready if self._ordered else self._waiting
+        self._sweep(heap)
+        if not heap or heap[0][2].ready_at_ms <= self._woken_ms:
+            return None
+        return heap[0][2].ready_at_ms
+
+    def _first_ready(self, now_ms: int) -> Redelivery | None:
+        self.wake(now_ms)
         self._sweep(self._ready)
         if not self._ready:
             return None

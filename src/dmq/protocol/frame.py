@@ -10,16 +10,16 @@ Everything is big-endian.
     10  u16  flags: a receiver may ignore a low bit it does not know (0-7), but must refuse a high one (8-15)
     12  u32  correlation: chosen by whoever asks, returned unchanged; 0 in one-way frames
     16  u32  size of the header
-    20  header: one MessagePack array, see `dmq.protocol.headers`
+    20  header: one MessagePack array, see `dmq.protocol.header`
         body: all the rest; record batches, whose bytes nobody re-encodes on their way to the disk or back
 
 What always holds: these 20 bytes mean the same in every version of the commands, so that two sides of different age can
 always tell each other why they do not understand each other. Lengths are known before content, so a frame that is too
 large is refused by its first four bytes.
 
-The header is small and structured, the body large and opaque; keeping them apart lets a broker decide from some 30 bytes
-what to do with megabytes that it only passes on. A correlation id in the fixed part lets one connection carry many
-requests at once, answered in any order, by whoever finishes first.
+The header is small and structured, the body large and opaque; keeping them apart lets a broker decide from some 30
+bytes what to do with megabytes that it only passes on. A correlation id in the fixed part lets one connection carry
+many requests at once, answered in any order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ assert HEAD_BYTES == 20
 
 HELLO_FRAME_BYTES_MAX: Final = 64 * 1024  # what a peer that has not said who it is may cost us
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024  # by default, after the hello; the whole frame, length field included
-# Below the number that the first four bytes of any text, of TLS, MQTT or telnet make: these are never taken for a frame.
+# Below what the first four bytes of any text, of TLS, MQTT or telnet come to: these are never taken for a frame.
 FRAME_BYTES_CEILING: Final = 128 * 1024 * 1024
 # A decoded header takes many times its encoded size; a body stays as it is. So the header has a limit of its own.
 HEADER_BYTES_MAX: Final = 1024 * 1024

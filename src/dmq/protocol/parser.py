@@ -1,7 +1,7 @@
 """Bytes in, frames out, however the bytes were cut on their way.
 
-Two ways in, which may be mixed: `feed(data)` for bytes that somebody received, and `get_buffer` / `buffer_updated`, made
-for `asyncio.BufferedProtocol`, where the socket writes straight into the buffer in which a large body stays.
+Two ways in, which may be mixed: `feed(data)` for bytes that somebody received, and `get_buffer` / `buffer_updated`,
+made for `asyncio.BufferedProtocol`, where the socket writes straight into the buffer in which a large body stays.
 
 What always holds:
 - A frame is given out once, complete, in order; what came before garbage is given out, what came after never is.
@@ -45,8 +45,8 @@ __all__ = ["FrameParser"]
 CHUNK_BYTES: Final = 64 * 1024
 VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
 GROWTH: Final = 8
-# So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small, because
-# it is copied each time more arrives.
+# So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small,
+# because it is copied each time more arrives.
 ASIDE_BYTES_MAX: Final = 2048
 _SNIFFED_BYTES: Final = 64
 
@@ -125,7 +125,7 @@ class FrameParser:
         return self._advance(buffer, self._start, self._end + nbytes, is_ours=True)
 
     def feed(self, data: Buffer) -> list[Frame]:
-        """The frames that are complete with these bytes. The data must not change afterwards: bodies may be views of it.
+        """The frames that are complete with these bytes, which must not change afterwards: bodies may be views of them.
 
         Raises:
             ProtocolError: the bytes are no frame; see `error`.
@@ -239,7 +239,7 @@ class FrameParser:
             return ProtocolError(describe_stranger(head))
         if wire is not None and wire != WIRE_FORMAT:
             return VersionMismatch(
-                f"the peer speaks wire format {wire & 0x0F}, this side only {WIRE_FORMAT & 0x0F}: upgrade the older side",
+                f"the peer speaks wire format {wire & 0x0F}, this side {WIRE_FORMAT & 0x0F}: upgrade the older side",
                 theirs=wire & 0x0F,
                 ours=WIRE_FORMAT & 0x0F,
             )

@@ -141,9 +141,10 @@ class Derived:
         self.state = after
         self._incomplete = False
 
-    def start_from(self, snapshot: bytes) -> None:
-        """The journal now begins with this snapshot: every queue begins at what was its next offset there."""
-        self.state.first.update(self.firsts_of(snapshot))
+    def begin_at(self, journal_start: int, firsts: dict[int, int]) -> None:
+        """The journal now begins later, and so do its queues."""
+        self.state.first.update(firsts)
+        self.damage = [(start, end) for start, end in self.damage if end > journal_start]
 
     def firsts_of(self, snapshot: bytes) -> dict[int, int]:
         """Per queue that is still there, the first offset if the journal began with this snapshot."""

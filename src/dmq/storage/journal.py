@@ -75,8 +75,9 @@ def list_segments(files: Files) -> list[Segment]:
 class Journal:
     """The segments, with the last one open for writing."""
 
-    def __init__(self, files: Files, pool: FilePool, segments: list[Segment]) -> None:
+    def __init__(self, files: Files, pool: FilePool, journal_id: int, segments: list[Segment]) -> None:
         self._files = files
+        self.id = journal_id  # in every unit, so that another journal's are not taken for ours
         self._pool = pool
         self.segments = segments
         self._starts = [segment.start for segment in segments]

@@ -44,7 +44,6 @@ class Opened:
     def __init__(
         self,
         journal: Journal,
-        journal_id: int,
         derived: Derived,
         checkpointer: Checkpointer,
         recovered: Recovered,
@@ -52,7 +51,6 @@ class Opened:
         unclean: bool,
     ) -> None:
         self.journal = journal
-        self.journal_id = journal_id
         self.derived = derived
         self.checkpointer = checkpointer
         self.recovered = recovered
@@ -71,17 +69,17 @@ def open_directory(files: Files, pool: FilePool, settings: StoreSettings) -> Ope
     unclean = files.exists(_RUNNING)
     for folder in (journals.FOLDER, *FOLDERS):
         files.mkdir(folder)
-    journal = Journal(files, pool, journals.list_segments(files))
-    _check_segments(files, journal, journal_id)
-    scanner = Scanner(journal, journal_id)
+    journal = Journal(files, pool, journal_id, journals.list_segments(files))
+    _check_segments(files, journal)
+    scanner = Scanner(journal)
     recovered = Recovered()
     checkpoint = _checkpoint(files, pool)
-    if not usable(checkpoint, journal, journal_id):
+    if not usable(checkpoint, journal):
         if checkpoint is not None:
             log.error("checkpoint does not fit the journal", extra={"offset": checkpoint.offset})
         checkpoint = None
     known = 0 if checkpoint is None else checkpoint.offset
-    checkpointer = Checkpointer(files, pool, journal_id, checkpoint)
+    checkpointer = Checkpointer(files, pool, journal.id, checkpoint)
     derived: Derived | None = None
     if checkpoint is not None:
         derived = _restored(files, pool, settings, journal, scanner, checkpoint)
@@ -104,7 +102,7 @@ def open_directory(files: Files, pool: FilePool, settings: StoreSettings) -> Ope
     if next_offset > journal.end and journal.segments:
         derived.pass_damage(journal.end, next_offset)
     derived.applied = next_offset
-    return Opened(journal, journal_id, derived, checkpointer, recovered, next_offset, unclean or torn is not None)
+    return Opened(journal, derived, checkpointer, recovered, next_offset, unclean or torn is not None)
 
 
 def rebuild(
@@ -212,12 +210,12 @@ def _head(files: Files, path: str) -> units.Header | None:
         file.close()
 
 
-def _check_segments(files: Files, journal: Journal, journal_id: int) -> None:
+def _check_segments(files: Files, journal: Journal) -> None:
     for segment in journal.segments:
         header = _head(files, segment.path)
         if header is None:
             continue  # damaged or torn: recovery's affair
-        if header.journal_id != journal_id or header.start != segment.start:
+        if header.journal_id != journal.id or header.start != segment.start:
             raise ForeignFile(
                 f"{files.describe(segment.path)} belongs to another journal: move it elsewhere and start again",
                 path=segment.path,
@@ -249,7 +247,7 @@ def _restored(
             unit = scanner.unit_at(journal.start)
             if unit is None or not unit.header.flags & units.SNAPSHOT:
                 raise DerivedDamaged("the first segment's snapshot cannot be read")
-            derived.start_from(derived.snapshot_in(unit))
+            derived.begin_at(journal.start, derived.firsts_of(derived.snapshot_in(unit)))
     except (DerivedDamaged, RecordCorrupt) as error:
         log.error("derived files damaged", extra={"error": str(error)})
         return None

@@ -70,9 +70,8 @@ class Found(NamedTuple):
 class Reader:
     """See the module. `derived` is replaced by the store after a rebuild."""
 
-    def __init__(self, journal: Journal, journal_id: int, derived: Derived, cache_bytes: int) -> None:
+    def __init__(self, journal: Journal, derived: Derived, cache_bytes: int) -> None:
         self._journal = journal
-        self._journal_id = journal_id
         self.derived = derived
         self.cache = WindowCache(cache_bytes)
         self._read_on = -1  # where the last window read from disk ended
@@ -205,7 +204,7 @@ class Reader:
             raw = self._journal.read(unit_start, header.length)
         good = 0
         while header is not None and good + header.length <= len(raw):
-            ours = header.start == unit_start + good and header.journal_id == self._journal_id
+            ours = header.start == unit_start + good and header.journal_id == self._journal.id
             if not ours or not units.intact(header, raw, good):
                 break
             good += header.length

@@ -182,10 +182,10 @@ def _salvage(files: Files, path: str, start: int, keep: int, size: int) -> int:
     return len(data)
 
 
-def usable(checkpoint: Checkpoint | None, journal: Journal, journal_id: int) -> bool:
+def usable(checkpoint: Checkpoint | None, journal: Journal) -> bool:
     """Whether a checkpoint can be the start of recovery for this journal."""
     return (
         checkpoint is not None
-        and checkpoint.journal_id == journal_id
+        and checkpoint.journal_id == journal.id
         and (checkpoint.offset >= journal.start or not journal.segments)
     )

@@ -7,7 +7,9 @@ stands at the tail, flushed, before the segment goes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from dmq.errors import Damaged
@@ -19,10 +21,15 @@ from dmq.storage.appending import Batch
 from dmq.storage.derived import Derived
 from dmq.storage.events import DelaysDone, Event, pack_offsets
 from dmq.storage.files import DiskUsage
+from dmq.storage.journal import Journal
 from dmq.storage.reading import Found, Reader
+from dmq.storage.scanning import Scanner
 from dmq.storage.state import HALF_TOPIC, SCHEDULE_TOPIC, queue_key
+from dmq.storage.units import SNAPSHOT
 
-__all__ = ["SegmentAge", "carried_forward", "protected_offset", "segments_to_drop"]
+log = logging.getLogger(__name__)
+
+__all__ = ["Going", "SegmentAge", "carried_forward", "going_segments", "protected_offset", "segments_to_drop"]
 
 
 class SegmentAge(NamedTuple):
@@ -31,6 +38,33 @@ class SegmentAge(NamedTuple):
     start: int
     end: int
     newest_ms: int
+
+
+class Going(NamedTuple):
+    """The oldest segments, about to go: how many, where the journal begins after, and where each queue does."""
+
+    segments: int
+    kept_from: int
+    firsts: dict[int, int]
+
+
+def going_segments(
+    journal: Journal, derived: Derived, settings: StoreSettings, disk: DiskUsage, now_ms: int
+) -> Going | None:
+    """What retention asks to drop now; None for nothing."""
+    ages = [SegmentAge(before.start, after.start, after.stored_at_ms) for before, after in pairwise(journal.segments)]
+    if not ages:
+        return None
+    protected = protected_offset(derived, settings, journal.end)
+    count = segments_to_drop(ages, journal.tail.size, now_ms, settings, disk, protected)
+    if not count:
+        return None
+    kept_from = journal.segments[count].start
+    unit = Scanner(journal).unit_at(kept_from)
+    if unit is None or not unit.header.flags & SNAPSHOT:
+        log.error("retention stopped: the next segment's snapshot is damaged", extra={"offset": kept_from})
+        return None
+    return Going(count, kept_from, derived.firsts_of(derived.snapshot_in(unit)))
 
 
 def segments_to_drop(
@@ -84,13 +118,10 @@ def protected_offset(derived: Derived, settings: StoreSettings, end: int) -> int
 
 
 def carried_forward(
-    derived: Derived, reader: Reader, start: int, end: int, kept_from: dict[int, int], now_ms: int
+    derived: Derived, reader: Reader, start: int, going: Going, now_ms: int
 ) -> Iterator[list[Batch | Event]]:
-    """What must be written again before [start, end) of the journal goes; each list belongs into one unit.
-
-    Parameters:
-        kept_from: per queue key, its first offset once the range is gone.
-    """
+    """What must be written again before segments go; each list belongs into one unit."""
+    end = going.kept_from
     for delay in derived.wheel.pending_between(start, end):
         found = _readable(reader, delay.offset)
         if found is not None:
@@ -108,7 +139,7 @@ def carried_forward(
         for queue in range(topic.config.queues):
             key = queue_key(topic.id, queue)
             position = derived.state.positions.get(group, topic.id, queue)
-            for offset in range(derived.state.first.get(key, 0), kept_from.get(key, 0)):
+            for offset in range(derived.state.first.get(key, 0), going.firsts.get(key, 0)):
                 if position is None or not position.is_settled(offset):
                     columns = next(iter(derived.queues.columns(key, offset, offset + 1)))
                     found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None

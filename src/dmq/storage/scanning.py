@@ -21,16 +21,15 @@ _SEARCH_WINDOW: Final = 4 << 20
 class Scanner:
     """Reads units in order, a large window at a time."""
 
-    def __init__(self, journal: Journal, journal_id: int) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._journal_id = journal_id
         self._window = b""
         self._window_at = 0
 
     def unit_at(self, offset: int) -> Unit | None:
         """The unit that begins at a journal offset, None if no valid one does."""
         header = units.read_header(self._bytes(offset, units.HEADER_BYTES))
-        if header is None or header.start != offset or header.journal_id != self._journal_id:
+        if header is None or header.start != offset or header.journal_id != self._journal.id:
             return None
         raw = self._bytes(offset, header.length)
         if len(raw) < header.length or not units.intact(header, raw):

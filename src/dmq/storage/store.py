@@ -10,20 +10,20 @@ nothing more becomes visible, and every call says `StoreFailed`.
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DiskFull, StorageError, StoreClosed, TopicExists, UnknownTopic
 from dmq.model import QUEUES_MAX, MessageId, TopicConfig, check_name
 from dmq.settings import StoreSettings
-from dmq.storage import retention, units
-from dmq.storage.appending import Batch, Draft, Placement, draft_units, event_part
+from dmq.storage import retention
+from dmq.storage.appending import Batch, Placement
 from dmq.storage.checkpointing import CheckpointPlan
-from dmq.storage.events import Archived, EpochStarted, Event, PositionSet, SnapshotTaken, TopicDropped, TopicPut
-from dmq.storage.files import File, Files
+from dmq.storage.events import Archived, EpochStarted, Event, PositionSet, TopicDropped, TopicPut
+from dmq.storage.files import Files
 from dmq.storage.frames import DerivedDamaged
 from dmq.storage.opening import mark_running, open_directory, rebuild, unmark_running
 from dmq.storage.pool import FilePool
@@ -32,31 +32,20 @@ from dmq.storage.reading import Found, Reader, Slice
 from dmq.storage.recovery import Recovered
 from dmq.storage.scanning import Scanner
 from dmq.storage.state import OpenTransaction, Topic, queue_key
-from dmq.storage.units import SNAPSHOT, Unit
-from dmq.storage.visibility import Durability, Visibility
+from dmq.storage.visibility import Durability
 from dmq.storage.wheel import Delay
+from dmq.storage.writer import FlushTicket, Writer
 
 __all__ = ["FlushTicket", "MessageStore"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _SNAPSHOT_PART: Final = 1 << 20
 _UNITS_BUFFERED_MAX: Final = 50_000
 _DISK_CHECK_BYTES: Final = 16 << 20
 _NO_SERVER: Final = bytes(6)
-
-
-class FlushTicket:
-    """A flush under way: `run` blocks for the disk and touches nothing else."""
-
-    __slots__ = ("_file", "end")
-
-    def __init__(self, file: File, end: int) -> None:
-        self._file = file
-        self.end = end
-
-    def run(self) -> None:
-        self._file.sync()
 
 
 class MessageStore:
@@ -88,37 +77,37 @@ class MessageStore:
         self._clock = clock or SystemClock()
         self._files = files
         self._pool = FilePool(files, self.settings.files_open_max)
-        self._server = server
         self._inline = checkpoint_inline
         self._closed = False
         files.lock()
         try:
-            self._open()
+            self._open(server)
         except BaseException:
             self._pool.close()
             files.unlock()
             raise
 
-    def _open(self) -> None:
+    def _open(self, server: bytes) -> None:
         opened = open_directory(self._files, self._pool, self.settings)
         self._journal = opened.journal
-        self._journal_id = opened.journal_id
         self._derived = opened.derived
         self._checkpointer = opened.checkpointer
         self.recovered = opened.recovered
-        self.epoch = max(1, opened.recovered.epoch + opened.unclean)
-        self._stored_at_ms = opened.recovered.stored_at_ms
-        self._assigned: dict[int, int] = {}
-        self._refusing = False
-        self._written_since_disk_check = 0
         self._flushed_at = self._checkpointed_at = self._clock.monotonic()
-        self._reader = Reader(self._journal, self._journal_id, self._derived, self.settings.read_cache_bytes)
-        self._visibility = Visibility(opened.next_offset)
+        self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
         mark_running(self._files)
-        if opened.next_offset > self._journal.end or not self._journal.segments:
-            self._begin_segment(opened.next_offset)
-        else:
-            self._journal.open_tail()
+        self._writer = Writer(
+            self._files,
+            self._journal,
+            self._derived,
+            self._reader.cache,
+            self.settings,
+            self._clock,
+            server=server,
+            epoch=max(1, opened.recovered.epoch + opened.unclean),
+            stored_at_ms=opened.recovered.stored_at_ms,
+            next_offset=opened.next_offset,
+        )
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
         if opened.unclean:
             try:
@@ -144,16 +133,21 @@ class MessageStore:
     @property
     def visible(self) -> int:
         """Everything below this journal offset may be seen."""
-        return self._visibility.visible
+        return self._writer.visibility.visible
 
     @property
     def flushed(self) -> int:
         """Everything below this journal offset would survive a power loss."""
-        return self._visibility.flushed
+        return self._writer.visibility.flushed
+
+    @property
+    def epoch(self) -> int:
+        """Rises with every start that follows a crash; every unit carries it."""
+        return self._writer.epoch
 
     @property
     def journal_id(self) -> int:
-        return self._journal_id
+        return self._journal.id
 
     @property
     def damage(self) -> list[tuple[int, int]]:
@@ -176,7 +170,7 @@ class MessageStore:
             "transactions": len(state.transactions),
             "delays": self._derived.wheel.pending,
             "damage": len(self._derived.damage),
-            "refusing": self._refusing,
+            "refusing": self._writer.refusing,
             "failed": self._journal.failure is not None,
         }
 
@@ -247,84 +241,24 @@ class MessageStore:
             DiskFull, StorageError: units before the failing one were written, nothing of the others.
         """
         self._check_open()
-        self._check_space()
-        now_ms = self._clock.now_ms()
-        settings = self.settings
-        drafts, repeated = draft_units(
-            items,
-            self._derived.state,
-            self._assigned,
-            now_ms,
-            settings.unit_bytes_max,
-            settings.transactions_max,
-            atomic=atomic,
-        )
-        placements: list[Placement | None] = [None] * len(items)
-        for draft in drafts:
-            unit = self._write(draft, durability, now_ms)
-            for index, row in zip(draft.items, unit.rows, strict=True):
-                item = items[index]
-                topic = item.topic if isinstance(item, Batch) else ""
-                placements[index] = Placement(topic, row.queue, row.first_queue_offset, row.records, unit.start, unit.end)
-        for index, place in repeated.items():
-            placements[index] = _repeated(items, placements, index, place)
+        placements = self._writer.append(items, durability, atomic=atomic)
         if self._inline and self.checkpoint_due:
             self._try_checkpoint()
-        return placements  # type: ignore[return-value]
+        return placements
 
     def _append_flushed(self, items: Sequence[Batch | Event], *, atomic: bool = False) -> None:
         self.append(items, Durability.FLUSHED, atomic=atomic)
         self.flush()
 
-    def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
-        tail = self._journal.tail
-        if tail.size + draft.size > self.settings.segment_bytes and self._tail_in_use:
-            self._roll()
-        self._stored_at_ms = max(self._stored_at_ms, now_ms)
-        unit = self._build(draft.parts)
-        self._journal.append(unit.buffer)
-        self._tail_in_use = True
-        self._written_since_disk_check += unit.header.length
-        for row in unit.rows:
-            if row.topic_id:
-                self._assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
-                self._derived.state.remember_producer(unit, row)
-        self._reader.cache.put_tail(unit.start, unit.buffer)
-        self._visibility.wrote(unit, durability)
-        self._advance()
-        return unit
-
-    def _build(self, parts: Sequence[units.Part], *, start: int | None = None, flags: int = 0) -> Unit:
-        return units.build(
-            parts,
-            start=self._journal.end if start is None else start,
-            epoch=self.epoch,
-            journal_id=self._journal_id,
-            stored_at_ms=self._stored_at_ms,
-            flushed_through=self._visibility.flushed,
-            server=self._server,
-            flags=flags,
-        )
-
-    def _advance(self) -> None:
-        for unit in self._visibility.advance():
-            self._derived.apply(unit)
-        if self._visibility.visible == self._journal.end:
-            self._assigned.clear()
-
     def begin_flush(self) -> FlushTicket:
         """What to flush to make everything written so far durable; `run` it, then call `finish_flush`."""
         self._check_open()
-        return FlushTicket(*self._journal.flush_target())
+        return self._writer.begin_flush()
 
     def finish_flush(self, ticket: FlushTicket, error: StorageError | None = None) -> None:
         """The flush is done, or has failed; then this raises StoreFailed."""
-        if error is not None:
-            raise self._journal.flush_failed(error) from error
-        self._visibility.flushed = max(self._visibility.flushed, ticket.end)
-        self._journal.flushed = self._visibility.flushed
+        self._writer.finish_flush(ticket, error)
         self._flushed_at = self._clock.monotonic()
-        self._advance()
 
     def flush(self) -> None:
         """Make everything written so far durable.
@@ -332,55 +266,19 @@ class MessageStore:
         Raises:
             StoreFailed: it could not be; the store takes no more writes.
         """
-        ticket = self.begin_flush()
-        try:
-            ticket.run()
-        except StorageError as error:
-            self.finish_flush(ticket, error)
-        self.finish_flush(ticket)
+        self._check_open()
+        self._writer.flush()
+        self._flushed_at = self._clock.monotonic()
 
     def confirm_replicated(self, offset: int) -> None:
         """Every in-sync replica has everything below a journal offset, flushed."""
-        self._visibility.replicated = max(self._visibility.replicated, offset)
-        self._advance()
+        self._writer.confirm_replicated(offset)
 
-    def _roll(self) -> None:
-        """Begin a new segment, unless units still wait for replicas: then the old one may grow on."""
-        self.flush()
-        if self.visible == self.end:
-            self._begin_segment(self.end)
-
-    def _begin_segment(self, start: int) -> None:
-        """Open a segment with a snapshot of the state, so that older ones can go."""
-        state = self._derived.state.snapshot(start)
-        pieces = [state[at : at + _SNAPSHOT_PART] for at in range(0, len(state), _SNAPSHOT_PART)]
-        now_ms = self._clock.now_ms()
-        parts = [event_part(SnapshotTaken(i, len(pieces), piece), now_ms) for i, piece in enumerate(pieces)]
-        self._stored_at_ms = max(self._stored_at_ms, now_ms)
-        unit = self._build(parts, start=start, flags=SNAPSHOT)
-        self._journal.roll(start, unit.buffer, self._stored_at_ms)
-        self._tail_in_use = False
-        self._visibility.flushed = unit.end
-        self._visibility.visible = unit.end
-        self._derived.apply(unit)
-
-    _tail_in_use = True  # the last segment holds more than its snapshot
-
-    def _check_open(self) -> None:
+    def _check_open(self, *, reading: bool = False) -> None:
         if self._closed:
             raise StoreClosed("the store is closed: open it again")
-        self._journal.check()
-
-    def _check_space(self) -> None:
-        if self._refusing or self._written_since_disk_check >= _DISK_CHECK_BYTES:
-            self._written_since_disk_check = 0
-            disk = self._files.disk_usage()
-            self._refusing = disk.total - disk.free > self.settings.disk_refuse * disk.total
-        if self._refusing:
-            raise DiskFull(
-                f"the disk of {self._files.describe('')} is over {self.settings.disk_refuse:.0%} full, so nothing is "
-                "written: free some space or shorten the retention; writing goes on by itself then"
-            )
+        if not reading:
+            self._journal.check()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -406,11 +304,7 @@ class MessageStore:
                 hash, so the caller compares the tag itself.
         """
         found, _ = self._queue(topic, queue)
-        try:
-            return self._reader.read(found, queue, offset, max_messages, max_bytes, tags)
-        except DerivedDamaged as error:
-            self._rebuild(error)
-            return self._reader.read(found, queue, offset, max_messages, max_bytes, tags)
+        return self._healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags))
 
     def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes, int]:
         """Whole visible units, verbatim, from a unit's start on, and the offset to go on with."""
@@ -419,31 +313,21 @@ class MessageStore:
     def offset_since(self, topic: str, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""
         found, _ = self._queue(topic, queue)
-        try:
-            return self._reader.offset_since(found.id, queue, time_ms)
-        except DerivedDamaged as error:
-            self._rebuild(error)
-            return self._reader.offset_since(found.id, queue, time_ms)
+        return self._healed(lambda: self._reader.offset_since(found.id, queue, time_ms))
 
     def find(
         self, *, key: str | None = None, message_id: MessageId | None = None, topic: str | None = None
     ) -> list[Found]:
         """Messages by key, or one message, as first stored and as moved since, by id; oldest first."""
-        try:
-            return self._find(key, message_id, topic)
-        except DerivedDamaged as error:
-            self._rebuild(error)
-            return self._find(key, message_id, topic)
-
-    def _find(self, key: str | None, message_id: MessageId | None, topic: str | None) -> list[Found]:
         if message_id is not None:
-            return [found for found in self._reader.find_id(message_id) if topic in (None, found.topic)]
+            wanted = message_id
+            return [f for f in self._healed(lambda: list(self._reader.find_id(wanted))) if topic in (None, f.topic)]
         assert key is not None, "a key or an id is needed"
-        return list(self._reader.find_key(key, topic))
+        return self._healed(lambda: list(self._reader.find_key(key, topic)))
 
     def record_at(self, journal_offset: int) -> Found | None:
         """The message that stands at a journal offset; None if its topic is gone."""
-        return self._reader.record_at(journal_offset)
+        return self._healed(lambda: self._reader.record_at(journal_offset))
 
     def _queue(self, topic: str, queue: int) -> tuple[Topic, int]:
         found = self.topic(topic)
@@ -468,18 +352,14 @@ class MessageStore:
 
     def take_due(self, now_ms: int, limit: int, fragments: Iterable[int] | None = None) -> list[Delay]:
         """Delayed records that are due; the caller's until a DelaysDone event names them or they are released."""
-        try:
-            return self._derived.wheel.take(now_ms, limit, fragments)
-        except DerivedDamaged as error:
-            self._rebuild(error)
-            return self._derived.wheel.take(now_ms, limit, fragments)
+        return self._healed(lambda: self._derived.wheel.take(now_ms, limit, fragments))
 
     def release_due(self, offsets: Iterable[int]) -> None:
         """Delayed records that could not be delivered; they stay pending."""
         self._derived.wheel.release(offsets)
 
     def next_due_ms(self, fragments: Iterable[int] | None = None) -> int | None:
-        return self._derived.wheel.next_due_ms(fragments)
+        return self._healed(lambda: self._derived.wheel.next_due_ms(fragments))
 
     @property
     def delays_pending(self) -> int:
@@ -531,7 +411,7 @@ class MessageStore:
             return None
         self._derived.state.producers.expire(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
-        return self._checkpointer.begin(self._derived, self.start, self.epoch, self._stored_at_ms)
+        return self._checkpointer.begin(self._derived, self.start, self.epoch, self._writer.stored_at_ms)
 
     def finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None = None) -> None:
         """The plan was written, or could not be."""
@@ -549,10 +429,19 @@ class MessageStore:
             self._checkpointed = self._derived.applied
             log.error("checkpoint failed", extra={"error": str(error)})
 
+    def _healed(self, ask: Callable[[], T]) -> T:
+        """The answer to a question; if a derived file turns out wrong, after building all of them anew."""
+        self._check_open(reading=True)
+        try:
+            return ask()
+        except DerivedDamaged as error:
+            self._rebuild(error)
+            return ask()
+
     def _rebuild(self, error: DerivedDamaged) -> None:
         """A derived file is wrong: build all of them anew, and go on."""
         log.error("derived files damaged", extra={"error": str(error)})
-        scanner = Scanner(self._journal, self._journal_id)
+        scanner = Scanner(self._journal)
         old = self._derived
         derived, _ = rebuild(
             self._files,
@@ -565,11 +454,11 @@ class MessageStore:
             self.visible,
             self.visible,
         )
-        for unit in self._visibility.pending:
+        for unit in self._writer.visibility.pending:
             for row in unit.rows:
                 derived.state.remember_producer(unit, row)
         derived.wheel.take_over_flights(old.wheel)
-        self._derived = self._reader.derived = derived
+        self._derived = self._reader.derived = self._writer.derived = derived
         self._try_checkpoint()
 
     def tick(self) -> None:
@@ -579,52 +468,30 @@ class MessageStore:
             self.flush()
         if self._checkpointed != self.end and now - self._checkpointed_at >= self.settings.checkpoint_seconds:
             self._try_checkpoint()
-        self._refusing = self._refusing or self._written_since_disk_check > 0
         try:
-            self._check_space()
+            self._writer.check_space()
         except DiskFull as error:
             log.warning("disk nearly full", extra={"error": str(error)})
         self.retain()
 
     def retain(self) -> int:
         """Drop segments that are not wanted any more; returns how many."""
-        segments = self._journal.segments
-        ages = [
-            retention.SegmentAge(before.start, after.start, after.stored_at_ms)
-            for before, after in itertools.pairwise(segments)
-        ]
-        if not ages:
-            return 0
-        count = retention.segments_to_drop(
-            ages,
-            segments[-1].size,
-            self._clock.now_ms(),
-            self.settings,
-            self._files.disk_usage(),
-            retention.protected_offset(self._derived, self.settings, self.end),
+        going = retention.going_segments(
+            self._journal, self._derived, self.settings, self._files.disk_usage(), self._clock.now_ms()
         )
-        return self._drop(count) if count else 0
-
-    def _drop(self, count: int) -> int:
-        kept = self._journal.segments[count].start
-        unit = Scanner(self._journal, self._journal_id).unit_at(kept)
-        if unit is None or not unit.header.flags & SNAPSHOT:
-            log.error("retention stopped: the next segment's snapshot is damaged", extra={"offset": kept})
+        if going is None:
             return 0
-        snapshot = self._derived.snapshot_in(unit)
-        first_after = self._derived.firsts_of(snapshot)
-        now_ms = self._clock.now_ms()
-        for items in retention.carried_forward(self._derived, self._reader, self.start, kept, first_after, now_ms):
+        for items in retention.carried_forward(self._derived, self._reader, self.start, going, self._clock.now_ms()):
             self.append(items, Durability.FLUSHED, atomic=True)
         # The checkpoint in force must not need what goes; taking one also flushes what was carried forward.
         self.checkpoint()
-        if self._checkpointed < kept:
+        if self._checkpointed < going.kept_from:
             return 0
-        self._journal.drop_first(count)
-        self._derived.start_from(snapshot)
+        self._journal.drop_first(going.segments)
+        self._derived.begin_at(going.kept_from, going.firsts)
         self._reader.cache.clear()
-        log.info("segments dropped", extra={"count": count, "journal_start": self.start})
-        return count
+        log.info("segments dropped", extra={"count": going.segments, "journal_start": self.start})
+        return going.segments
 
     def close(self) -> None:
         """Flush, checkpoint, and leave; the next start has nothing to recover. Safe to call twice."""
@@ -641,17 +508,10 @@ class MessageStore:
             self._pool.close()
             self._files.unlock()
 
+    def __enter__(self) -> Self:
+        return self
 
-def _repeated(items: Sequence[Batch | Event], placements: list[Placement | None], index: int, place: Any) -> Placement:
-    """The answer for a batch that was written before."""
-    batch = items[index]
-    assert isinstance(batch, Batch)
-    if isinstance(place, int):
-        first = placements[place]
-        assert first is not None
-        return Placement(
-            batch.topic, batch.queue, first.first_offset, first.count, first.unit_start, first.unit_end, True
-        )
-    return Placement(
-        batch.topic, batch.queue, place.first_queue_offset, place.count, place.unit_start, place.unit_end, True
-    )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

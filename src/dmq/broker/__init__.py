@@ -1,0 +1,1 @@
+"""The broker: what happens to messages between the store and those who send and consume them."""

@@ -1,0 +1,1 @@
+"""The client: what runs in the processes that send and consume messages."""

@@ -1,0 +1,315 @@
+"""Headers of administration: topics, groups, and what later parts of DMQ bring their meaning to.
+
+What always holds: listings come in pages, so an answer fits a frame however much there is. Settings of a topic travel by
+name, because a change names only what it changes; a name the broker does not know is an error, never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from dmq.errors import InvalidSettings
+from dmq.model import TopicConfig
+from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Id, Name, OptionalName, Text
+
+__all__ = [
+    "DeadLetterDelete",
+    "DeadLetterFilter",
+    "DeadLetterList",
+    "DeadLetterOutcome",
+    "DeadLetterReply",
+    "DeadLetterResend",
+    "DelayCancel",
+    "DelayInfo",
+    "DelayList",
+    "DelayListReply",
+    "GroupCreate",
+    "GroupDelete",
+    "GroupDescribe",
+    "GroupDescribeReply",
+    "GroupInfo",
+    "GroupList",
+    "GroupListReply",
+    "LimitGet",
+    "LimitInfo",
+    "LimitPolicy",
+    "LimitReply",
+    "LimitSet",
+    "MemberInfo",
+    "MessageQuery",
+    "TopicCreate",
+    "TopicDelete",
+    "TopicDescribe",
+    "TopicDescribeReply",
+    "TopicInfo",
+    "TopicList",
+    "TopicListReply",
+    "TopicUpdate",
+    "changed_config",
+]
+
+PageSize = Annotated[int, Meta(ge=1, le=1000)]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=10_000)]
+
+
+class TopicCreate(Header):
+    """Make a topic; settings as in `TopicConfig`, by name."""
+
+    topic: Name
+    settings: dict[str, Any] = {}
+    allow_existing: bool = False  # do not mind if one with the same settings is there
+
+
+class TopicUpdate(Header):
+    """Change some settings of a topic."""
+
+    topic: Name
+    settings: dict[str, Any]
+
+
+class TopicDelete(Header):
+    """Delete a topic, its messages and all positions in it."""
+
+    topic: Name
+
+
+class TopicList(Header):
+    """Ask for topics in the order of their names, after one of them."""
+
+    prefix: OptionalName = ""
+    after: OptionalName = ""
+    limit: PageSize = 1000
+    system: bool = False  # ours too, whose names begin with %
+
+
+class TopicInfo(Header):
+    """One topic on this broker."""
+
+    topic: Name
+    config: TopicConfig
+    topic_id: U32 = 0  # new with every creation
+    messages: Amount = 0  # kept
+    bytes: Amount = 0
+
+
+class TopicListReply(Header):
+    """One page. `more` says that another follows after the last one here."""
+
+    topics: Annotated[list[TopicInfo], Meta(max_length=1000)]
+    more: bool = False
+
+
+class TopicDescribe(Header):
+    """Ask for one topic."""
+
+    topic: Name
+
+
+class TopicDescribeReply(Header):
+    """The topic, and the groups that consume it."""
+
+    info: TopicInfo
+    groups: Annotated[list[Name], Meta(max_length=LIST_MAX)] = []
+
+
+class GroupCreate(Header):
+    """Give a group a position in a topic before its first member comes."""
+
+    group: Name
+    topic: Name
+
+
+class GroupDelete(Header):
+    """Forget a group, or its position in one topic."""
+
+    group: Name
+    topic: OptionalName = ""
+
+
+class GroupList(Header):
+    """Ask for groups in the order of their names, after one of them."""
+
+    topic: OptionalName = ""  # only those that consume it
+    after: OptionalName = ""
+    limit: PageSize = 1000
+
+
+class GroupInfo(Header):
+    """One group on this broker."""
+
+    group: Name
+    topics: Annotated[list[Name], Meta(max_length=LIST_MAX)]
+    members: U32 = 0
+    lag: Amount = 0
+
+
+class GroupListReply(Header):
+    """One page. `more` says that another follows after the last one here."""
+
+    groups: Annotated[list[GroupInfo], Meta(max_length=1000)]
+    more: bool = False
+
+
+class GroupDescribe(Header):
+    """Ask for one group."""
+
+    group: Name
+
+
+class MemberInfo(Header):
+    """One member, and what it has in hand."""
+
+    member: OptionalName
+    topic: Name
+    address: Text = ""
+    tags: Text = ""
+    version: U32 = 0
+    leased: Amount = 0
+    is_connected: bool = True
+    since_ms: Amount = 0
+
+
+class GroupDescribeReply(Header):
+    """The group and its members; how far it is, POSITION tells."""
+
+    info: GroupInfo
+    members: Annotated[list[MemberInfo], Meta(max_length=LIST_MAX)] = []
+
+
+class DelayList(Header):
+    """Ask for pending delayed messages in the order they are due."""
+
+    topic: OptionalName = ""
+    after: bytes = b""  # `next` of the page before
+    limit: PageSize = 1000
+
+
+class DelayInfo(Header):
+    """One pending message."""
+
+    message_id: Id
+    topic: Name
+    due_at_ms: Amount
+    journal_offset: Amount
+
+
+class DelayListReply(Header):
+    """One page; `next` is empty on the last."""
+
+    delays: Annotated[list[DelayInfo], Meta(max_length=1000)]
+    next: bytes = b""
+
+
+class DelayCancel(Header):
+    """Take back a delayed message that is not due yet."""
+
+    message_id: Id
+
+
+class DeadLetterFilter(Header):
+    """Which dead letters; everything that is given must hold."""
+
+    topic: OptionalName = ""
+    group: OptionalName = ""
+    reason: OptionalName = ""
+    since_ms: Amount = 0
+    until_ms: Amount = 0
+
+
+class DeadLetterList(Header):
+    """Ask for dead letters, oldest first."""
+
+    filter: DeadLetterFilter = DeadLetterFilter()
+    after: bytes = b""
+    limit: PageSize = 1000
+
+
+class DeadLetterResend(Header):
+    """Send them to their topic again; each keeps its id."""
+
+    message_ids: Ids
+
+
+class DeadLetterDelete(Header):
+    """Mark them deleted."""
+
+    message_ids: Ids
+
+
+class DeadLetterOutcome(Header):
+    """What became of one: status 0 is done."""
+
+    message_id: Id
+    status: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0
+    message: Text = ""
+
+
+class DeadLetterReply(Header):
+    """An outcome for each, in the order asked."""
+
+    outcomes: Annotated[list[DeadLetterOutcome], Meta(max_length=10_000)]
+
+
+class LimitPolicy(IntEnum):
+    """What happens to a message over the limit."""
+
+    REFUSE = 0
+    DEAD_LETTER = 1
+
+
+class LimitInfo(Header):
+    """A limit of a topic or of a producing app; the other name is empty. None is no limit."""
+
+    topic: OptionalName = ""
+    app: OptionalName = ""
+    messages: Amount | None = None  # a second
+    bytes: Amount | None = None  # a second
+    policy: LimitPolicy = LimitPolicy.REFUSE
+
+
+class LimitGet(Header):
+    """Ask for limits: of one topic or app, or all."""
+
+    topic: OptionalName = ""
+    app: OptionalName = ""
+
+
+class LimitSet(Header):
+    """Put a limit in force at once; one without numbers is taken away."""
+
+    limit: LimitInfo
+
+
+class LimitReply(Header):
+    """The limits in force."""
+
+    limits: Annotated[list[LimitInfo], Meta(max_length=LIST_MAX)]
+
+
+class MessageQuery(Header):
+    """TRACE and WHY: about one message."""
+
+    message_id: Id
+    group: OptionalName = ""
+
+
+def changed_config(settings: Mapping[str, Any], base: TopicConfig | None = None) -> TopicConfig:
+    """The settings of a topic with these changes.
+
+    Raises:
+        InvalidSettings: a name is unknown or a value is bad.
+    """
+    known = TopicConfig.__struct_fields__
+    for name in settings:
+        if name not in known:
+            raise InvalidSettings(f"a topic has no setting {name!r}: there are {', '.join(known)}", keys=[name])
+    before = msgspec.structs.asdict(base or TopicConfig())
+    try:
+        return msgspec.convert(before | dict(settings), TopicConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidSettings(f"a setting of the topic is not valid: {error}", keys=[*settings]) from error

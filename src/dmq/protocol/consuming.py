@@ -1,0 +1,284 @@
+"""Headers of what consumers say and hear: PULL, SUBSCRIBE, CONSUMER_PUSH, CREDIT, SETTLE, SEEK, POSITION.
+
+What always holds: a lease is named by (topic, group, queue, epoch, lease number), never by a connection, so a member that
+lost its connection settles what it holds over the next one. Times are durations in milliseconds, because the two clocks
+need not agree. Records come verbatim, as the journal has them: each says its own queue offset.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Annotated
+
+from msgspec import Meta
+
+from dmq.protocol.header import LIST_MAX, U16, U32, Amount, Bits, Header, Name, OptionalName, Queue, Text
+
+__all__ = [
+    "Credit",
+    "Lease",
+    "LeaseRef",
+    "Outcome",
+    "Point",
+    "PointKind",
+    "Position",
+    "PositionReply",
+    "Pull",
+    "PullReply",
+    "Push",
+    "QueueMove",
+    "QueuePosition",
+    "Refusal",
+    "Seek",
+    "SeekReply",
+    "Settle",
+    "SettleReply",
+    "Settlement",
+    "Subscribe",
+    "SubscribeFlag",
+    "SubscribeReply",
+    "SubscriptionEnded",
+    "Unsubscribe",
+]
+
+Range = tuple[Amount, Annotated[int, Meta(ge=1, le=LIST_MAX)]]  # first queue offset, count
+
+
+class PointKind(IntEnum):
+    """How a place in a queue is named."""
+
+    EARLIEST = 0
+    LATEST = 1
+    OFFSET = 2  # value: a queue offset
+    TIME = 3  # value: ms since 1970; the first message stored then or later
+    BACK = 4  # value: ms; as TIME, so long before now
+
+
+class Point(Header):
+    """A place in a queue."""
+
+    kind: PointKind = PointKind.EARLIEST
+    value: Amount = 0
+
+
+class Pull(Header):
+    """Client to broker: a batch, now or within `wait_ms`."""
+
+    topic: Name
+    group: Name
+    member: OptionalName = ""  # "" is the client id of the hello
+    queue: Queue = 255  # ANY_QUEUE lets the broker choose
+    max_messages: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+    max_bytes: U32 = 0  # 0 is the broker's default; one message always comes, however large
+    wait_ms: U32 = 0
+    lease_ms: U32 = 0  # 0 is the broker's default
+    tags: Text = ""  # "a || b"; "" is all
+    version: U32 = 0  # of the filter
+    flags: Bits = 0  # SubscribeFlag
+    start_from: Point = Point()  # where a new group begins
+    parallel: U32 = 0  # messages of one queue that may be out at once; 0 is no limit
+    max_attempts: U32 = 0  # 0 is for ever
+
+
+class Lease(Header):
+    """A range of a queue handed to a member. The range has gaps where the filter or an earlier ack left messages out."""
+
+    queue: Queue
+    epoch: U32
+    lease: Amount  # its number
+    first_offset: Amount
+    end_offset: Amount  # one past the last
+    count: U32  # messages of it in this frame
+    attempt: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
+    lease_ms: U32  # counted from when the frame was sent
+    topic: OptionalName = ""  # if it is not the one asked for: the group's retry topic
+
+
+class PullReply(Header):
+    """What was handed out; nothing after `wait_ms` without messages.
+
+    Body: the records of all leases in order, see `dmq.protocol.batch.pack_records`.
+    """
+
+    leases: Annotated[list[Lease], Meta(max_length=LIST_MAX)] = []
+
+
+class SubscribeFlag(IntFlag):
+    """Bits of `Subscribe.flags` and `Pull.flags`."""
+
+    ORDERED = 0x01  # one lease per queue at a time, failing messages in place
+    BROADCAST = 0x02  # every member, named by its client id, gets everything
+    AUTO_ACK = 0x04  # handed out is settled: at most once
+
+
+class LeaseRef(Header):
+    """A lease that a member still holds from a connection before."""
+
+    topic: Name
+    queue: Queue
+    epoch: U32
+    lease: Amount
+
+
+class Subscribe(Header):
+    """Client to broker; the answer is SUBSCRIBE_ACK. After it, the broker pushes while the subscription has credit.
+
+    Credit is what may be out unsettled, in messages and in bytes. Settling returns it. Sent again as itself after a
+    reconnect (D-22), with the leases still held, so that only the others are handed out again.
+    """
+
+    subscription: U32  # chosen by the client, unique on its connection
+    topic: Name
+    group: Name
+    member: OptionalName = ""
+    tags: Text = ""
+    version: U32 = 0
+    prefetch_messages: U32 = 0  # 0 is the broker's default
+    prefetch_bytes: U32 = 0
+    lease_ms: U32 = 0
+    batch: U32 = 0  # messages in one lease at most
+    parallel: U32 = 0
+    flags: Bits = 0
+    start_from: Point = Point()
+    max_attempts: U32 = 0
+    queues: Annotated[list[Queue], Meta(max_length=255)] = []  # only these; none is all, as the broker spreads them
+    holding: Annotated[list[LeaseRef], Meta(max_length=LIST_MAX)] = []
+
+
+class SubscribeReply(Header):
+    """SUBSCRIBE_ACK: what is in force. The backlog follows after `offline_delay_ms` (D-12)."""
+
+    subscription: U32
+    queues: U32  # of the topic
+    prefetch_messages: U32
+    prefetch_bytes: U32
+    lease_ms: U32
+    offline_delay_ms: U32 = 0
+    lost: Annotated[list[LeaseRef], Meta(max_length=LIST_MAX)] = []  # those of `holding` that are gone
+
+
+class Unsubscribe(Header):
+    """Client to broker: no more pushes. Leases go back at once, or stay to be settled until they time out."""
+
+    subscription: U32
+    release: bool = True
+
+
+class SubscriptionEnded(Header):
+    """Broker to client, one-way: this subscription gets nothing more. `status` says why, as in a response."""
+
+    subscription: U32
+    status: U16
+    message: Text = ""
+
+
+class Push(Header):
+    """CONSUMER_PUSH, broker to client, one-way. Body as in PULL's answer."""
+
+    subscription: U32
+    leases: Annotated[list[Lease], Meta(max_length=LIST_MAX)]
+
+
+class Credit(Header):
+    """Client to broker, one-way: let so much more (or, below zero, less) be out unsettled from now on."""
+
+    subscription: U32
+    messages: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+    bytes: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+
+
+class Outcome(IntEnum):
+    """What a member says of messages it was handed."""
+
+    ACK = 1
+    NACK = 2  # again, after `delay_ms` or as the retry table says
+    REJECT = 3  # never again: a dead letter
+    EXTEND = 4  # not yet: the lease runs for `delay_ms` from now
+    RELEASE = 5  # not touched: hand it to somebody else at once, the attempt does not count
+
+
+class Settlement(Header):
+    """One outcome for one lease, or for some ranges of it."""
+
+    queue: Queue
+    epoch: U32
+    lease: Amount
+    outcome: Outcome
+    ranges: Annotated[list[Range], Meta(max_length=LIST_MAX)] = []  # none is the whole lease
+    delay_ms: Annotated[int, Meta(ge=-1, le=(1 << 62))] = -1  # -1 leaves it to the broker
+    reason: Text = ""
+    topic: OptionalName = ""  # as in the lease
+
+
+class Settle(Header):
+    """Client to broker (D-22, UP_CONSUMER_ACK), as a request or one-way. Never sent again: a lease times out instead."""
+
+    topic: Name
+    group: Name
+    settlements: Annotated[list[Settlement], Meta(max_length=LIST_MAX)]
+    member: OptionalName = ""
+
+
+class Refusal(Header):
+    """One settlement that did not count, by its index in the request."""
+
+    index: U32
+    status: U16
+    message: Text = ""
+
+
+class SettleReply(Header):
+    """Empty when all counted."""
+
+    refused: Annotated[list[Refusal], Meta(max_length=LIST_MAX)] = []
+
+
+class Seek(Header):
+    """Client to broker: move a group's position (J-12). A dry run only says what would happen."""
+
+    topic: Name
+    group: Name
+    to: Point
+    queue: Queue = 255  # ANY_QUEUE is all of them
+    dry_run: bool = False
+
+
+class QueueMove(Header):
+    """From where to where a position was, or would be, moved."""
+
+    queue: Queue
+    before: Amount
+    after: Amount
+
+
+class SeekReply(Header):
+    """One entry a queue."""
+
+    moves: Annotated[list[QueueMove], Meta(max_length=255)]
+
+
+class Position(Header):
+    """Ask how far a group is, in one topic or in all it consumes."""
+
+    group: Name
+    topic: OptionalName = ""
+
+
+class QueuePosition(Header):
+    """A group in one queue. Lag is `next_offset - floor - settled`: what is out, and what is still to come."""
+
+    topic: Name
+    queue: Queue
+    first_offset: Amount  # the oldest kept
+    next_offset: Amount  # of the next message to be stored
+    floor: Amount  # everything below is settled
+    handed_out: Amount  # one past the last that was handed out
+    settled: Amount = 0  # above the floor
+    leased: Amount = 0
+    oldest_ms: Amount = 0  # age of the oldest message that is not settled
+
+
+class PositionReply(Header):
+    """One entry a queue."""
+
+    positions: Annotated[list[QueuePosition], Meta(max_length=LIST_MAX)]

@@ -1,0 +1,142 @@
+"""Headers of what producers say: PRODUCE and the transactions around it.
+
+One PRODUCE carries one batch, for one queue, at one durability. A request with a list of batches was weighed and left
+out: 100 connections with one message each would pay for the list and gain nothing, and a flood gains nothing either,
+since frames that go out together are written together and the broker merges whatever arrives in one turn. What a
+list would cost is that a slow durability, a full queue or one bad batch holds up or fails its neighbours.
+
+What always holds: the header says how the body divides (`dmq.protocol.batch`), so nothing in the body is
+self-describing and nothing there is believed before it was added up.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from dmq.protocol.header import U32, U64, Amount, Bits, Header, Id, Name, OptionalName, Queue, Text
+
+__all__ = [
+    "Durability",
+    "Produce",
+    "ProduceFlag",
+    "ProduceReply",
+    "TransactionCheck",
+    "TransactionEnd",
+    "TransactionInfo",
+    "TransactionList",
+    "TransactionListReply",
+    "TransactionOutcome",
+]
+
+
+class Durability(IntEnum):
+    """What must be true of a batch before its answer goes out. Ordered: more is safer."""
+
+    NONE = 0  # nothing: PRODUCE goes one-way and has no answer
+    STORED = 1  # in the journal, in the page cache
+    FLUSHED = 2  # fsynced
+    REPLICATED = 3  # fsynced by every in-sync replica
+    CONSUMED = 4  # the named group acked it
+
+
+class ProduceFlag(IntFlag):
+    """Bits of `Produce.flags`."""
+
+    NAMED = 0x01  # the producer id is a name that comes back (spool, Spark, replay): never forget its sequence numbers
+    DUES = 0x02  # the body has a column of due times: the batch goes to the delay store
+    HALF = 0x04  # the messages are prepared: invisible until TRANSACTION_END
+
+
+class Produce(Header):
+    """Client to broker. Body: see `dmq.protocol.batch.pack_batch`.
+
+    The frame's flag RESEND says that the batch went out before (D-22, UP_PRODUCER_RESEND). It then has the same
+    producer, epoch, sequence, count and queue, and gets the first one's place if that one arrived.
+    """
+
+    topic: Name
+    queue: Queue  # ANY_QUEUE lets the broker choose; a batch sent again then may be stored twice
+    count: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]  # messages
+    keys: U32  # how many of them have a key
+    producer_id: U64
+    producer_epoch: U32
+    first_sequence: U64
+    durability: Durability = Durability.FLUSHED
+    flags: Bits = 0
+    group: OptionalName = ""  # CONSUMED: whose ack to wait for; HALF: the producer group that can be asked
+    timeout_ms: U32 = 0  # CONSUMED: for how long; 0 is the broker's default
+
+
+class ProduceReply(Header):
+    """Where the batch went: message `i` has queue offset `first_offset + i`. For a delayed or half batch, 0."""
+
+    queue: Queue
+    first_offset: Amount
+    journal_offset: Amount  # of the unit that holds the batch
+    durability: Durability  # reached
+    is_duplicate: bool = False  # it was there already; this is the first one's place
+
+
+class TransactionOutcome(IntEnum):
+    """What is to become of half messages."""
+
+    ROLLBACK = 0
+    COMMIT = 1
+
+
+class TransactionEnd(Header):
+    """Client to broker: commit or roll back half messages of one producer. A late one of an older epoch is refused."""
+
+    producer_id: U64
+    producer_epoch: U32
+    first_sequence: U64
+    count: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
+    outcome: TransactionOutcome
+    topic: OptionalName = ""
+
+
+class TransactionCheck(Header):
+    """Broker to any live producer of the group, one-way: what became of this one? Answered with TRANSACTION_END.
+
+    Body: the half message's record.
+    """
+
+    message_id: Id
+    group: Name
+    topic: Name
+    attempt: U32 = 1
+    producer_epoch: U32 = 0
+
+
+class TransactionList(Header):
+    """Ask which transactions are open, oldest first."""
+
+    topic: OptionalName = ""
+    after: bytes = b""  # `next` of the page before
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+
+
+class TransactionInfo(Header):
+    """One open transaction."""
+
+    message_id: Id
+    topic: Name
+    group: OptionalName
+    begun_at_ms: Amount
+    checks: U32 = 0
+    error: Text = ""
+
+
+class TransactionListReply(Header):
+    """One page; `next` is empty on the last."""
+
+    transactions: Annotated[list[TransactionInfo], Meta(max_length=10_000)]
+    next: bytes = b""
+
+
+DURABILITIES: Final[dict[str, Durability]] = {level.name.lower(): level for level in Durability}
+"""By the names users write."""
+

@@ -1,0 +1,147 @@
+"""Headers of the session: who is there, are you still there, and what the brokers are up to.
+
+What always holds: HELLO is the first request on a connection and comes once; its two structs can be read by every
+version, for ever, since they decide what else can be.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from dmq.protocol.header import U16, U32, Amount, Header, Name, OptionalName, Text
+
+__all__ = [
+    "FEATURES",
+    "PROTOCOL_VERSION",
+    "PROTOCOL_VERSION_MIN",
+    "BrokerInfo",
+    "Cluster",
+    "ClusterReply",
+    "Heartbeat",
+    "Hello",
+    "HelloReply",
+    "Limits",
+    "ServerHealth",
+    "ServerReboot",
+    "Stats",
+    "StatsReply",
+    "choose_features",
+    "choose_version",
+]
+
+# The version of the commands, agreed on in the hello; the wire format in every frame is another matter.
+PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION_MIN: Final = 1
+
+# What a peer may offer beyond version 1, by name. None so far.
+FEATURES: Final[frozenset[str]] = frozenset()
+
+Features = Annotated[list[Name], Meta(max_length=256)]
+Secret = Annotated[bytes, Meta(max_length=32_768)]
+
+
+class Hello(Header):
+    """Client to broker, first of all (J-16)."""
+
+    app: Name
+    client_id: OptionalName = ""  # "" leaves it to the broker to name the client; then broadcast is not possible
+    version_min: U16 = PROTOCOL_VERSION_MIN
+    version_max: U16 = PROTOCOL_VERSION
+    software: Text = ""  # for people: "dmq-python 0.1.0"
+    features: Features = []
+    auth_mechanism: OptionalName = ""  # "" is anonymous; else a SASL mechanism's name
+    auth_data: Secret = b""
+
+
+class Limits(Header):
+    """What the broker takes on this connection."""
+
+    frame_bytes_max: U32
+    body_bytes_max: U32  # of one message, as stored
+    heartbeat_ms: U32  # send something at least this often; silence of three times as long ends the connection
+    prefetch_messages: U32  # credit of a subscription that asks for 0
+    prefetch_bytes: U32
+    partial_ms: U32  # a frame must arrive whole within this time
+
+
+class HelloReply(Header):
+    """The broker's answer; everything after it follows `version` and `features`."""
+
+    broker: Name
+    address: Text  # where it wants to be reached
+    version: U16
+    limits: Limits
+    features: Features = []  # those in force: asked for by the client and known to the broker
+    client_id: OptionalName = ""  # the client's own, or the one the broker gave it
+    software: Text = ""
+    now_ms: Amount = 0  # the broker's wall clock, so that a client can tell how far its own is off
+    auth_data: Secret = b""  # a challenge or a proof, as the mechanism says
+
+
+class Heartbeat(Header):
+    """Either way. As a request it is answered with the same header; one-way it only says: still here."""
+
+    now_ms: Amount = 0
+
+
+class ServerReboot(Header):
+    """Broker to client, one-way (D-09): take me out of your routes; what runs is finished within `grace_ms`."""
+
+    broker: Name
+    grace_ms: U32 = 0
+    reason: Text = ""
+
+
+class ServerHealth(Header):
+    """Broker to client, one-way (D-09): this broker may be used again; forget that it failed."""
+
+    broker: Name
+    address: Text = ""
+
+
+class Stats(Header):
+    """Ask for counters, all or those whose name begins with one of these."""
+
+    prefixes: Annotated[list[Name], Meta(max_length=256)] = []
+
+
+class StatsReply(Header):
+    """Counters and gauges by name, and when they were read."""
+
+    values: dict[str, float]
+    at_ms: Amount = 0
+
+
+class Cluster(Header):
+    """Ask which brokers there are."""
+
+
+class BrokerInfo(Header):
+    """One broker as another sees it."""
+
+    broker: Name
+    address: Text
+    shard: OptionalName = ""
+    is_leader: bool = True
+    is_writable: bool = True
+    state: OptionalName = ""  # for people
+    epoch: U32 = 0
+
+
+class ClusterReply(Header):
+    """All brokers that are known, the answering one first."""
+
+    brokers: Annotated[list[BrokerInfo], Meta(max_length=10_000)]
+
+
+def choose_version(hello: Hello) -> int | None:
+    """The newest version both sides speak; None if there is none."""
+    version = min(hello.version_max, PROTOCOL_VERSION)
+    return version if version >= max(hello.version_min, PROTOCOL_VERSION_MIN) else None
+
+
+def choose_features(hello: Hello, known: frozenset[str] = FEATURES) -> list[str]:
+    """The features in force: what the client asked for and we know, in the client's order."""
+    return [name for name in dict.fromkeys(hello.features) if name in known]
