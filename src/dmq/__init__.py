@@ -6,6 +6,7 @@ This is the public door: what is listed in `__all__` here stays compatible betwe
 from dmq.errors import (
     BrokerStopping,
     Busy,
+    CannotListen,
     ConsumeTimeout,
     Damaged,
     DeadLettered,
@@ -29,6 +30,7 @@ from dmq.errors import (
     NotInCluster,
     OffsetGone,
     OutOfRetries,
+    PortTaken,
     ProtocolError,
     RateLimited,
     RecordCorrupt,
@@ -56,6 +58,7 @@ from dmq.model import Message, MessageId, Receipt
 __all__ = [
     "BrokerStopping",
     "Busy",
+    "CannotListen",
     "ConsumeTimeout",
     "DMQError",
     "Damaged",
@@ -81,6 +84,7 @@ __all__ = [
     "NotInCluster",
     "OffsetGone",
     "OutOfRetries",
+    "PortTaken",
     "ProtocolError",
     "RateLimited",
     "Receipt",

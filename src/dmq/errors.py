@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 __all__ = [
     "BrokerStopping",
     "Busy",
+    "CannotListen",
     "ConsumeTimeout",
     "DMQError",
     "Damaged",
@@ -36,6 +37,7 @@ __all__ = [
     "NotInCluster",
     "OffsetGone",
     "OutOfRetries",
+    "PortTaken",
     "ProtocolError",
     "RateLimited",
     "RecordCorrupt",
@@ -290,6 +292,18 @@ class TimedOut(DMQError):
 
     code = "TIMED_OUT"
     retriable = True
+
+
+class PortTaken(DMQError):
+    """Somebody else listens on that port."""
+
+    code = "PORT_TAKEN"
+
+
+class CannotListen(DMQError):
+    """The address cannot be listened on."""
+
+    code = "CANNOT_LISTEN"
 
 
 class OutOfRetries(DMQError):

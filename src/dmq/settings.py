@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from dmq.errors import InvalidSettings
 
-__all__ = ["FIELDS", "Field", "ResolvedSettings", "Settings", "StoreSettings", "format_size"]
+__all__ = ["FIELDS", "BrokerSettings", "Field", "ResolvedSettings", "Settings", "StoreSettings", "format_size"]
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -53,6 +53,10 @@ def _time(meaning: str) -> Meta:
 
 def _share(meaning: str) -> Meta:
     return Meta(gt=0, le=1, description=meaning)
+
+
+def _text(meaning: str) -> Meta:
+    return Meta(min_length=1, max_length=4096, description=meaning)
 
 
 def _flag(meaning: str) -> Meta:
@@ -106,10 +110,39 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a broker serves its clients."""
+
+    name: Annotated[str, _text("What the broker calls itself.")] = "dmq"
+    host: Annotated[str, _text("Address it listens on.")] = "127.0.0.1"
+    port: Annotated[int, _count(0, "Port for clients; 0 takes any free one.", 65535)] = 9611
+    metrics_port: Annotated[int, _count(0, "Port for metrics and health; 0 takes any free one.", 65535)] = 9690
+    data: Annotated[str, _text("Directory with the data.")] = "dmq-data"
+    auto_create: Annotated[bool, _flag("Create a topic when it is first used.")] = False
+    auto_create_queues: Annotated[int, _count(1, "Queues of a topic created that way.", 255)] = 4
+    connections_max: Annotated[int, _count(1, "Connections at a time.")] = 20_000
+    frame_bytes_max: Annotated[int, _size(64 * KiB, "Largest frame of a client.", 128 * MiB)] = 16 * MiB
+    waiting_bytes_max: Annotated[int, _size(MiB, "Bytes waiting to be written before clients are told BUSY.")] = (
+        128 * MiB
+    )
+    output_bytes_max: Annotated[int, _size(64 * KiB, "Output waiting for one client before it gets no more.")] = 4 * MiB
+    pulls_waiting_max: Annotated[int, _count(1, "Pulls of one group that may wait.")] = 10_000
+    heartbeat_seconds: Annotated[float, _time("Clients say something at least this often.")] = 30.0
+    partial_seconds: Annotated[float, _time("A frame that was begun must be whole within this time.")] = 30.0
+    hello_seconds: Annotated[float, _time("A connection must say hello within this time.")] = 10.0
+    lease_seconds: Annotated[float, _time("Lease of a consumer that does not say.")] = 30.0
+    grace_seconds: Annotated[float, _time("A consumer that lost its connection keeps its leases so long.")] = 10.0
+    offline_delay_ms: Annotated[int, _count(0, "Backlog begins so long after a subscription.", 3_600_000)] = 10
+    prefetch_messages: Annotated[int, _count(1, "Prefetch of a consumer that does not say.", 1 << 20)] = 1000
+    prefetch_bytes: Annotated[int, _size(64 * KiB, "The same in bytes.", GiB)] = 16 * MiB
+    drain_seconds: Annotated[float, _time("A stop waits so long for clients to finish.")] = 5.0
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set, one section per layer."""
 
     store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+    broker: BrokerSettings = msgspec.field(default_factory=BrokerSettings)
 
     @classmethod
     def resolve(
@@ -135,11 +168,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             values[field.key], sources[field.key] = value, source
         try:
             store = StoreSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "store"})
+            broker = BrokerSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "broker"})
         except InvalidSettings as error:
             keys = error.detail.get("keys", [])
             whence = ", ".join(f"{key}: {sources[key]}" for key in keys)
             raise InvalidSettings(f"{error.message} ({whence})", keys=keys) from None
-        return ResolvedSettings(cls(store=store), MappingProxyType(sources))
+        return ResolvedSettings(cls(store=store, broker=broker), MappingProxyType(sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +227,9 @@ class Field:
     def expected(self) -> str:
         """What a good value looks like."""
         low, over, high = self.meta.ge, self.meta.gt, self.meta.le
-        if self.is_size:
+        if self.meta.min_length is not None:
+            text = "some text"
+        elif self.is_size:
             text = f"a size from {self.show(low)} to {self.show(high)}, in bytes or like 64MiB"
         elif high is not None:
             text = f"a number over {over} up to {high}" if low is None else f"a whole number from {low} to {high}"
@@ -254,7 +290,13 @@ def _fields_of(section: str, struct: type[msgspec.Struct]) -> Iterator[Field]:
 
 
 # Every setting there is, by key.
-FIELDS: Mapping[str, Field] = MappingProxyType({field.key: field for field in _fields_of("store", StoreSettings)})
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        field.key: field
+        for section, struct in (("store", StoreSettings), ("broker", BrokerSettings))
+        for field in _fields_of(section, struct)
+    }
+)
 
 
 def _known(key: str, source: str, name: str | None = None) -> Field:

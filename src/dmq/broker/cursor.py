@@ -11,15 +11,16 @@ Handing out is in `handout`; here is everything that happens to a lease once it 
 - an ordered group has one lease or proposal at a time, always of the lowest offsets that are not settled.
 
 Attempts: the first hand-out is attempt 1; a lease that timed out, a member that died and a nack add one. They live in
-memory, since only the position is durable: after a restart of the broker everything unsettled is handed out as attempt 1
-again, so a restart never adds to the count. A message that was moved to a retry topic carries the attempts it had in its
-own record, and the cursor of that topic counts on top of them.
+memory, since only the position is durable: after a restart of the broker everything unsettled is handed out as attempt
+1 again, so a restart never adds to the count. A message that was moved to a retry topic carries the attempts it had in
+its own record, and the cursor of that topic counts on top of them.
 
 Stale calls: an ack names (epoch, lease number). For an unordered group an ack of a lease that is no longer there still
 settles what is not settled yet, wherever it is now, also after a restart; other calls raise `LeaseLost`. Lease numbers
 come from one counter for all cursors of a broker, so a cursor knows which leases are older than itself (its topic was
 dropped and created again) or than its last `seek`; their acks say nothing about the offsets as they are now, and raise
-`LeaseLost` too.
+`LeaseLost` too. (A restart forgets that there was a seek, so an ack may settle what was replayed if it is older than
+both; only a client that held a lease over both can send one.)
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class Cursor(HandOut):
         lease = self._leases.get(number) if epoch == self.epoch else None
         if lease is not None:
             return self._settle(lease, ranges, Outcome.ACKED, now_ms, "")
-        is_known = epoch < self.epoch or (epoch == self.epoch and number > self._older_than)
+        if epoch == self.epoch:
+            is_known = number > self._older_than
+        else:
+            is_known = epoch < self.epoch and self._takes_older_epochs
         if self.ordered or not is_known or ranges is None:
             raise self._lost(epoch, number)  # what a lost lease had, only its holder knows
         return self._settle_stale(epoch, ranges, now_ms)
@@ -265,6 +269,7 @@ class Cursor(HandOut):
         for lease in list(self._leases):
             self._leases.take(lease, lease.mask)  # gives the holders their credit back
         self._log.forget()
+        self._takes_older_epochs = False
         self._begin(Position(offset))
 
     def _return(self, lease: Lease, attempt: int, now_ms: int) -> Redelivery:

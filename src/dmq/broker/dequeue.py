@@ -1,9 +1,9 @@
 """The dequeue log: what a cursor settles, as the events that make it durable.
 
 Pure code. Everything a member settles becomes events at once. What the filter passed over is different: nobody waits
-for it, and finding it again costs one look at the index. So it is settled in the cursor's memory at once, and its events
-wait here until something else is settled, or until somebody asks (at a checkpoint, say). A crash before that loses no
-message: the new cursor looks at those offsets once more, and its filter passes over them again.
+for it, and finding it again costs one look at the index. So it is settled in the cursor's memory at once, and its
+events wait here until something else is settled, or until somebody asks (at a checkpoint, say). A crash before that
+loses no message: the new cursor looks at those offsets once more, and its filter passes over them again.
 
 What always holds: an offset that is in an event of this log is settled in its cursor; what waits is bounded, since it
 lies within the cursor's window, or is one unbroken range below it.

@@ -2,11 +2,11 @@
 
 Pure code, the first half of a cursor (see `cursor`, which has its rules). Hand-out has two steps, because only the
 store's read tells which offsets of a range pass the filter, and the read may take a while: `propose` reserves offsets,
-`grant` turns those that matched into a lease and settles the others silently (see `dequeue`), `release` gives them back.
-Other calls may come in between.
+`grant` turns those that matched into a lease and settles the others silently (see `dequeue`), `release` gives them
+back. Other calls may come in between.
 
-What always holds: every unsettled offset below `next` is in exactly one place: reserved by a proposal, out in a lease, or
-waiting in the redelivery list.
+What always holds: every unsettled offset below `next` is in exactly one place: reserved by a proposal, out in a lease,
+or waiting in the redelivery list.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class HandOut:
         self._window = window
         self._visible = visible_next
         self._log = DequeueLog(group, topic_id, queue)
+        self._takes_older_epochs = True  # until a seek: what was acked before it says nothing about what comes after
         self._begin(Position(position.floor, position.ranges))
 
     def _begin(self, position: Position) -> None:
@@ -157,23 +158,22 @@ class HandOut:
         """
         if proposal not in self._proposals:
             return None  # a seek came in between
+        start, stop, mask, is_whole = proposal.start, proposal.stop, proposal.mask, proposal.is_fresh
+        unseen = 0
+        if scanned_to is not None and scanned_to < stop:
+            stop = max(scanned_to, start)
+            unseen = mask & ~full(stop - start)
+            mask ^= unseen
+        found = mask if matched is None else mask & mask_of_offsets(matched, start, stop)
+        if found.bit_count() > proposal.limit:
+            raise ValueError(f"{found.bit_count()} messages matched, {proposal.limit} were proposed")
         self._proposals.remove(proposal)
         self._reserved -= proposal.limit
-        start, stop, mask = proposal.start, proposal.stop, proposal.mask
-        is_whole = proposal.is_fresh
-        if scanned_to is not None and scanned_to < stop:
-            seen = full(max(scanned_to - start, 0))
-            self._give_back(proposal, mask & ~seen, now_ms)
-            mask &= seen
-            stop = max(scanned_to, start)
-        if matched is not None:
-            found = mask_of_offsets(matched, start, stop) & mask
-            if found.bit_count() > proposal.limit:
-                raise ValueError(f"{found.bit_count()} messages matched, {proposal.limit} were asked for")
+        if unseen:
+            self._give_back(proposal, unseen, now_ms)
+        if found != mask:
             start = self._pass_over(start, stop, mask, found, is_whole, reason)
             mask = found >> (start - proposal.start)
-        elif mask.bit_count() > proposal.limit:
-            raise ValueError(f"{mask.bit_count()} messages matched, {proposal.limit} were asked for")
         if not mask:
             return None
         number = next(self._numbers)

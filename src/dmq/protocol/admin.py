@@ -1,7 +1,7 @@
 """Headers of administration: topics, groups, and what later parts of DMQ bring their meaning to.
 
-What always holds: listings come in pages, so an answer fits a frame however much there is. Settings of a topic travel by
-name, because a change names only what it changes; a name the broker does not know is an error, never skipped.
+What always holds: listings come in pages, so an answer fits a frame however much there is. Settings of a topic travel
+by name, because a change names only what it changes; a name the broker does not know is an error, never skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PageSize = Annotated[int, Meta(ge=1, le=1000)]
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=10_000)]
 
 
-class TopicCreate(Header):
+class TopicCreate(Header, frozen=True):
     """Make a topic; settings as in `TopicConfig`, by name."""
 
     topic: Name
@@ -65,20 +65,20 @@ class TopicCreate(Header):
     allow_existing: bool = False  # do not mind if one with the same settings is there
 
 
-class TopicUpdate(Header):
+class TopicUpdate(Header, frozen=True):
     """Change some settings of a topic."""
 
     topic: Name
     settings: dict[str, Any]
 
 
-class TopicDelete(Header):
+class TopicDelete(Header, frozen=True):
     """Delete a topic, its messages and all positions in it."""
 
     topic: Name
 
 
-class TopicList(Header):
+class TopicList(Header, frozen=True):
     """Ask for topics in the order of their names, after one of them."""
 
     prefix: OptionalName = ""
@@ -87,7 +87,7 @@ class TopicList(Header):
     system: bool = False  # ours too, whose names begin with %
 
 
-class TopicInfo(Header):
+class TopicInfo(Header, frozen=True):
     """One topic on this broker."""
 
     topic: Name
@@ -97,41 +97,41 @@ class TopicInfo(Header):
     bytes: Amount = 0
 
 
-class TopicListReply(Header):
+class TopicListReply(Header, frozen=True):
     """One page. `more` says that another follows after the last one here."""
 
     topics: Annotated[list[TopicInfo], Meta(max_length=1000)]
     more: bool = False
 
 
-class TopicDescribe(Header):
+class TopicDescribe(Header, frozen=True):
     """Ask for one topic."""
 
     topic: Name
 
 
-class TopicDescribeReply(Header):
+class TopicDescribeReply(Header, frozen=True):
     """The topic, and the groups that consume it."""
 
     info: TopicInfo
     groups: Annotated[list[Name], Meta(max_length=LIST_MAX)] = []
 
 
-class GroupCreate(Header):
+class GroupCreate(Header, frozen=True):
     """Give a group a position in a topic before its first member comes."""
 
     group: Name
     topic: Name
 
 
-class GroupDelete(Header):
+class GroupDelete(Header, frozen=True):
     """Forget a group, or its position in one topic."""
 
     group: Name
     topic: OptionalName = ""
 
 
-class GroupList(Header):
+class GroupList(Header, frozen=True):
     """Ask for groups in the order of their names, after one of them."""
 
     topic: OptionalName = ""  # only those that consume it
@@ -139,7 +139,7 @@ class GroupList(Header):
     limit: PageSize = 1000
 
 
-class GroupInfo(Header):
+class GroupInfo(Header, frozen=True):
     """One group on this broker."""
 
     group: Name
@@ -148,20 +148,20 @@ class GroupInfo(Header):
     lag: Amount = 0
 
 
-class GroupListReply(Header):
+class GroupListReply(Header, frozen=True):
     """One page. `more` says that another follows after the last one here."""
 
     groups: Annotated[list[GroupInfo], Meta(max_length=1000)]
     more: bool = False
 
 
-class GroupDescribe(Header):
+class GroupDescribe(Header, frozen=True):
     """Ask for one group."""
 
     group: Name
 
 
-class MemberInfo(Header):
+class MemberInfo(Header, frozen=True):
     """One member, and what it has in hand."""
 
     member: OptionalName
@@ -174,14 +174,14 @@ class MemberInfo(Header):
     since_ms: Amount = 0
 
 
-class GroupDescribeReply(Header):
+class GroupDescribeReply(Header, frozen=True):
     """The group and its members; how far it is, POSITION tells."""
 
     info: GroupInfo
     members: Annotated[list[MemberInfo], Meta(max_length=LIST_MAX)] = []
 
 
-class DelayList(Header):
+class DelayList(Header, frozen=True):
     """Ask for pending delayed messages in the order they are due."""
 
     topic: OptionalName = ""
@@ -189,7 +189,7 @@ class DelayList(Header):
     limit: PageSize = 1000
 
 
-class DelayInfo(Header):
+class DelayInfo(Header, frozen=True):
     """One pending message."""
 
     message_id: Id
@@ -198,20 +198,20 @@ class DelayInfo(Header):
     journal_offset: Amount
 
 
-class DelayListReply(Header):
+class DelayListReply(Header, frozen=True):
     """One page; `next` is empty on the last."""
 
     delays: Annotated[list[DelayInfo], Meta(max_length=1000)]
     next: bytes = b""
 
 
-class DelayCancel(Header):
+class DelayCancel(Header, frozen=True):
     """Take back a delayed message that is not due yet."""
 
     message_id: Id
 
 
-class DeadLetterFilter(Header):
+class DeadLetterFilter(Header, frozen=True):
     """Which dead letters; everything that is given must hold."""
 
     topic: OptionalName = ""
@@ -221,7 +221,7 @@ class DeadLetterFilter(Header):
     until_ms: Amount = 0
 
 
-class DeadLetterList(Header):
+class DeadLetterList(Header, frozen=True):
     """Ask for dead letters, oldest first."""
 
     filter: DeadLetterFilter = DeadLetterFilter()
@@ -229,19 +229,19 @@ class DeadLetterList(Header):
     limit: PageSize = 1000
 
 
-class DeadLetterResend(Header):
+class DeadLetterResend(Header, frozen=True):
     """Send them to their topic again; each keeps its id."""
 
     message_ids: Ids
 
 
-class DeadLetterDelete(Header):
+class DeadLetterDelete(Header, frozen=True):
     """Mark them deleted."""
 
     message_ids: Ids
 
 
-class DeadLetterOutcome(Header):
+class DeadLetterOutcome(Header, frozen=True):
     """What became of one: status 0 is done."""
 
     message_id: Id
@@ -249,7 +249,7 @@ class DeadLetterOutcome(Header):
     message: Text = ""
 
 
-class DeadLetterReply(Header):
+class DeadLetterReply(Header, frozen=True):
     """An outcome for each, in the order asked."""
 
     outcomes: Annotated[list[DeadLetterOutcome], Meta(max_length=10_000)]
@@ -262,7 +262,7 @@ class LimitPolicy(IntEnum):
     DEAD_LETTER = 1
 
 
-class LimitInfo(Header):
+class LimitInfo(Header, frozen=True):
     """A limit of a topic or of a producing app; the other name is empty. None is no limit."""
 
     topic: OptionalName = ""
@@ -272,26 +272,26 @@ class LimitInfo(Header):
     policy: LimitPolicy = LimitPolicy.REFUSE
 
 
-class LimitGet(Header):
+class LimitGet(Header, frozen=True):
     """Ask for limits: of one topic or app, or all."""
 
     topic: OptionalName = ""
     app: OptionalName = ""
 
 
-class LimitSet(Header):
+class LimitSet(Header, frozen=True):
     """Put a limit in force at once; one without numbers is taken away."""
 
     limit: LimitInfo
 
 
-class LimitReply(Header):
+class LimitReply(Header, frozen=True):
     """The limits in force."""
 
     limits: Annotated[list[LimitInfo], Meta(max_length=LIST_MAX)]
 
 
-class MessageQuery(Header):
+class MessageQuery(Header, frozen=True):
     """TRACE and WHY: about one message."""
 
     message_id: Id

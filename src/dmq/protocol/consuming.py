@@ -1,8 +1,8 @@
 """Headers of what consumers say and hear: PULL, SUBSCRIBE, CONSUMER_PUSH, CREDIT, SETTLE, SEEK, POSITION.
 
-What always holds: a lease is named by (topic, group, queue, epoch, lease number), never by a connection, so a member that
-lost its connection settles what it holds over the next one. Times are durations in milliseconds, because the two clocks
-need not agree. Records come verbatim, as the journal has them: each says its own queue offset.
+What always holds: a lease is named by (topic, group, queue, epoch, lease number), never by a connection, so a member
+that lost its connection settles what it holds over the next one. Times are durations in milliseconds, because the two
+clocks need not agree. Records come verbatim, as the journal has them: each says its own queue offset.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class PointKind(IntEnum):
     BACK = 4  # value: ms; as TIME, so long before now
 
 
-class Point(Header):
+class Point(Header, frozen=True):
     """A place in a queue."""
 
     kind: PointKind = PointKind.EARLIEST
     value: Amount = 0
 
 
-class Pull(Header):
+class Pull(Header, frozen=True):
     """Client to broker: a batch, now or within `wait_ms`."""
 
     topic: Name
@@ -80,8 +80,8 @@ class Pull(Header):
     max_attempts: U32 = 0  # 0 is for ever
 
 
-class Lease(Header):
-    """A range of a queue handed to a member. The range has gaps where the filter or an earlier ack left messages out."""
+class Lease(Header, frozen=True):
+    """A range of a queue handed to a member. It has gaps where the filter or an earlier ack left messages out."""
 
     queue: Queue
     epoch: U32
@@ -94,7 +94,7 @@ class Lease(Header):
     topic: OptionalName = ""  # if it is not the one asked for: the group's retry topic
 
 
-class PullReply(Header):
+class PullReply(Header, frozen=True):
     """What was handed out; nothing after `wait_ms` without messages.
 
     Body: the records of all leases in order, see `dmq.protocol.batch.pack_records`.
@@ -108,10 +108,9 @@ class SubscribeFlag(IntFlag):
 
     ORDERED = 0x01  # one lease per queue at a time, failing messages in place
     BROADCAST = 0x02  # every member, named by its client id, gets everything
-    AUTO_ACK = 0x04  # handed out is settled: at most once
 
 
-class LeaseRef(Header):
+class LeaseRef(Header, frozen=True):
     """A lease that a member still holds from a connection before."""
 
     topic: Name
@@ -120,11 +119,11 @@ class LeaseRef(Header):
     lease: Amount
 
 
-class Subscribe(Header):
+class Subscribe(Header, frozen=True):
     """Client to broker; the answer is SUBSCRIBE_ACK. After it, the broker pushes while the subscription has credit.
 
     Credit is what may be out unsettled, in messages and in bytes. Settling returns it. Sent again as itself after a
-    reconnect (D-22), with the leases still held, so that only the others are handed out again.
+    reconnect, with the leases still held, so that only the others are handed out again.
     """
 
     subscription: U32  # chosen by the client, unique on its connection
@@ -145,8 +144,8 @@ class Subscribe(Header):
     holding: Annotated[list[LeaseRef], Meta(max_length=LIST_MAX)] = []
 
 
-class SubscribeReply(Header):
-    """SUBSCRIBE_ACK: what is in force. The backlog follows after `offline_delay_ms` (D-12)."""
+class SubscribeReply(Header, frozen=True):
+    """SUBSCRIBE_ACK: what is in force. The backlog follows after `offline_delay_ms`."""
 
     subscription: U32
     queues: U32  # of the topic
@@ -157,14 +156,14 @@ class SubscribeReply(Header):
     lost: Annotated[list[LeaseRef], Meta(max_length=LIST_MAX)] = []  # those of `holding` that are gone
 
 
-class Unsubscribe(Header):
+class Unsubscribe(Header, frozen=True):
     """Client to broker: no more pushes. Leases go back at once, or stay to be settled until they time out."""
 
     subscription: U32
     release: bool = True
 
 
-class SubscriptionEnded(Header):
+class SubscriptionEnded(Header, frozen=True):
     """Broker to client, one-way: this subscription gets nothing more. `status` says why, as in a response."""
 
     subscription: U32
@@ -172,14 +171,14 @@ class SubscriptionEnded(Header):
     message: Text = ""
 
 
-class Push(Header):
+class Push(Header, frozen=True):
     """CONSUMER_PUSH, broker to client, one-way. Body as in PULL's answer."""
 
     subscription: U32
     leases: Annotated[list[Lease], Meta(max_length=LIST_MAX)]
 
 
-class Credit(Header):
+class Credit(Header, frozen=True):
     """Client to broker, one-way: let so much more (or, below zero, less) be out unsettled from now on."""
 
     subscription: U32
@@ -197,7 +196,7 @@ class Outcome(IntEnum):
     RELEASE = 5  # not touched: hand it to somebody else at once, the attempt does not count
 
 
-class Settlement(Header):
+class Settlement(Header, frozen=True):
     """One outcome for one lease, or for some ranges of it."""
 
     queue: Queue
@@ -210,8 +209,8 @@ class Settlement(Header):
     topic: OptionalName = ""  # as in the lease
 
 
-class Settle(Header):
-    """Client to broker (D-22, UP_CONSUMER_ACK), as a request or one-way. Never sent again: a lease times out instead."""
+class Settle(Header, frozen=True):
+    """Client to broker (UP_CONSUMER_ACK), as a request or one-way. Never sent again: leases time out."""
 
     topic: Name
     group: Name
@@ -219,7 +218,7 @@ class Settle(Header):
     member: OptionalName = ""
 
 
-class Refusal(Header):
+class Refusal(Header, frozen=True):
     """One settlement that did not count, by its index in the request."""
 
     index: U32
@@ -227,14 +226,14 @@ class Refusal(Header):
     message: Text = ""
 
 
-class SettleReply(Header):
+class SettleReply(Header, frozen=True):
     """Empty when all counted."""
 
     refused: Annotated[list[Refusal], Meta(max_length=LIST_MAX)] = []
 
 
-class Seek(Header):
-    """Client to broker: move a group's position (J-12). A dry run only says what would happen."""
+class Seek(Header, frozen=True):
+    """Client to broker: move a group's position. A dry run only says what would happen."""
 
     topic: Name
     group: Name
@@ -243,7 +242,7 @@ class Seek(Header):
     dry_run: bool = False
 
 
-class QueueMove(Header):
+class QueueMove(Header, frozen=True):
     """From where to where a position was, or would be, moved."""
 
     queue: Queue
@@ -251,20 +250,20 @@ class QueueMove(Header):
     after: Amount
 
 
-class SeekReply(Header):
+class SeekReply(Header, frozen=True):
     """One entry a queue."""
 
     moves: Annotated[list[QueueMove], Meta(max_length=255)]
 
 
-class Position(Header):
+class Position(Header, frozen=True):
     """Ask how far a group is, in one topic or in all it consumes."""
 
     group: Name
     topic: OptionalName = ""
 
 
-class QueuePosition(Header):
+class QueuePosition(Header, frozen=True):
     """A group in one queue. Lag is `next_offset - floor - settled`: what is out, and what is still to come."""
 
     topic: Name
@@ -278,7 +277,7 @@ class QueuePosition(Header):
     oldest_ms: Amount = 0  # age of the oldest message that is not settled
 
 
-class PositionReply(Header):
+class PositionReply(Header, frozen=True):
     """One entry a queue."""
 
     positions: Annotated[list[QueuePosition], Meta(max_length=LIST_MAX)]

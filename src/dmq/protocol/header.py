@@ -1,9 +1,9 @@
 """The header of a frame: one struct per command and direction, as a MessagePack array.
 
 What always holds: the order of fields is part of the protocol. A newer version adds fields at the end, each with a
-default, and nothing is moved, renamed in meaning or taken away. So an older side reads what it knows and skips the rest,
-and a newer one fills what an older peer left out. A field that must not be skipped comes with a feature, which a client
-uses only if the hello's answer has it; see docs/internals/protocol.md.
+default, and nothing is moved, renamed in meaning or taken away. So an older side reads what it knows and skips the
+rest, and a newer one fills what an older peer left out. A field that must not be skipped comes with a feature, which a
+client uses only if the hello's answer has it; see docs/internals/protocol.md.
 
 Types are closed: numbers have ranges, choices are enums, names and lists have a maximum, so that what was decoded can
 be used without another look, and a hostile header of one megabyte cannot become a gigabyte.
@@ -19,6 +19,7 @@ from msgspec import Meta
 from dmq.errors import InvalidRequest
 
 __all__ = [
+    "U32",
     "Amount",
     "Bits",
     "Header",
@@ -27,7 +28,6 @@ __all__ = [
     "OptionalName",
     "Queue",
     "Text",
-    "U32",
     "decode_header",
     "encode_header",
 ]
@@ -61,13 +61,13 @@ encode_header: Final = _encoder.encode
 EMPTY: Final = encode_header(Header())
 
 
-def decode_header(decoder: msgspec.msgpack.Decoder[H], raw: bytes, what: str) -> H:
+def decode_header(decoder: msgspec.msgpack.Decoder[H], raw: bytes, command: int) -> H:
     """The header that these bytes hold.
 
     Parameters:
         decoder: of the struct that is expected.
         raw: from the frame.
-        what: whose header it is, for the error message.
+        command: of the frame, for the error message.
 
     Raises:
         InvalidRequest: they hold something else.
@@ -75,7 +75,7 @@ def decode_header(decoder: msgspec.msgpack.Decoder[H], raw: bytes, what: str) ->
     try:
         return decoder.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the header of {what} cannot be read: {error}") from error
+        raise InvalidRequest(f"the header of a frame with command {command:#06x} cannot be read: {error}") from error
 
 
 def check_detail(value: Any) -> Any:

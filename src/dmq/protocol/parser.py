@@ -6,9 +6,9 @@ made for `asyncio.BufferedProtocol`, where the socket writes straight into the b
 What always holds:
 - A frame is given out once, complete, in order; what came before garbage is given out, what came after never is.
 - No byte is copied more than a bounded number of times, whatever the pieces: a frame that is larger than a chunk moves
-  to buffers that grow eightfold, and receives the rest in place.
+  to buffers that grow sixteenfold, and receives the rest in place.
 - Memory follows what was received, not what was announced: a peer that sends a few bytes and stops holds those bytes,
-  one that announces 16 MiB and sends 100 KiB holds 512 KiB of address space. Never more than `frame_bytes_max`, or one
+  one that announces 16 MiB and sends 100 KiB holds 1 MiB of address space. Never more than `frame_bytes_max`, or one
   chunk where that is less.
 - A body below `VIEW_BYTES_MIN` is copied: it then keeps no chunk alive. Larger ones are views, which keep at most four
   times their size alive.
@@ -44,7 +44,7 @@ __all__ = ["FrameParser"]
 
 CHUNK_BYTES: Final = 64 * 1024
 VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
-GROWTH: Final = 8
+GROWTH: Final = 16
 # So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small,
 # because it is copied each time more arrives.
 ASIDE_BYTES_MAX: Final = 2048
@@ -136,22 +136,18 @@ class FrameParser:
             return self._advance(memoryview(data), 0, len(data), is_ours=False) if data else []
         frames: list[Frame] = []
         view = memoryview(data)
-        while len(view) and self._end and self.error is None:
+        while len(view) and self._end:
+            # Only up to the end of the half-sent frame: the rest can be parsed where it is.
             room = self.get_buffer()
             taken = min(len(room), len(view), self._missing())
             room[:taken] = view[:taken]
-            try:
-                frames += self.buffer_updated(taken)
-            except ProtocolError:
-                if not frames:
-                    raise
+            frames = self.buffer_updated(taken)
             view = view[taken:]
-        if len(view) and self.error is None:
+        if len(view):
             try:
                 frames += self._advance(view, 0, len(view), is_ours=False)
             except ProtocolError:
-                if not frames:
-                    raise
+                assert frames  # the one completed above comes out first; `error` has the rest of the story
         return frames
 
     def _missing(self) -> int:
@@ -200,8 +196,8 @@ class FrameParser:
             if stop > end:
                 return start
             body_at = start + HEAD_BYTES + header_bytes
-            body: bytes | memoryview = buffer[body_at:stop]
-            body = bytes(body) if stop - body_at < VIEW_BYTES_MIN else body.toreadonly()
+            view = buffer[body_at:stop]
+            body = bytes(view) if stop - body_at < VIEW_BYTES_MIN else view.toreadonly()
             header = bytes(buffer[start + HEAD_BYTES : body_at])
             frames.append(Frame(kind, command, status, flags, correlation, header, body))
             start = stop

@@ -50,10 +50,10 @@ class ProduceFlag(IntFlag):
     HALF = 0x04  # the messages are prepared: invisible until TRANSACTION_END
 
 
-class Produce(Header):
+class Produce(Header, frozen=True):
     """Client to broker. Body: see `dmq.protocol.batch.pack_batch`.
 
-    The frame's flag RESEND says that the batch went out before (D-22, UP_PRODUCER_RESEND). It then has the same
+    The frame's flag RESEND says that the batch went out before (UP_PRODUCER_RESEND). It then has the same
     producer, epoch, sequence, count and queue, and gets the first one's place if that one arrived.
     """
 
@@ -70,7 +70,7 @@ class Produce(Header):
     timeout_ms: U32 = 0  # CONSUMED: for how long; 0 is the broker's default
 
 
-class ProduceReply(Header):
+class ProduceReply(Header, frozen=True):
     """Where the batch went: message `i` has queue offset `first_offset + i`. For a delayed or half batch, 0."""
 
     queue: Queue
@@ -87,7 +87,7 @@ class TransactionOutcome(IntEnum):
     COMMIT = 1
 
 
-class TransactionEnd(Header):
+class TransactionEnd(Header, frozen=True):
     """Client to broker: commit or roll back half messages of one producer. A late one of an older epoch is refused."""
 
     producer_id: U64
@@ -98,7 +98,7 @@ class TransactionEnd(Header):
     topic: OptionalName = ""
 
 
-class TransactionCheck(Header):
+class TransactionCheck(Header, frozen=True):
     """Broker to any live producer of the group, one-way: what became of this one? Answered with TRANSACTION_END.
 
     Body: the half message's record.
@@ -111,7 +111,7 @@ class TransactionCheck(Header):
     producer_epoch: U32 = 0
 
 
-class TransactionList(Header):
+class TransactionList(Header, frozen=True):
     """Ask which transactions are open, oldest first."""
 
     topic: OptionalName = ""
@@ -119,7 +119,7 @@ class TransactionList(Header):
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
 
 
-class TransactionInfo(Header):
+class TransactionInfo(Header, frozen=True):
     """One open transaction."""
 
     message_id: Id
@@ -130,7 +130,7 @@ class TransactionInfo(Header):
     error: Text = ""
 
 
-class TransactionListReply(Header):
+class TransactionListReply(Header, frozen=True):
     """One page; `next` is empty on the last."""
 
     transactions: Annotated[list[TransactionInfo], Meta(max_length=10_000)]
@@ -139,4 +139,3 @@ class TransactionListReply(Header):
 
 DURABILITIES: Final[dict[str, Durability]] = {level.name.lower(): level for level in Durability}
 """By the names users write."""
-

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class Offsets(Header):
+class Offsets(Header, frozen=True):
     """Ask for the offsets of queues: what exists, and which one a point means."""
 
     topic: Name
@@ -35,7 +35,7 @@ class Offsets(Header):
     at: Point = Point()
 
 
-class QueueOffsets(Header):
+class QueueOffsets(Header, frozen=True):
     """Kept are `first_offset` up to, not including, `next_offset`; `at` is where the point lies."""
 
     queue: Queue
@@ -44,7 +44,7 @@ class QueueOffsets(Header):
     at: Amount
 
 
-class OffsetsReply(Header):
+class OffsetsReply(Header, frozen=True):
     """One entry a queue, and the journal's visible range at that moment."""
 
     queues: Annotated[list[QueueOffsets], Meta(max_length=255)]
@@ -52,7 +52,7 @@ class OffsetsReply(Header):
     visible_journal_offset: Amount = 0
 
 
-class Peek(Header):
+class Peek(Header, frozen=True):
     """Read messages from a point on, without a group."""
 
     topic: Name
@@ -63,7 +63,7 @@ class Peek(Header):
     tags: Text = ""
 
 
-class Span(Header):
+class Span(Header, frozen=True):
     """Messages of one queue; peek from `end_offset` on for more."""
 
     queue: Queue
@@ -72,13 +72,13 @@ class Span(Header):
     count: U32
 
 
-class PeekReply(Header):
+class PeekReply(Header, frozen=True):
     """Body: the records of all spans in order, see `dmq.protocol.batch.pack_records`."""
 
     spans: Annotated[list[Span], Meta(max_length=255)] = []
 
 
-class Find(Header):
+class Find(Header, frozen=True):
     """Look up messages by key, or by id: exactly one of them is given."""
 
     topic: OptionalName = ""  # "" is every topic, and only for an id
@@ -87,7 +87,7 @@ class Find(Header):
     max_messages: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
 
-class Found(Header):
+class Found(Header, frozen=True):
     """Where one message is."""
 
     topic: Name
@@ -96,14 +96,14 @@ class Found(Header):
     journal_offset: Amount
 
 
-class FindReply(Header):
+class FindReply(Header, frozen=True):
     """Body: one record for each found, in order, see `dmq.protocol.batch.pack_records`."""
 
     found: Annotated[list[Found], Meta(max_length=10_000)] = []
     is_complete: bool = True  # False: there are more than asked for
 
 
-class Fetch(Header):
+class Fetch(Header, frozen=True):
     """Read the journal itself: whole units from an offset on, as the archive and Spark do."""
 
     journal_offset: Amount
@@ -111,7 +111,7 @@ class Fetch(Header):
     wait_ms: U32 = 0  # for something to become visible
 
 
-class FetchReply(Header):
+class FetchReply(Header, frozen=True):
     """Body: units, verbatim, from `start` to `end`. Fetch from `end` on for more."""
 
     start: Amount

@@ -42,8 +42,8 @@ Features = Annotated[list[Name], Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=32_768)]
 
 
-class Hello(Header):
-    """Client to broker, first of all (J-16)."""
+class Hello(Header, frozen=True):
+    """Client to broker, first of all."""
 
     app: Name
     client_id: OptionalName = ""  # "" leaves it to the broker to name the client; then broadcast is not possible
@@ -55,7 +55,7 @@ class Hello(Header):
     auth_data: Secret = b""
 
 
-class Limits(Header):
+class Limits(Header, frozen=True):
     """What the broker takes on this connection."""
 
     frame_bytes_max: U32
@@ -66,7 +66,7 @@ class Limits(Header):
     partial_ms: U32  # a frame must arrive whole within this time
 
 
-class HelloReply(Header):
+class HelloReply(Header, frozen=True):
     """The broker's answer; everything after it follows `version` and `features`."""
 
     broker: Name
@@ -80,45 +80,45 @@ class HelloReply(Header):
     auth_data: Secret = b""  # a challenge or a proof, as the mechanism says
 
 
-class Heartbeat(Header):
+class Heartbeat(Header, frozen=True):
     """Either way. As a request it is answered with the same header; one-way it only says: still here."""
 
     now_ms: Amount = 0
 
 
-class ServerReboot(Header):
-    """Broker to client, one-way (D-09): take me out of your routes; what runs is finished within `grace_ms`."""
+class ServerReboot(Header, frozen=True):
+    """Broker to client, one-way: take me out of your routes; what runs is finished within `grace_ms`."""
 
     broker: Name
     grace_ms: U32 = 0
     reason: Text = ""
 
 
-class ServerHealth(Header):
-    """Broker to client, one-way (D-09): this broker may be used again; forget that it failed."""
+class ServerHealth(Header, frozen=True):
+    """Broker to client, one-way: this broker may be used again; forget that it failed."""
 
     broker: Name
     address: Text = ""
 
 
-class Stats(Header):
+class Stats(Header, frozen=True):
     """Ask for counters, all or those whose name begins with one of these."""
 
     prefixes: Annotated[list[Name], Meta(max_length=256)] = []
 
 
-class StatsReply(Header):
+class StatsReply(Header, frozen=True):
     """Counters and gauges by name, and when they were read."""
 
     values: dict[str, float]
     at_ms: Amount = 0
 
 
-class Cluster(Header):
+class Cluster(Header, frozen=True):
     """Ask which brokers there are."""
 
 
-class BrokerInfo(Header):
+class BrokerInfo(Header, frozen=True):
     """One broker as another sees it."""
 
     broker: Name
@@ -130,7 +130,7 @@ class BrokerInfo(Header):
     epoch: U32 = 0
 
 
-class ClusterReply(Header):
+class ClusterReply(Header, frozen=True):
     """All brokers that are known, the answering one first."""
 
     brokers: Annotated[list[BrokerInfo], Meta(max_length=10_000)]

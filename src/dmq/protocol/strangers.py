@@ -41,7 +41,7 @@ def _guess(head: bytes) -> tuple[str, str]:
     if head[0] == 0x16 and head[1] == 0x03:
         return "a TLS client", "connect without TLS, or to the port that has it"
     for start, who, advice in _STARTS:
-        if head.startswith(start) or start.startswith(head):
+        if head.startswith(start):
             return who, advice
     if head[0] == 0xFF and head[1] >= 0xF0:
         return "a telnet client", "the telnet port is 9612 by default"

@@ -79,6 +79,7 @@ BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 RAW_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _RELATIVE_MAX: Final = 0xFFFF_FFFF
+_RELATIVE_MAX_U64: Final = np.uint64(_RELATIVE_MAX)
 
 FIXED: Final = struct.Struct(">IHBHBQBQ6s6sQIIQ")
 CLIENT_PART: Final = struct.Struct(">HBHB")  # bytes 4..9
@@ -93,8 +94,23 @@ STAMP_DTYPE: Final = np.dtype(
     [("journal_offset", ">u8"), ("queue", "u1"), ("queue_offset", ">u8"), ("client", "V6"), ("server", "V6")]
 )
 TIMES_DTYPE: Final = np.dtype([("receive", ">u4"), ("store", ">u4")])
-_STAMP_BYTES: Final = np.dtype(f"V{STAMP_DTYPE.itemsize}")
-_TIMES_BYTES: Final = np.dtype(f"V{TIMES_DTYPE.itemsize}")
+# Bytes 6..54: everything a broker fills in, and the few fields of the client between them.
+_BROKER_DTYPE: Final = np.dtype(
+    [
+        ("flags", "u1"),
+        ("tag", ">u2"),
+        ("priority", "u1"),
+        ("journal_offset", ">u8"),
+        ("queue", "u1"),
+        ("queue_offset", ">u8"),
+        ("addresses", "V12"),
+        ("send", ">u8"),
+        ("receive", ">u4"),
+        ("store", ">u4"),
+    ]
+)
+_BROKER_BYTES: Final = np.dtype(f"V{_BROKER_DTYPE.itemsize}")
+ADDRESSES_DTYPE: Final = _BROKER_DTYPE["addresses"]
 
 # Below this many records the set-up of the numpy calls costs more than packing one by one (bench/records.py).
 STAMP_MANY_MIN: Final = 16
@@ -191,15 +207,16 @@ def stamp_few(
     """`stamp`, one record after another; the arguments are those of `stamp`."""
     pack_stamp, pack_times, send_time = STAMP.pack_into, TIMES.pack_into, U64.unpack_from
     queue_offset = first_queue_offset
+    before = -1
+    receive = store = 0
     for start, journal_offset in zip(starts, journal_offsets, strict=True):
         pack_stamp(buffer, start + JOURNAL_OFFSET_AT, journal_offset, queue, queue_offset, client, server)
-        sent_at_ms = send_time(buffer, start + SEND_TIME_AT)[0]
-        pack_times(
-            buffer,
-            start + RECEIVE_TIME_AT,
-            min(max(received_at_ms - sent_at_ms, 0), _RELATIVE_MAX),
-            min(max(stored_at_ms - sent_at_ms, 0), _RELATIVE_MAX),
-        )
+        (sent_at_ms,) = send_time(buffer, start + SEND_TIME_AT)
+        if sent_at_ms != before:  # most batches were sent at one time
+            before = sent_at_ms
+            receive = min(max(received_at_ms - sent_at_ms, 0), _RELATIVE_MAX)
+            store = min(max(stored_at_ms - sent_at_ms, 0), _RELATIVE_MAX)
+        pack_times(buffer, start + RECEIVE_TIME_AT, receive, store)
         if ipv6:
             buffer[start + FLAGS_AT] |= IPV6
         queue_offset += 1
@@ -219,24 +236,58 @@ def stamp_many(
     ipv6: bool = False,
 ) -> None:
     """`stamp`, column by column; the arguments are those of `stamp`."""
-    count = len(starts)
-    # What is the same in all of them is packed once and copied whole: one void copy is cheaper than three columns.
-    stamps = np.frombuffer(STAMP.pack(0, queue, 0, client, server) * count, _STAMP_BYTES).copy()
-    columns = stamps.view(STAMP_DTYPE)
+    stamp_columns(
+        buffer,
+        starts,
+        journal_offsets,
+        queue,
+        np.arange(first_queue_offset, first_queue_offset + len(starts), dtype=np.uint64),
+        np.frombuffer(client + server, ADDRESSES_DTYPE),
+        received_at_ms,
+        stored_at_ms,
+        ipv6=ipv6,
+    )
+
+
+def stamp_columns(
+    buffer: bytearray | memoryview,
+    starts: Positions,
+    journal_offsets: npt.NDArray[np.integer[Any]],
+    queue: int | npt.NDArray[np.uint8],
+    queue_offsets: npt.NDArray[np.integer[Any]],
+    addresses: npt.NDArray[np.void],
+    received_at_ms: int | Offsets,
+    stored_at_ms: int,
+    *,
+    ipv6: bool | npt.NDArray[np.bool_] = False,
+) -> npt.NDArray[np.uint16]:
+    """`stamp` for the records of many batches at once; each argument is one value for all or one for each record.
+
+    Parameters:
+        addresses: of the client and of this broker, twelve bytes (`ADDRESSES_DTYPE`).
+
+    Returns the tag hashes, since they stand among the bytes this reads anyway.
+    """
+    # All of it lies so close together that one read and one write of the whole stretch beat a call for every field.
+    stretch = field(buffer, FLAGS_AT, _BROKER_BYTES)
+    rows = stretch[starts]
+    columns = rows.view(_BROKER_DTYPE)
     columns["journal_offset"] = journal_offsets
-    columns["queue_offset"] = np.arange(first_queue_offset, first_queue_offset + count, dtype=np.uint64)
-    scatter(buffer, starts, JOURNAL_OFFSET_AT, stamps)
+    columns["queue"] = queue
+    columns["queue_offset"] = queue_offsets
+    columns["addresses"] = addresses
+    sent_at_ms = columns["send"].astype(np.uint64)
+    stored = _relative(stored_at_ms, sent_at_ms)
+    same = isinstance(received_at_ms, int) and received_at_ms == stored_at_ms
+    columns["receive"] = stored if same else _relative(received_at_ms, sent_at_ms)
+    columns["store"] = stored
+    if ipv6 is not False:
+        columns["flags"] |= np.where(ipv6, np.uint8(IPV6), np.uint8(0))
+    stretch[starts] = rows
+    return columns["tag"].astype(np.uint16)
 
-    sent_at_ms = gather(buffer, starts, SEND_TIME_AT, ">u8").astype(np.uint64)
-    times = np.empty(count, TIMES_DTYPE)
-    times["receive"] = _relative(received_at_ms, sent_at_ms)
-    times["store"] = _relative(stored_at_ms, sent_at_ms)
-    scatter(buffer, starts, RECEIVE_TIME_AT, times.view(_TIMES_BYTES))
-    if ipv6:
-        scatter(buffer, starts, FLAGS_AT, gather(buffer, starts, FLAGS_AT, np.uint8) | np.uint8(IPV6))
 
-
-def _relative(at_ms: int, sent_at_ms: Offsets) -> Offsets:
+def _relative(at_ms: int | Offsets, sent_at_ms: Offsets) -> Offsets:
     # Clamping the send time first keeps the unsigned subtraction from wrapping, whatever a client wrote there.
-    at = np.uint64(at_ms)
-    return np.minimum(at - np.minimum(sent_at_ms, at), np.uint64(_RELATIVE_MAX))
+    at = np.uint64(at_ms) if isinstance(at_ms, int) else at_ms
+    return np.minimum(at - np.minimum(sent_at_ms, at), _RELATIVE_MAX_U64)

@@ -71,10 +71,10 @@ class Draft:
         self.items: list[int] = []
         self.size = HEADER_BYTES
 
-    def add(self, index: int, part: Part) -> None:
+    def add(self, index: int, part: Part, size: int) -> None:
         self.parts.append(part)
         self.items.append(index)
-        self.size += part_bytes(part)
+        self.size += size
 
 
 _EVENT_ROW: Final = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
@@ -113,23 +113,29 @@ def draft_units(
         UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was changed.
     """
     drafts = [Draft()]
+    draft = drafts[0]
     duplicates: dict[int, Place | int] = {}
     following: dict[int, int] = {}
     fresh: dict[tuple[int, int], list[int]] = {}  # (producer, queue) -> items of this call
     for index, item in enumerate(items):
         if isinstance(item, Batch):
             topic_id, key = _queue_of(item, state)
+            count = len(item.lengths)
             if item.producer_id:
                 place: Place | int | None = state.producers.look(
-                    item.producer_id, item.producer_epoch, key, item.first_sequence, len(item.lengths)
+                    item.producer_id, item.producer_epoch, key, item.first_sequence, count
                 )
                 if place is None:
-                    place = _repeats(items, item, fresh.setdefault((item.producer_id, key), []))
+                    earlier = fresh.get((item.producer_id, key))
+                    if earlier is None:
+                        fresh[item.producer_id, key] = [index]
+                    else:
+                        place = _repeats(items, item, earlier)
+                        earlier.append(index)
                 if place is not None:
                     duplicates[index] = place
                     continue
-                fresh[item.producer_id, key].append(index)
-            if topic_id == HALF_ID and len(state.transactions) >= transactions_max:
+            if topic_id == HALF_ID and not item.moved and len(state.transactions) >= transactions_max:
                 raise LimitReached(
                     f"{transactions_max} transactions are open, which is the limit: end some, or raise "
                     "store.transactions_max",
@@ -140,18 +146,24 @@ def draft_units(
                 first = assigned.get(key)
             if first is None:
                 first = state.next.get(key, 0)
-            following[key] = first + len(item.lengths)
+            following[key] = first + count
             part = _part(item, topic_id, first, now_ms)
         else:
             part = event_part(item, now_ms)
-        if not atomic and drafts[-1].parts and drafts[-1].size + part_bytes(part) > unit_bytes_max:
-            drafts.append(Draft())
-        drafts[-1].add(index, part)
-    return [draft for draft in drafts if draft.parts], duplicates
+        size = part_bytes(part)
+        if not atomic and draft.parts and draft.size + size > unit_bytes_max:
+            draft = Draft()
+            drafts.append(draft)
+        draft.add(index, part, size)
+    return (drafts if draft.parts else []), duplicates
 
 
 def _repeats(items: Sequence[Batch | Event], batch: Batch, earlier: list[int]) -> int | None:
-    """The index of the item of this call that a batch is a resend of."""
+    """The index of the item of this call that a batch is a resend of; `earlier` have rising sequences."""
+    last = items[earlier[-1]]
+    assert isinstance(last, Batch)
+    if batch.first_sequence >= last.first_sequence + len(last.lengths):
+        return None
     for index in earlier:
         other = items[index]
         assert isinstance(other, Batch)

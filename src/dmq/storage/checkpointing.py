@@ -7,14 +7,17 @@ are removed only after the new checkpoint is in force; if writing fails, nothing
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Final
 
+from dmq.errors import StorageError
 from dmq.storage import lookup, queues, runs, wheel
 from dmq.storage.checkpoint import POSITIONS_FOLDER, Checkpoint, Positions, write_checkpoint, write_positions
 from dmq.storage.derived import Derived
 from dmq.storage.events import pack_offsets
 from dmq.storage.files import Files
 from dmq.storage.pool import FilePool, remove_tree
+from dmq.storage.writer import FlushTicket
 
 __all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]
 
@@ -37,9 +40,15 @@ class CheckpointPlan:
         journal_start: int,
         epoch: int,
         stored_at_ms: int,
+        flush: FlushTicket | None,
     ) -> None:
+        self.flush = flush
+        self.is_flushed = False
+        self.flush_error: StorageError | None = None
         self._files = files
         self._derived = derived
+        self._written = threading.Event()
+        self.is_stale = False
         self._sequence = sequence
         self._covered = journal_start if previous is None else previous.offset
         self._journal_start = journal_start
@@ -67,6 +76,18 @@ class CheckpointPlan:
 
     def write(self) -> None:
         """Write all derived files and then the checkpoint that names them."""
+        try:
+            self._write()
+        finally:
+            self._written.set()
+
+    def give_up(self) -> None:
+        """What this plan is about is being built anew: wait until it touches no file any more, and forget it."""
+        self.is_stale = True
+        self._written.wait()
+
+    def _write(self) -> None:
+        self._flush()
         derived, files = self._derived, self._files
         run = derived.queues.write_frozen(self._sequence)
         paths = [r.path for r in derived.queues.runs] + ([] if run is None else [run])
@@ -84,6 +105,16 @@ class CheckpointPlan:
             index=index,
         )
         write_checkpoint(files, self.checkpoint)
+
+    def _flush(self) -> None:
+        """Make the part of the journal durable that the checkpoint speaks of."""
+        if self.flush is not None:
+            try:
+                self.flush.run()
+            except StorageError as error:
+                self.flush_error = error
+                raise
+            self.is_flushed = True
 
     def adopt(self) -> None:
         """Use the new files."""
@@ -111,8 +142,15 @@ class Checkpointer:
         self.in_force = in_force
         self._sequence = 0 if in_force is None else in_force.sequence
 
-    def begin(self, derived: Derived, journal_start: int, epoch: int, stored_at_ms: int) -> CheckpointPlan:
-        """Set aside what is to be written. Everything applied must be durable."""
+    def begin(
+        self,
+        derived: Derived,
+        journal_start: int,
+        epoch: int,
+        stored_at_ms: int,
+        flush: FlushTicket | None = None,
+    ) -> CheckpointPlan:
+        """Set aside what is to be written. Everything applied must be durable, or become so with `flush`."""
         self._sequence += 1
         return CheckpointPlan(
             self._files,
@@ -123,6 +161,7 @@ class Checkpointer:
             journal_start,
             epoch,
             stored_at_ms,
+            flush,
         )
 
     def finish(self, plan: CheckpointPlan, derived: Derived) -> None:

@@ -4,21 +4,26 @@ While the disk works on one flush, everything that arrives gathers; when it is d
 and one flush. So a lone batch waits for its own flush only, and a flood needs a fraction of a flush each.
 
 What always holds: a future is done once its batch is visible, which means its durability is reached, or has failed
-with the error that says why; `submit` blocks, or refuses, while `waiting_bytes_max` are already waiting.
+with the error that says why; batches for one queue are written in the order they were submitted in; `submit` blocks,
+or refuses, while `waiting_bytes_max` are already waiting.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future
 from typing import Final
 
-from dmq.errors import DMQError, LimitReached, StorageError, StoreClosed
+from dmq.clock import Clock, SystemClock
+from dmq.errors import DMQError, LimitReached, NotEnoughReplicas, StorageError, StoreClosed
 from dmq.storage.appending import Batch, Placement
 from dmq.storage.store import MessageStore
 from dmq.storage.visibility import Durability
 
 __all__ = ["GroupCommit"]
+
+log = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 0.25
 
@@ -28,14 +33,16 @@ _Waiting = tuple[Batch, Durability, "Future[Placement]"]
 class GroupCommit:
     """The owner of a store, for callers from many threads. Close it before the store."""
 
-    def __init__(self, store: MessageStore, *, waiting_bytes_max: int = 64 << 20) -> None:
+    def __init__(self, store: MessageStore, *, waiting_bytes_max: int = 64 << 20, clock: Clock | None = None) -> None:
         self._store = store
+        self._clock = clock or SystemClock()
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
         self._waiting_bytes_max = waiting_bytes_max
         self._closing = False
         self._changed = threading.Condition()
         self.flushes = 0
+        self._ticked_at = self._clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="dmq-group-commit", daemon=True)
         self._thread.start()
 
@@ -46,8 +53,11 @@ class GroupCommit:
 
         Raises:
             LimitReached: too much is waiting, and `wait` was False.
+            NotEnoughReplicas: `REPLICATED` was asked for.
             StoreClosed: `close` was called.
         """
+        if durability > Durability.FLUSHED:
+            raise NotEnoughReplicas("this store has no replicas to wait for: ask for durability 'flushed'")
         future: Future[Placement] = Future()
         with self._changed:
             while self._waiting and self._waiting_bytes + len(batch.data) > self._waiting_bytes_max:
@@ -78,52 +88,91 @@ class GroupCommit:
                 taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 closing = self._closing
                 self._changed.notify_all()
-            if taken:
-                self._commit(taken)
-            elif closing:
-                return
-            else:
-                self._tick()
+            try:
+                if taken:
+                    # From here on they cannot be cancelled any more.
+                    self._commit([item for item in taken if item[2].set_running_or_notify_cancel()])
+                elif closing:
+                    return
+                self._tick_if_due()
+            except BaseException as error:
+                self._give_up(error, taken)
+                raise
+
+    def _give_up(self, error: BaseException, taken: list[_Waiting]) -> None:
+        """A defect: nobody may wait for a thread that is gone."""
+        with self._changed:
+            self._closing = True
+            left, self._waiting = [*taken, *self._waiting], []
+            self._changed.notify_all()
+        failure = StoreClosed(f"the store's thread ended with {error!r}: this is a defect, please report it")
+        for _, _, future in left:
+            if not future.done():
+                future.set_exception(failure)
 
     def _commit(self, taken: list[_Waiting]) -> None:
-        """Write everything that was waiting: the stored first, since they need not wait for the flush."""
-        for durability in (Durability.STORED, Durability.FLUSHED):
-            group = [item for item in taken if item[1] == durability]
-            if group:
-                self._write(group, durability)
+        """Write everything that was waiting: the stored first, since they need not wait for the flush.
+
+        But not past a batch for the same queue that does.
+        """
+        first: list[_Waiting] = []
+        second: list[_Waiting] = []
+        held: set[tuple[str, int]] = set()
+        for item in taken:
+            queue = (item[0].topic, item[0].queue)
+            if item[1] == Durability.STORED and queue not in held:
+                first.append(item)
+            else:
+                held.add(queue)
+                second.append(item)
+        if first:
+            self._write(first, Durability.STORED)
+        if second:
+            self._write(second, Durability.FLUSHED)
 
     def _write(self, group: list[_Waiting], durability: Durability) -> None:
-        placed: list[tuple[Future[Placement], Placement]] = []
+        placed: dict[int, Placement] = {}
         try:
-            placements = self._store.append([batch for batch, _, _ in group], durability)
-            placed = [(future, place) for (_, _, future), place in zip(group, placements, strict=True)]
+            placed = dict(enumerate(self._store.append([batch for batch, _, _ in group], durability)))
+        except StorageError as error:
+            # The disk's affair, so everybody's; but some may have been written before.
+            placed = error.detail.get("placed", {})
+            for index, (_, _, future) in enumerate(group):
+                if index not in placed:
+                    future.set_exception(error)
         except DMQError as error:
             if len(group) == 1:
                 group[0][2].set_exception(error)
                 return
-            # One of them is at fault, or the disk filled up between them: each gets its own answer. What was
-            # written before the error is recognised by its producer's sequence and not written again.
-            for batch, _, future in group:
+            # One of them is at fault, and nothing was written: each gets its own answer.
+            for index, (batch, _, future) in enumerate(group):
                 try:
-                    placed.append((future, self._store.append([batch], durability)[0]))
+                    placed[index] = self._store.append([batch], durability)[0]
                 except DMQError as own:
                     future.set_exception(own)
-        self._finish(placed, durability)
+        self._finish([(group[index][2], place) for index, place in placed.items()])
 
-    def _finish(self, placed: list[tuple[Future[Placement], Placement]], durability: Durability) -> None:
+    def _finish(self, placed: list[tuple[Future[Placement], Placement]]) -> None:
+        """Flush if need be, and tell those who wait."""
+        failure: StorageError | None = None
         try:
             if placed and self._store.visible < max(place.unit_end for _, place in placed):
                 self.flushes += 1
                 self._store.flush()
         except StorageError as error:
-            for future, _ in placed:
-                future.set_exception(error)
-            return
+            failure = error
         for future, place in placed:
-            future.set_result(place)
+            if failure is None or place.unit_end <= self._store.visible:
+                future.set_result(place)
+            else:
+                future.set_exception(failure)
 
-    def _tick(self) -> None:
+    def _tick_if_due(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._ticked_at < _TICK_SECONDS or self._store.has_failed:
+            return
+        self._ticked_at = now
         try:
             self._store.tick()
-        except DMQError:
-            pass  # whoever writes next is told
+        except DMQError as error:
+            log.error("upkeep failed", extra={"error": str(error)})  # whoever writes next is told

@@ -25,11 +25,11 @@ from dmq.storage.lookup import Lookup
 from dmq.storage.pool import FilePool
 from dmq.storage.producers import ProducerTable
 from dmq.storage.queues import QueueIndex
-from dmq.storage.state import HALF_ID, SCHEDULE_ID, State, queue_key
+from dmq.storage.state import HALF_ID, SCHEDULE_ID, State, Topic, queue_key
 from dmq.storage.units import DUE, MOVED, SNAPSHOT, Row, Unit
 from dmq.storage.wheel import Wheel
 
-__all__ = ["Derived", "event_of", "message_id_of"]
+__all__ = ["Derived", "event_of", "folder_name", "message_id_of"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Derived:
         self.applied = origin
         self.damage: list[tuple[int, int]] = []
         self._origin = origin  # nothing before this was ever applied here
-        self._incomplete = False  # damage was passed, so events may be missing until the next snapshot
+        self.incomplete = False  # damage was passed, so events may be missing until the next snapshot
 
     # --- applying ---------------------------------------------------------------------------------------------------
 
@@ -61,9 +61,10 @@ class Derived:
         Parameters:
             recovered: the unit was read back rather than just written, so its producers are not remembered yet.
         """
-        if self._incomplete and unit.header.flags & SNAPSHOT:
+        if self.incomplete and unit.header.flags & SNAPSHOT:
             self._resume(self.snapshot_in(unit))
         at = due_at = 0
+        columns = unit.columns_by_row()
         for row in unit.rows:
             end = at + row.records
             if row.topic_id == 0:
@@ -72,11 +73,11 @@ class Derived:
             else:
                 if recovered:
                     self.state.remember_producer(unit, row)
-                self._apply_batch(unit, row, at, end, due_at)
+                self._apply_batch(unit, row, columns, at, due_at)
             if row.flags & DUE:
                 due_at += row.records
             at = end
-        self.lookup.add(unit)
+        self.lookup.add(unit, columns[0])
         self.applied = unit.end
 
     def _apply_event(self, event: Event) -> None:
@@ -87,15 +88,16 @@ class Derived:
         elif isinstance(event, TopicDropped):
             self.queues.drop_topic(event.topic_id)
 
-    def _apply_batch(self, unit: Unit, row: Row, at: int, end: int, due_at: int) -> None:
+    def _apply_batch(self, unit: Unit, row: Row, columns: tuple[Any, Any, Any], at: int, due_at: int) -> None:
         key = queue_key(row.topic_id, row.queue)
         expected = self.state.next.get(key, 0)
         if not self.state.apply_batch(unit, row):
             return
         if row.first_queue_offset != expected:
             self._lose(key, expected, row.first_queue_offset)
-        offsets, lengths = unit.offsets[at:end], unit.lengths[at:end]
-        self.queues.add(key, row.first_queue_offset, offsets, lengths, unit.tags[at:end])
+        end = at + row.records
+        offsets, lengths, tags = columns[0][at:end], columns[1][at:end], columns[2][at:end]
+        self.queues.add(key, row.first_queue_offset, offsets, lengths, tags)
         if row.topic_id == SCHEDULE_ID and row.flags & DUE:
             self.wheel.add(row.queue, unit.dues[due_at : due_at + row.records], offsets, lengths)
         elif row.topic_id == HALF_ID:
@@ -118,7 +120,7 @@ class Derived:
         """Go on after a range of the journal nothing can be read from."""
         self.add_damage(start, end)
         self.applied = end
-        self._incomplete = True
+        self.incomplete = True
 
     def add_damage(self, start: int, end: int) -> None:
         """Remember a range as unreadable."""
@@ -139,11 +141,11 @@ class Derived:
         for topic_id in before.topics_by_id.keys() - after.topics_by_id.keys():
             self.queues.drop_topic(topic_id)
         self.state = after
-        self._incomplete = False
+        self.incomplete = False
 
     def begin_at(self, journal_start: int, firsts: dict[int, int]) -> None:
-        """The journal now begins later, and so do its queues."""
-        self.state.first.update(firsts)
+        """The journal begins there now, and its queues at these offsets, those not named at 0."""
+        self.state.first = {key: first for key, first in firsts.items() if first}
         self.damage = [(start, end) for start, end in self.damage if end > journal_start]
 
     def firsts_of(self, snapshot: bytes) -> dict[int, int]:
@@ -161,12 +163,9 @@ class Derived:
     # --- names ------------------------------------------------------------------------------------------------------
 
     def folder_of(self, topic_id: int) -> str | None:
-        """The folder of a topic's queue files: its name for people, its id to be unique."""
+        """The folder of a topic's queue files; None when the topic is gone."""
         topic = self.state.topics_by_id.get(topic_id)
-        if topic is None:
-            return None
-        name = quote(topic.name, safe="%")[:_FOLDER_BYTES_MAX]
-        return f"{name}@{topic_id}"
+        return None if topic is None else folder_name(topic)
 
     def folders(self) -> set[str]:
         return {folder for topic_id in self.state.topics_by_id if (folder := self.folder_of(topic_id))}
@@ -193,6 +192,11 @@ class Derived:
         self.damage = list(checkpoint.damage)
         self.applied = checkpoint.offset
         self._origin = 0
+
+
+def folder_name(topic: Topic) -> str:
+    """The folder of a topic's queue files: its name for people, its id to be unique."""
+    return f"{quote(topic.name, safe='%')[:_FOLDER_BYTES_MAX]}@{topic.id}"
 
 
 def event_of(unit: Unit, index: int) -> Event:

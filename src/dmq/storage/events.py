@@ -50,6 +50,7 @@ class Outcome(IntEnum):
     DEAD = 3  # moved to the dead letters
     EXPIRED = 4
     SKIPPED = 5  # passed over by an operator
+    CARRIED = 6  # copied to the tail of its queue before its segment went
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -119,7 +119,13 @@ def storage_error(error: OSError, what: str, path: str) -> StorageError:
         return DiskFull(
             f"no space left to {what} {path}: free some space on that disk or shorten the retention", path=path
         )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EROFS:
+        return NoPermission(
+            f"not allowed to {what} {path}: its file system is read-only; mount it for writing, and check the disk if "
+            "nobody made it read-only on purpose",
+            path=path,
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
         return NoPermission(f"not allowed to {what} {path}: give this user read and write permission there", path=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return TooManyFiles(
@@ -149,7 +155,7 @@ class OsFile:
         self._path = path
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
-        with _mapped("write", self._path):
+        try:  # written out, since a context manager would cost as much as the call
             if len(buffers) == 1 and isinstance(data := buffers[0], bytes | bytearray):
                 done = os.pwrite(self._fd, data, position)
                 if done == len(data):
@@ -158,6 +164,8 @@ class OsFile:
                 position += done
             # A view of numbers counts items, not bytes.
             self._write_rest(position, [memoryview(b).cast("B") for b in buffers if len(b)])
+        except OSError as error:
+            raise storage_error(error, "write", self._path) from error
 
     def _write_rest(self, position: int, views: list[memoryview]) -> None:
         first = 0
@@ -171,7 +179,7 @@ class OsFile:
                 views[first] = views[first][done:]
 
     def read(self, position: int, size: int) -> bytes:
-        with _mapped("read", self._path):
+        try:
             data = os.pread(self._fd, size, position)
             if len(data) == size or not data:
                 return data
@@ -180,7 +188,9 @@ class OsFile:
             while got < size and (more := os.pread(self._fd, size - got, position + got)):
                 parts.append(more)
                 got += len(more)
-            return b"".join(parts)
+        except OSError as error:
+            raise storage_error(error, "read", self._path) from error
+        return b"".join(parts)
 
     def sync(self) -> None:
         with _mapped("flush", self._path):
@@ -207,9 +217,15 @@ class OsFile:
 class OsFiles:
     """A folder of the real file system."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._lock_fd = -1
+        if os.path.lexists(self._root) and not os.path.isdir(self._root):
+            raise StorageError(f"{self._root} is not a directory: name one for the data", path=self._root)
+        if not create:
+            if not os.path.isdir(self._root):
+                raise StorageError(f"there is no directory {self._root}: name a data directory", path=self._root)
+            return
         with _mapped("create", self._root):
             os.makedirs(self._root, exist_ok=True)
 

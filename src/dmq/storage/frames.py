@@ -71,7 +71,9 @@ def read_framed(pool: FilePool, path: str, magic: bytes) -> bytes:
     """The payload of a framed file's head."""
     head = read_exactly(pool, path, 0, FRAME_BYTES)
     length = _FRAME.unpack(head)[4]
-    return unframe(magic, head + read_exactly(pool, path, FRAME_BYTES, min(length, 1 << 31)), path)
+    if length > pool.get(path).size() - FRAME_BYTES:
+        raise DerivedDamaged(f"{path} is too short")
+    return unframe(magic, head + read_exactly(pool, path, FRAME_BYTES, length), path)
 
 
 def write_framed(files: Files, path: str, magic: bytes, payload: bytes) -> None:

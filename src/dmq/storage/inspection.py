@@ -1,52 +1,75 @@
 """Looking into a data directory without opening it: nothing is locked, changed or recovered.
 
-`inspect` decodes segments unit by unit for a person; `verify` checks every unit and record of the journal, every index
-entry, and the frames of the other derived files, and reports what does not check out.
+Everything comes as plain data a person can read and JSON can hold; bodies are never shown, only their sizes. A
+directory in use can be looked into as well: what its owner writes or removes meanwhile may be missing.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import numpy as np
 
-from dmq.errors import DMQError, RecordCorrupt
+from dmq.errors import RecordCorrupt, UnknownTopic
+from dmq.records import layout
 from dmq.records.decoding import RecordView
 from dmq.storage import journal as journals
 from dmq.storage import units
 from dmq.storage.checkpoint import Checkpoint, read_checkpoint, read_positions
-from dmq.storage.derived import event_of, message_id_of
-from dmq.storage.entries import ENTRY_BYTES, ENTRY_DTYPE, valid
+from dmq.storage.derived import event_of, folder_name, message_id_of
+from dmq.storage.entries import ENTRY_BYTES, ENTRY_DTYPE, Entries, valid
+from dmq.storage.event_words import config_words, event_words
 from dmq.storage.files import Files
 from dmq.storage.frames import DerivedDamaged
-from dmq.storage.journal import Journal
+from dmq.storage.journal import Journal, Segment
 from dmq.storage.pool import FilePool
+from dmq.storage.producers import ProducerTable
 from dmq.storage.queues import FOLDER as QUEUES
 from dmq.storage.reading import row_of
+from dmq.storage.runs import Run
 from dmq.storage.scanning import Scanner
+from dmq.storage.state import State, Topic, queue_key
 from dmq.storage.units import SNAPSHOT, Unit
 
-__all__ = ["Finding", "Report", "inspect_records", "inspect_units", "open_journal", "verify"]
+__all__ = [
+    "checkpoint_facts",
+    "entry_files",
+    "inspect_queue",
+    "inspect_records",
+    "inspect_units",
+    "open_journal",
+    "restored_state",
+    "segment_named",
+    "time_text",
+    "unit_facts",
+]
+
+_FLAGS: Final = {
+    layout.COMPRESSED: "compressed",
+    layout.ORDERED: "ordered",
+    layout.SYSTEM: "system",
+    layout.MOVED: "moved",
+    layout.IPV6: "ipv6",
+    layout.REPLAYED: "replayed",
+}
+_QUEUE_FILE: Final = re.compile(r"(\d{20})\.queue")
+_SEGMENT: Final = re.compile(r"0*(\d{1,20})(\.journal)?")
+Facts = dict[str, Any]
 
 
-class Finding(NamedTuple):
-    """Something that does not check out, and what it means."""
+def time_text(ms: int) -> str:
+    """A time as ISO 8601 in UTC; the bare number where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    except (OverflowError, ValueError, OSError):
+        return str(ms)
 
-    where: str
-    what: str
 
-
-class Report(NamedTuple):
-    """What `verify` saw."""
-
-    segments: int
-    units: int
-    records: int
-    bytes: int
-    entries: int
-    torn_at: int | None
-    findings: list[Finding]
+# --- the journal ------------------------------------------------------------------------------------------------------
 
 
 def open_journal(files: Files, pool: FilePool) -> Journal:
@@ -54,132 +77,233 @@ def open_journal(files: Files, pool: FilePool) -> Journal:
 
     Raises:
         RecordCorrupt: there is no readable journal in it.
+        ForeignFile, WrongFormat: as when opening it.
     """
     segments = journals.list_segments(files)
     for segment in segments:
-        header = units.read_header(pool.get(segment.path).read(0, units.HEADER_BYTES))
-        if header is not None:
+        file = pool.get(segment.path)
+        header = units.read_header(file.read(0, units.HEADER_BYTES))
+        if header is not None and units.intact(header, file.read(0, min(header.length, segment.size))):
             return Journal(files, pool, header.journal_id, segments)
-    raise RecordCorrupt(f"{files.describe(journals.FOLDER)} holds no readable segment: is this a DMQ data directory?")
+    raise RecordCorrupt(
+        f"{files.describe(journals.FOLDER)} holds no readable segment: name a DMQ data directory, the one with "
+        "journal/ in it; if this is one, restore it from a replica or a backup"
+    )
 
 
-def inspect_units(journal: Journal, start: int | None = None) -> Iterator[Unit | tuple[int, int]]:
-    """The units from an offset on; a pair of offsets for each range that is not one."""
-    scanner = Scanner(journal)
-    at = journal.start if start is None else start
-    while at < journal.end:
-        unit = scanner.unit_at(at)
-        if unit is not None:
-            yield unit
-            at = unit.end
-            continue
-        following = scanner.next_valid(at + 1)
-        end = journal.end if following is None else following.start
-        yield at, end
-        at = end
+def segment_named(journal: Journal, name: str) -> Segment:
+    """The segment of a name: its file name, or the offset it starts at.
 
-
-def inspect_records(unit: Unit) -> Iterator[dict[str, Any]]:
-    """The records of a unit, as plain data a person can read; bodies only by their size."""
-    for index in range(unit.header.records):
-        row, within = row_of(unit, index)
-        offset = int(unit.offsets[index])
-        if row.topic_id == 0:
-            event = event_of(unit, index)
-            yield {"offset": offset, "length": int(unit.lengths[index]), "event": type(event).__name__}
-            continue
-        record = RecordView(unit.buffer, offset - unit.start)
-        yield {
-            "offset": offset,
-            "length": record.length,
-            "topic": record.topic,
-            "topic_id": row.topic_id,
-            "queue": record.queue,
-            "queue_offset": record.queue_offset,
-            "id": str(message_id_of(unit, row, index, within)),
-            "key": record.key,
-            "tag": record.tag,
-            "app": record.app,
-            "business_id": record.business_id,
-            "priority": record.priority,
-            "flags": record.flags,
-            "sent_at_ms": record.send_time_ms,
-            "stored_at_ms": record.store_time_ms,
-            "body_bytes": len(record.raw_body),
-        }
-
-
-def verify(files: Files) -> Report:
-    """Check a whole directory, byte by byte where it can be."""
-    pool = FilePool(files, 64)
-    try:
-        return _verify(files, pool)
-    finally:
-        pool.close()
-
-
-def _verify(files: Files, pool: FilePool) -> Report:
-    journal = open_journal(files, pool)
-    scanner = Scanner(journal)
-    findings: list[Finding] = []
-    counted_units = records = 0
-    torn_at = None
-    for found in inspect_units(journal):
-        if isinstance(found, Unit):
-            counted_units += 1
-            records += found.header.records
-            findings += _bad_records(found)
-        elif found[1] == journal.end and not scanner.was_durable(found[0]):
-            torn_at = found[0]
-        else:
-            findings.append(Finding(f"journal {found[0]}-{found[1]}", "not a valid unit: damaged"))
+    Raises:
+        RecordCorrupt: there is none.
+    """
+    match = _SEGMENT.fullmatch(name.rpartition("/")[2])
     for segment in journal.segments:
-        head = scanner.unit_at(segment.start)
-        if head is not None and not head.header.flags & SNAPSHOT:
-            findings.append(Finding(segment.path, "does not begin with a snapshot"))
-    entries = _verify_derived(files, pool, findings)
-    total = sum(segment.size for segment in journal.segments)
-    return Report(len(journal.segments), counted_units, records, total, entries, torn_at, findings)
+        if match is not None and segment.start == int(match[1]):
+            return segment
+    there = ", ".join(segment.path.rpartition("/")[2] for segment in journal.segments[:20])
+    raise RecordCorrupt(f"there is no segment {name}: the journal has {there}")
 
 
-def _bad_records(unit: Unit) -> Iterator[Finding]:
+def inspect_units(
+    journal: Journal, start: int | None = None, end: int | None = None
+) -> Iterator[Unit | tuple[int, int]]:
+    """The units from the one that holds `start` up to `end`; a pair of offsets for each range that is none."""
+    scanner = Scanner(journal)
+    limit = journal.end if end is None else end
+    at = journal.start
+    if start is not None:
+        segment = journal.segment_at(start)
+        at = start if segment is None else segment.start
+    while at < limit:
+        unit = scanner.unit_at(at)
+        if unit is None:
+            following = scanner.next_valid(at + 1)
+            stop = journal.end if following is None else following.start
+        else:
+            stop = unit.end
+        if start is None or stop > start:
+            yield unit or (at, stop)
+        at = stop
+
+
+def unit_facts(unit: Unit) -> Facts:
+    """What a unit's header says."""
+    header = unit.header
+    return {
+        "offset": header.start,
+        "bytes": header.length,
+        "epoch": header.epoch,
+        "records": header.records,
+        "batches": header.batches,
+        "stored_at_ms": header.stored_at_ms,
+        "flushed_through": header.flushed_through,
+        "snapshot": bool(header.flags & SNAPSHOT),
+    }
+
+
+def inspect_records(unit: Unit) -> Iterator[Facts]:
+    """The records of a unit; one that cannot be decoded says so in its place."""
     for index in range(unit.header.records):
         offset = int(unit.offsets[index])
-        record = RecordView(unit.buffer, offset - unit.start)
         try:
-            record.verify()
-            if record.journal_offset != offset:
-                raise RecordCorrupt(f"it says it stands at {record.journal_offset}")
-        except DMQError as error:
-            yield Finding(f"record {offset}", str(error))
+            yield _record_facts(unit, index, offset)
+        except RecordCorrupt as error:
+            yield {"offset": offset, "bytes": int(unit.lengths[index]), "damaged": str(error)}
 
 
-def _verify_derived(files: Files, pool: FilePool, findings: list[Finding]) -> int:
-    """Check what the checkpoint names; damage there is mended by the next start."""
-    try:
-        checkpoint = read_checkpoint(files, pool)
-        if checkpoint is None:
-            return 0
-        read_positions(pool, checkpoint.positions)
-    except DerivedDamaged as error:
-        findings.append(Finding("checkpoint", f"{error}: the next start rebuilds what is derived"))
-        return 0
-    return _verify_queue_files(files, pool, checkpoint, findings)
+def _record_facts(unit: Unit, index: int, offset: int) -> Facts:
+    row, within = row_of(unit, index)
+    if row.topic_id == 0:
+        event = event_of(unit, index)
+        words = event_words(event)
+        return {"offset": offset, "bytes": int(unit.lengths[index]), "event": type(event).__name__, "words": words}
+    record = RecordView(unit.buffer, offset - unit.start)
+    address = ipaddress.IPv6Address(row.address)
+    return {
+        "offset": offset,
+        "bytes": record.length,
+        "topic": record.topic,
+        "topic_id": row.topic_id,
+        "queue": record.queue,
+        "queue_offset": record.queue_offset,
+        "id": str(message_id_of(unit, row, index, within)),
+        "key": record.key,
+        "tag": record.tag,
+        "app": record.app,
+        "business_id": record.business_id,
+        "priority": record.priority,
+        "flags": [name for bit, name in _FLAGS.items() if record.flags & bit],
+        "sent_at_ms": record.send_time_ms,
+        "received_at_ms": record.receive_time_ms,
+        "stored_at_ms": record.store_time_ms,
+        "client": f"{address.ipv4_mapped or address}:{row.port}" if any(row.address) else None,
+        "stored_body_bytes": record.parts()[4],
+        "body_bytes": record.attributes.raw_size if record.compressed else record.parts()[4],
+        "attribute_bytes": len(record.attribute_bytes),
+    }
 
 
-def _verify_queue_files(files: Files, pool: FilePool, checkpoint: Checkpoint, findings: list[Finding]) -> int:
-    filed = dict(checkpoint.filed)
-    entries = 0
-    for folder in files.listdir(QUEUES):
-        topic_id = int(folder.rpartition("@")[2])
-        for queue in files.listdir(f"{QUEUES}/{folder}"):
-            key = topic_id << 8 | int(queue)
-            for name in files.listdir(f"{QUEUES}/{folder}/{queue}"):
-                path = f"{QUEUES}/{folder}/{queue}/{name}"
-                first = int(name.partition(".")[0])
-                count = min(files.size(path) // ENTRY_BYTES, max(0, filed.get(key, 0) - first))
-                table = np.frombuffer(pool.get(path).read(0, count * ENTRY_BYTES), ENTRY_DTYPE)
-                entries += count
-                for wrong in np.flatnonzero(~valid(key, first, table)).tolist()[:10]:
-                    findings.append(Finding(path, f"entry {first + wrong} is wrong: the next start mends it"))
-    return entries
+# --- what is derived --------------------------------------------------------------------------------------------------
+
+
+def restored_state(checkpoint: Checkpoint) -> State:
+    """The state a checkpoint holds."""
+    state = State(ProducerTable(1 << 40, 1))
+    state.restore(checkpoint.state)
+    return state
+
+
+def _needed_checkpoint(files: Files, pool: FilePool) -> Checkpoint:
+    checkpoint = read_checkpoint(files, pool)
+    if checkpoint is None:
+        raise DerivedDamaged(
+            f"{files.describe('')} has no checkpoint, so no index either: the next start builds it from the journal"
+        )
+    return checkpoint
+
+
+def checkpoint_facts(files: Files, pool: FilePool) -> Facts:
+    """What the checkpoint in force says, and the state it holds.
+
+    Raises:
+        DerivedDamaged: there is none, or it cannot be read.
+    """
+    checkpoint = _needed_checkpoint(files, pool)
+    state = restored_state(checkpoint)
+    state.positions.load(read_positions(pool, checkpoint.positions))
+    return {
+        "sequence": checkpoint.sequence,
+        "journal_id": f"{checkpoint.journal_id:016x}",
+        "journal_start": checkpoint.journal_start,
+        "offset": checkpoint.offset,
+        "epoch": checkpoint.epoch,
+        "stored_at_ms": checkpoint.stored_at_ms,
+        "archived": state.archived,
+        "producers": len(state.producers),
+        "transactions": len(state.transactions),
+        "damage": [list(pair) for pair in checkpoint.damage],
+        "files": {
+            "positions": checkpoint.positions,
+            "runs": checkpoint.runs,
+            "index": checkpoint.index,
+            "wheel": [run.path for run in checkpoint.wheel],
+        },
+        "delays_done_not_yet_removed": len(checkpoint.wheel_done) // 8,
+        "topics": [_topic_facts(topic, state) for topic in sorted(state.topics_by_id.values(), key=lambda t: t.id)],
+        "positions": [
+            {"group": group, "topic_id": topic, "queue": queue, "floor": floor, "settled_above": ranges}
+            for group, rows in state.positions.dump()
+            for topic, queue, floor, ranges in rows
+        ],
+    }
+
+
+def _topic_facts(topic: Topic, state: State) -> Facts:
+    keys = [queue_key(topic.id, queue) for queue in range(topic.config.queues)]
+    queues = [[key & 255, state.first.get(key, 0), state.next[key]] for key in keys if key in state.next]
+    return {"id": topic.id, "name": topic.name, "config": config_words(topic.config), "queues_first_next": queues}
+
+
+def entry_files(
+    files: Files, pool: FilePool, checkpoint: Checkpoint, folder: str, key: int
+) -> Iterator[tuple[str, int, Entries]]:
+    """(path, first queue offset, entries) of everything on disk that indexes a queue, in order.
+
+    Raises:
+        DerivedDamaged: a file is missing, or a run's table cannot be read.
+    """
+    filed = dict(checkpoint.filed).get(key, 0)
+    where = f"{QUEUES}/{folder}/{key & 255}"
+    for name in files.listdir(where) if filed else ():
+        match = _QUEUE_FILE.fullmatch(name)
+        if match is not None and int(match[1]) < filed:
+            first, path = int(match[1]), f"{where}/{name}"
+            try:
+                raw = pool.get(path).read(0, (filed - first) * ENTRY_BYTES)
+            except FileNotFoundError:
+                raise DerivedDamaged(f"{path} is missing") from None
+            yield path, first, np.frombuffer(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES], ENTRY_DTYPE)
+    for path in checkpoint.runs:
+        run = Run(pool, path)
+        row = run.row(key)
+        if row is not None:
+            yield path, row[0], run.read(row[2], row[1])
+
+
+def _entry_state(is_right: bool, is_kept: bool, length: int) -> str:
+    if not is_right:
+        return "wrong"
+    if not is_kept:
+        return "gone"  # by retention, with its segment
+    return "ok" if length else "lost"  # its unit was damaged when the index was built
+
+
+def inspect_queue(files: Files, pool: FilePool, name: str, start: int = 0) -> Iterator[Facts]:
+    """The index entries on disk of a queue, named like orders/0, from a queue offset on.
+
+    Raises:
+        UnknownTopic: there is no such queue.
+        DerivedDamaged: the checkpoint cannot be read.
+    """
+    checkpoint = _needed_checkpoint(files, pool)
+    state = restored_state(checkpoint)
+    topics = state.topics
+    wanted, _, queue = name.rpartition("/")
+    topic = topics.get(wanted)
+    if topic is None or not queue.isdecimal() or int(queue) >= topic.config.queues:
+        there = ", ".join(sorted(topics))
+        raise UnknownTopic(f"there is no queue {name!r}: name one like orders/0; the topics are {there}")
+    key = queue_key(topic.id, int(queue))
+    for path, first, entries in entry_files(files, pool, checkpoint, folder_name(topic), key):
+        good = valid(key, first, entries)
+        for at in range(max(0, start - first), len(entries)):
+            offset, length, tag, _ = entries[at].item()
+            yield {
+                "queue_offset": first + at,
+                "journal_offset": offset,
+                "bytes": length,
+                "tag_hash": tag,
+                "file": path,
+                "state": _entry_state(bool(good[at]), first + at >= state.first.get(key, 0), length),
+            }

@@ -9,6 +9,7 @@ Segments may leave a gap between them where damage was found: a range no unit ca
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from bisect import bisect_right
@@ -164,13 +165,16 @@ class Journal:
             file.write(0, (first_unit,))
         except StorageError:
             file.close()
-            self._files.unlink(path)
+            self._unbegin(path)
             raise
         try:
             file.sync()
             self._files.sync_dir(FOLDER)
         except StorageError as error:
             file.close()
+            with contextlib.suppress(StorageError):
+                # The next start makes it anew: an entry whose flush failed may never become durable.
+                self._files.unlink(path)
             raise self.flush_failed(error) from error
         if self._retired is not None:
             self._retired.close()
@@ -182,16 +186,27 @@ class Journal:
         self._starts.append(start)
         self.end = self.flushed = segment.end
 
+    def _unbegin(self, path: str) -> None:
+        """Remove a segment that could not be begun, for good: the one before it may grow past where this one starts."""
+        try:
+            self._files.unlink(path)
+            self._files.sync_dir(FOLDER)
+        except StorageError as error:
+            raise self.flush_failed(error) from error
+
     def drop_first(self, count: int) -> None:
-        """Remove the oldest segments; the last one always stays."""
+        """Remove the oldest segments; the last one always stays.
+
+        Each is gone for good before the next one goes, so that no crash leaves a hole among those that are left.
+        """
         gone = self.segments[:count]
         assert count < len(self.segments)
+        del self.segments[:count]
+        del self._starts[:count]
         for segment in gone:
             self._pool.drop(segment.path)
             self._files.unlink(segment.path)
-        self._files.sync_dir(FOLDER)
-        del self.segments[:count]
-        del self._starts[:count]
+            self._files.sync_dir(FOLDER)
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 
@@ -220,20 +235,26 @@ class Journal:
             return None
         return self.segments[at]
 
+    def read_available(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from one segment; fewer where it ends, or was cut behind our back."""
+        segment = self.segment_at(offset)
+        if segment is None:
+            return b""
+        try:
+            file = self._pool.get(segment.path)
+        except FileNotFoundError:
+            return b""
+        return file.read(offset - segment.start, min(size, segment.end - offset))
+
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from one segment.
 
         Raises:
             Damaged: the segment does not have them.
         """
-        segment = self.segment_at(offset)
-        if segment is not None and offset + size <= segment.end:
-            try:
-                data = self._pool.get(segment.path).read(offset - segment.start, size)
-            except FileNotFoundError:
-                data = b""
-            if len(data) == size:
-                return data
+        data = self.read_available(offset, size)
+        if len(data) == size:
+            return data
         raise Damaged(
             f"the journal has no bytes {offset}-{offset + size}: a segment was cut or removed; "
             "restore it from a replica or a backup",

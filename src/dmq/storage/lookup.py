@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +27,7 @@ from dmq.storage.merging import merge_from
 from dmq.storage.pool import FilePool
 from dmq.storage.units import Unit
 
-__all__ = ["FOLDER", "Lookup"]
+__all__ = ["FOLDER", "IndexFile", "Lookup"]
 
 FOLDER: Final = "index"
 _MAGIC: Final = b"DMQI"
@@ -36,7 +36,7 @@ _HASHES: Final = np.dtype([("hash", ">u8"), ("offset", ">u8")])
 _BATCHES: Final = np.dtype([("producer", ">u8"), ("sequence", ">u8"), ("count", ">u8"), ("offset", ">u8")])
 _DTYPES: Final = (_UNITS, _HASHES, _BATCHES)
 _NAME: Final = re.compile(r"(\d{20})-(\d{20})\.index")
-_FILES_MAX: Final = 4
+_FILES_MAX: Final = 8
 
 
 class _Pending:
@@ -54,25 +54,29 @@ class _Pending:
     def tables(self) -> tuple[Table, Table, Table]:
         units = np.empty(len(self.starts), _UNITS)
         units["start"], units["time"] = np.frombuffer(self.starts, np.uint64), np.frombuffer(self.times, np.uint64)
-        hashes = np.empty(len(self.hashes), _HASHES)
-        hashes["hash"] = np.frombuffer(self.hashes, np.uint64)
-        hashes["offset"] = np.frombuffer(self.hash_offsets, np.uint64)
+        values = np.frombuffer(self.hashes, np.uint64)
+        # Whoever asks sorts what one hash proposes, so equal ones may stand in any order.
+        order = np.argsort(values)
+        hashes = np.empty(len(values), _HASHES)
+        hashes["hash"] = values[order]
+        hashes["offset"] = np.frombuffer(self.hash_offsets, np.uint64)[order]
         rows = np.frombuffer(self.batches, np.uint64).reshape(-1, 4)
         batches = np.empty(len(rows), _BATCHES)
         for column, name in enumerate(_BATCHES.names or ()):
             batches[name] = rows[:, column]
-        return units, _sorted_hashes(hashes), _sorted_batches(batches)
+        return units, hashes, _sorted_batches(batches)
 
 
-def _sorted_hashes(table: Table) -> Table:
-    return table[np.lexsort((table["offset"].astype(np.uint64), table["hash"].astype(np.uint64)))]
+def _merged_hashes(table: Table) -> Table:
+    # Several sorted stretches one after another, which is what a stable sort is good at.
+    return table[np.argsort(table["hash"].astype(np.uint64), kind="stable")]
 
 
 def _sorted_batches(table: Table) -> Table:
     return table[np.lexsort((table["sequence"].astype(np.uint64), table["producer"].astype(np.uint64)))]
 
 
-class _IndexFile:
+class IndexFile:
     """One table file and the range of the journal it covers."""
 
     __slots__ = ("batches", "end", "hashes", "path", "start", "units")
@@ -101,29 +105,28 @@ class Lookup:
         self._span_max = span_max
         self._active = _Pending()
         self._frozen: _Pending | None = None
-        self.files: list[_IndexFile] = []
+        self.files: list[IndexFile] = []
 
     @property
     def units_buffered(self) -> int:
         return len(self._active.starts)
 
-    def add(self, unit: Unit) -> None:
-        """Take in a unit."""
+    def add(self, unit: Unit, offsets: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """Take in a unit; `offsets` are those of its records, in the form that suits its rows."""
         pending = self._active
         pending.starts.append(unit.start)
         pending.times.append(unit.header.stored_at_ms)
         if isinstance(unit.offsets, np.ndarray):
             if len(unit.hashes):
                 pending.hashes.frombytes(unit.hashes.view(np.uint8).data)  # type: ignore[union-attr]
-                offsets = unit.offsets[unit.hash_index].astype(np.uint64)
-                pending.hash_offsets.frombytes(offsets.view(np.uint8).data)
+                pending.hash_offsets.frombytes(unit.offsets[unit.hash_index].view(np.uint8).data)
         else:
             pending.hashes.extend(unit.hashes)
             pending.hash_offsets.extend([unit.offsets[i] for i in unit.hash_index])
         at = 0
         for row in unit.rows:
             if row.producer_id:
-                pending.batches.extend((row.producer_id, row.first_sequence, row.records, int(unit.offsets[at])))
+                pending.batches.extend((row.producer_id, row.first_sequence, row.records, int(offsets[at])))
             at += row.records
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ class Lookup:
         path = f"{FOLDER}/{start:020d}-{end:020d}.index"
         write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
         self._pool.drop(path)
-        kept.append(_IndexFile(self._pool, self._cache, path))
+        kept.append(IndexFile(self._pool, self._cache, path))
         near = [file for file in kept if end - file.start <= self._span_max]
         first = merge_from([sum(section.count for section in file.sections) for file in near], _FILES_MAX)
         if first is not None:
@@ -227,31 +230,32 @@ class Lookup:
             kept = [*kept[: len(kept) - len(near) + first], merged]
         return [file.path for file in kept]
 
-    def _merge(self, files: list[_IndexFile], journal_start: int) -> _IndexFile:
+    def _merge(self, files: list[IndexFile], journal_start: int) -> IndexFile:
         tables = [
             _joined((file.units for file in files), "start", journal_start),
-            _sorted_hashes(_joined((file.hashes for file in files), "offset", journal_start)),
+            _merged_hashes(_joined((file.hashes for file in files), "offset", journal_start)),
             _sorted_batches(_joined((file.batches for file in files), "offset", journal_start)),
         ]
         path = f"{FOLDER}/{files[0].start:020d}-{files[-1].end:020d}.index"
         write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
         self._pool.drop(path)
-        return _IndexFile(self._pool, self._cache, path)
+        return IndexFile(self._pool, self._cache, path)
 
     def adopt(self, paths: list[str]) -> None:
         """Use the files of a checkpoint that is now in force."""
         known = {file.path: file for file in self.files}
-        self.files = [known.get(path) or _IndexFile(self._pool, self._cache, path) for path in paths]
+        self.files = [known.get(path) or IndexFile(self._pool, self._cache, path) for path in paths]
         self._frozen = None
 
 
 def _joined(sections: Iterable[Section], field: str, start: int) -> Table:
     table: npt.NDArray[Any] = np.concatenate([section.slice(0, section.count) for section in sections])
-    return table[table[field].astype(np.uint64) >= np.uint64(start)]
+    gone = table[field].astype(np.uint64) < np.uint64(start)
+    return table[~gone] if gone.any() else table
 
 
 def _matching(section: Section, value: int) -> list[int]:
-    at = section.lower_bound(lambda entry: int(entry[0]) < value)
+    at = section.lower_bound(lambda entry: int(entry[0]) < value, guess=value / (1 << 64))
     found = []
     while at < section.count:
         entry = section.entry(at)

@@ -12,6 +12,8 @@ import logging
 import secrets
 from typing import Any, Final
 
+from crc32c import crc32c
+
 from dmq.errors import DiskFull, ForeignFile, RecordCorrupt, WrongFormat
 from dmq.settings import StoreSettings
 from dmq.storage import journal as journals
@@ -21,20 +23,20 @@ from dmq.storage.checkpointing import FOLDERS, Checkpointer
 from dmq.storage.derived import Derived
 from dmq.storage.files import Files
 from dmq.storage.frames import DerivedDamaged
-from dmq.storage.journal import Journal
+from dmq.storage.journal import Journal, Segment
 from dmq.storage.pool import FilePool
 from dmq.storage.recovery import SALVAGE, Recovered, recover_journal, replay, start_derived, usable
 from dmq.storage.scanning import Scanner
 
-__all__ = ["FORMAT", "Opened", "open_directory"]
+__all__ = ["FORMAT", "IDENTITY", "Opened", "open_directory", "parse_identity"]
 
 log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-_IDENTITY: Final = "STORE"
+IDENTITY: Final = "STORE"
 _RUNNING: Final = "RUNNING"
 _KNOWN: Final = frozenset(
-    ("LOCK", _RUNNING, _IDENTITY, "STORE.tmp", "checkpoint", "checkpoint.tmp", "lost+found", SALVAGE, journals.FOLDER)
+    ("LOCK", _RUNNING, IDENTITY, "STORE.tmp", "checkpoint", "checkpoint.tmp", "lost+found", SALVAGE, journals.FOLDER)
 ).union(FOLDERS)
 
 
@@ -55,6 +57,8 @@ class Opened:
         self.checkpointer = checkpointer
         self.recovered = recovered
         self.next_offset = next_offset  # where the journal goes on; beyond its end where the end is missing
+        # What follows needs a snapshot before it: without one, opening without a checkpoint could not place it.
+        self.needs_segment = not journal.segments or next_offset > journal.end or derived.incomplete
         self.unclean = unclean
 
 
@@ -99,8 +103,9 @@ def open_directory(files: Files, pool: FilePool, settings: StoreSettings) -> Ope
     _drop_empty_tail(files, journal)
     recover_journal(files, journal, torn, recovered, known)
     next_offset = max(derived.applied, known, journal.end)
-    if next_offset > journal.end and journal.segments:
-        derived.pass_damage(journal.end, next_offset)
+    if next_offset > journal.end:
+        begin = journal.end if checkpoint is None else max(journal.end, checkpoint.journal_start)
+        derived.pass_damage(begin, next_offset)
     derived.applied = next_offset
     return Opened(journal, derived, checkpointer, recovered, next_offset, unclean or torn is not None)
 
@@ -117,7 +122,8 @@ def rebuild(
     known: int,
 ) -> tuple[Derived, int | None]:
     """Build everything derived anew from the journal; returns it and the offset of a torn tail."""
-    log.warning("rebuilding derived files", extra={"from": journal.start, "to": journal.end})
+    if journal.end > journal.start:
+        log.warning("rebuilding derived files", extra={"from": journal.start, "to": journal.end})
     checkpointer.forget_all()
     derived = Derived(files, pool, settings, journal.start)
     start_derived(derived, journal, scanner)
@@ -141,29 +147,27 @@ def rebuild(
 def _identify(files: Files) -> int:
     """The journal id of the directory, given to it now if it is new."""
     strangers = [name for name in files.listdir("") if name not in _KNOWN]
-    if not files.exists(_IDENTITY):
+    if not files.exists(IDENTITY):
         if strangers:
             raise WrongFormat(
                 f"{files.describe('')} holds {strangers[0]!r} and is not a DMQ data directory: choose an empty one",
                 path=files.describe(""),
             )
-        found = _id_of_first_segment(files)
-        return _write_identity(files, found if found is not None else secrets.randbits(64) or 1)
-    file = files.open(_IDENTITY)
+        return _write_identity(files, _id_of_journal(files) or secrets.randbits(64) or 1)
+    file = files.open(IDENTITY)
     try:
         raw = file.read(0, 4096)
     finally:
         file.close()
     try:
-        identity: Any = json.loads(raw)
-        version, journal_id = int(identity["format"]), int(identity["journal_id"], 16)
-    except (ValueError, KeyError, TypeError) as error:
-        found = _id_of_first_segment(files)
+        version, journal_id = parse_identity(raw)
+    except ValueError as error:
+        found = _id_of_journal(files)
         if found is None:
             raise WrongFormat(
-                f"{files.describe(_IDENTITY)} cannot be read and there is no journal to tell what it said: "
+                f"{files.describe(IDENTITY)} cannot be read and there is no journal to tell what it said: "
                 "restore the directory from a backup",
-                path=files.describe(_IDENTITY),
+                path=files.describe(IDENTITY),
             ) from error
         log.error("identity file damaged; taken from the journal", extra={"journal_id": found})
         return _write_identity(files, found)
@@ -172,55 +176,101 @@ def _identify(files: Files) -> int:
             f"{files.describe('')} has format version {version}, this DMQ reads {FORMAT}: use the DMQ that wrote it",
             version=version,
         )
-    found = _id_of_first_segment(files)
-    if found is not None and found != journal_id:
-        # The segments all say the same, and they are the truth; _check_segments looks at the others.
-        log.error("identity file contradicts the journal", extra={"journal_id": found})
-        return _write_identity(files, found)
     return journal_id
 
 
+def parse_identity(raw: bytes) -> tuple[int, int]:
+    """(format version, journal id) from the file that says whose the directory is.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        identity: Any = json.loads(raw)
+        version, journal_id = int(identity["format"]), int(identity["journal_id"], 16)
+        check = identity.get("check", _check_of(version, journal_id))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
+    # A flipped bit must neither make it another store nor another version's.
+    if check != _check_of(version, journal_id):
+        raise ValueError("it fails its checksum")
+    return version, journal_id
+
+
+def _check_of(version: int, journal_id: int) -> str:
+    return f"{crc32c(f'{version} {journal_id:016x}'.encode()):08x}"
+
+
 def _write_identity(files: Files, journal_id: int) -> int:
+    identity = {"format": FORMAT, "journal_id": f"{journal_id:016x}", "check": _check_of(FORMAT, journal_id)}
     file = files.open("STORE.tmp", create=True, write=True)
     try:
         file.truncate(0)
-        file.write(0, (json.dumps({"format": FORMAT, "journal_id": f"{journal_id:016x}"}).encode() + b"\n",))
+        file.write(0, (json.dumps(identity).encode() + b"\n",))
         file.sync()
     finally:
         file.close()
-    files.rename("STORE.tmp", _IDENTITY)
+    files.rename("STORE.tmp", IDENTITY)
     files.sync_dir("")
     return journal_id
 
 
-def _id_of_first_segment(files: Files) -> int | None:
-    """The journal id the first readable segment head tells."""
-    for segment in journals.list_segments(files):
-        header = _head(files, segment.path)
+def _id_of_journal(files: Files) -> int | None:
+    """The journal id the first intact unit at the head of a segment tells; None if there is no journal.
+
+    Raises:
+        WrongFormat: there is one, but nothing in it tells.
+    """
+    segments = journals.list_segments(files)
+    for segment in segments:
+        header = _head(files, segment, whole=True)
         if header is not None:
             return header.journal_id
+    if any(segment.size for segment in segments):
+        # A new id would make all of it look like a torn tail.
+        raise WrongFormat(
+            f"{files.describe(journals.FOLDER)} holds segments, but {IDENTITY} is lost and none of them can be read "
+            "to tell what it said: restore the directory from a replica or a backup",
+            path=files.describe(journals.FOLDER),
+        )
     return None
 
 
-def _head(files: Files, path: str) -> units.Header | None:
-    file = files.open(path)
+def _head(files: Files, segment: Segment, *, whole: bool) -> units.Header | None:
+    """The header a segment begins with; with `whole`, only if its unit is intact.
+
+    Raises:
+        WrongFormat: the unit is intact, and of another version.
+    """
+    file = files.open(segment.path)
     try:
-        return units.read_header(file.read(0, units.HEADER_BYTES))
+        header = units.read_header(file.read(0, units.HEADER_BYTES))
+        if header is None or not whole:
+            return header
+        raw = file.read(0, min(header.length, segment.size))
+        return header if units.intact(header, raw) else None
     finally:
         file.close()
 
 
 def _check_segments(files: Files, journal: Journal) -> None:
     for segment in journal.segments:
-        header = _head(files, segment.path)
+        header = _head(files, segment, whole=False)
+        if header is not None and not _is_ours(header, journal, segment):
+            # A flipped bit may look the same; a stranger's unit is intact.
+            header = _head(files, segment, whole=True)
         if header is None:
             continue  # damaged or torn: recovery's affair
-        if header.journal_id != journal.id or header.start != segment.start:
+        if not _is_ours(header, journal, segment):
             raise ForeignFile(
                 f"{files.describe(segment.path)} belongs to another journal: move it elsewhere and start again",
                 path=segment.path,
             )
         segment.stored_at_ms = header.stored_at_ms
+
+
+def _is_ours(header: units.Header, journal: Journal, segment: Segment) -> bool:
+    return header.journal_id == journal.id and header.start == segment.start and header.version == units.VERSION
 
 
 def _checkpoint(files: Files, pool: FilePool) -> Checkpoint | None:
@@ -265,7 +315,7 @@ def mark_running(files: Files) -> None:
     """Leave the mark by which the next start knows that this one did not end well."""
     with contextlib.suppress(DiskFull):  # it only helps; a full disk must not keep the store from opening
         files.open(_RUNNING, create=True, write=True).close()
-        files.sync_dir("")
+    files.sync_dir("")  # for the folders made at first start, too
 
 
 def unmark_running(files: Files) -> None:

@@ -77,12 +77,12 @@ class PositionTable:
     def get(self, group: str, topic_id: int, queue: int) -> Position | None:
         return self._groups.get(group, {}).get((topic_id, queue))
 
-    def settle(self, group: str, topic_id: int, queue: int, ranges: Iterator[tuple[int, int]], first: int) -> None:
-        """Settle ranges; a group seen here for the first time begins at `first`."""
+    def settle(self, group: str, topic_id: int, queue: int, ranges: Iterator[tuple[int, int]]) -> None:
+        """Settle ranges; a group seen here for the first time begins at 0, however old what is kept may be."""
         positions = self._groups.setdefault(group, {})
         position = positions.get((topic_id, queue))
         if position is None:
-            position = positions[topic_id, queue] = Position(first)
+            position = positions[topic_id, queue] = Position(0)
         for start, end in ranges:
             position.settle(start, end)
 

@@ -122,9 +122,11 @@ class ProducerTable:
             del self._producers[pid]
 
     def drop_topic(self, topic_id: int) -> None:
-        for producer in self._producers.values():
+        for pid, producer in list(self._producers.items()):
             for key in [key for key in producer.queues if key >> 8 == topic_id]:
                 del producer.queues[key]
+            if not producer.queues:  # nor does a snapshot have it
+                del self._producers[pid]
 
     def dump(self, before: int) -> Dumped:
         """Everything that units below the journal offset `before` say, as plain data."""

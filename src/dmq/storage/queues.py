@@ -65,7 +65,7 @@ class QueueIndex:
         if tail is None:
             tail = self._active[key] = Tail(first)
         if isinstance(offsets, np.ndarray):
-            tail.offsets.frombytes(offsets.astype(np.uint64, copy=False).view(np.uint8).data)
+            tail.offsets.frombytes(offsets.view(np.uint8).data)
             tail.lengths.frombytes(lengths.view(np.uint8).data)
             tail.tags.frombytes(tags.view(np.uint8).data)
         else:
@@ -202,7 +202,6 @@ class QueueIndex:
             firsts.append(start)
             at = start
         path = f"{folder}/{firsts[-1]:020d}.queue"
-        created = not self._files.exists(path)
         file = self._files.open(path, create=True, write=True)
         try:
             position = (at - firsts[-1]) * ENTRY_BYTES
@@ -214,7 +213,7 @@ class QueueIndex:
         finally:
             file.close()
         self._pool.drop(path)
-        if created:
+        if not position:  # it is new, or a failed attempt at it is not known to be durable
             for name in (folder, folder.rpartition("/")[0], FOLDER):
                 self._files.sync_dir(name)
         return at + len(data) // ENTRY_BYTES, firsts

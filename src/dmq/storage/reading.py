@@ -138,13 +138,15 @@ class Reader:
     ) -> Slice:
         """Fetch the records, adjacent ones together; stop before the first that cannot be read."""
         ends = where + lengths
-        breaks = np.flatnonzero(where[1:] != ends[:-1]) + 1
+        lost = lengths == 0
+        # A lost unit begins where the last record of the unit before it ends, so its entries look adjacent.
+        breaks = np.flatnonzero((where[1:] != ends[:-1]) | (lost[1:] != lost[:-1])) + 1
         starts = [0, *breaks.tolist(), len(where)]
         pieces: list[memoryview] = []
         for i, j in itertools.pairwise(starts):
             try:
-                if not lengths[i]:
-                    raise Damaged("its unit was lost", start=int(where[i]), end=int(where[i]))
+                if lost[i]:
+                    raise self._quarantine(int(where[i]))
                 pieces.append(self.bytes_at(int(where[i]), int(ends[j - 1])))
             except Damaged as error:
                 if i:
@@ -198,10 +200,11 @@ class Reader:
         if segment is None:
             raise self._quarantine(unit_start)
         left = segment.end - unit_start
-        raw = self._journal.read(unit_start, min(left, _WINDOW if unit_start == self._read_on else _FIRST_WINDOW))
+        window = _WINDOW if unit_start == self._read_on else _FIRST_WINDOW
+        raw = self._journal.read_available(unit_start, window)
         header = units.read_header(raw)
         if header is not None and len(raw) < header.length <= left:
-            raw = self._journal.read(unit_start, header.length)
+            raw = self._journal.read_available(unit_start, header.length)
         good = 0
         while header is not None and good + header.length <= len(raw):
             ours = header.start == unit_start + good and header.journal_id == self._journal.id
@@ -256,10 +259,10 @@ class Reader:
                 offset = following[0]
                 continue
             left = min(segment.end, visible) - offset
-            raw = self._journal.read(offset, min(left, max(max_bytes, units.HEADER_BYTES)))
+            raw = self._journal.read_available(offset, min(left, max(max_bytes, units.HEADER_BYTES)))
             header = units.read_header(raw)
             if header is not None and len(raw) < header.length <= left:
-                raw = self._journal.read(offset, header.length)
+                raw = self._journal.read_available(offset, header.length)
             end = 0
             while header is not None and header.start == offset + end and end + header.length <= len(raw):
                 end += header.length

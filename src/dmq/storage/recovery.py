@@ -50,11 +50,11 @@ def start_derived(derived: Derived, journal: Journal, scanner: Scanner) -> None:
             derived.state.restore(derived.snapshot_in(unit))
             derived.state.start_at_snapshot()
             derived.applied = unit.start
+            derived.incomplete = False
             return
         # Without its snapshot a segment's records cannot be placed; the next segment has one.
         following = next((s.start for s in journal.segments if s.start > derived.applied), journal.end)
-        derived.add_damage(derived.applied, following)
-        derived.applied = following
+        derived.pass_damage(derived.applied, following)
 
 
 def replay(
@@ -130,6 +130,7 @@ def recover_journal(
 def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> None:
     """Move everything from an offset on into `salvage/`, and end the journal there."""
     files.mkdir(SALVAGE)
+    files.sync_dir("")
     for segment in reversed([s for s in journal.segments if s.end > torn_at or s.start >= torn_at]):
         keep = max(0, torn_at - segment.start)
         recovered.cut_bytes += _salvage(files, segment.path, segment.start, keep, segment.size)

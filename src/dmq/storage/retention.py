@@ -19,7 +19,7 @@ from dmq.records.moving import moved_record
 from dmq.settings import StoreSettings
 from dmq.storage.appending import Batch
 from dmq.storage.derived import Derived
-from dmq.storage.events import DelaysDone, Event, pack_offsets
+from dmq.storage.events import DelaysDone, Event, Outcome, Settled, pack_offsets
 from dmq.storage.files import DiskUsage
 from dmq.storage.journal import Journal
 from dmq.storage.reading import Found, Reader
@@ -57,6 +57,10 @@ def going_segments(
         return None
     protected = protected_offset(derived, settings, journal.end)
     count = segments_to_drop(ages, journal.tail.size, now_ms, settings, disk, protected)
+    # A delayed record that was handed out is about to be delivered: were it carried forward too, it would come twice.
+    handed_out = derived.wheel.oldest_handed_out()
+    while count and handed_out is not None and journal.segments[count].start > handed_out:
+        count -= 1
     if not count:
         return None
     kept_from = journal.segments[count].start
@@ -64,6 +68,11 @@ def going_segments(
     if unit is None or not unit.header.flags & SNAPSHOT:
         log.error("retention stopped: the next segment's snapshot is damaged", extra={"offset": kept_from})
         return None
+    segment = journal.segments[count]
+    if unit.header.stored_at_ms != segment.stored_at_ms:
+        # Its header was read unchecked when the store was opened: what follows from that time is decided anew.
+        segment.stored_at_ms = unit.header.stored_at_ms
+        return going_segments(journal, derived, settings, disk, now_ms)
     return Going(count, kept_from, derived.firsts_of(derived.snapshot_in(unit)))
 
 
@@ -144,7 +153,9 @@ def carried_forward(
                     columns = next(iter(derived.queues.columns(key, offset, offset + 1)))
                     found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None
                     if found is not None:
-                        yield [_copy(found, topic.name, now_ms)]
+                        # Settled with its copy: should the segment stay after all, it is not carried again.
+                        settled = Settled(group, topic.id, queue, offset, 1, Outcome.CARRIED, settled_at_ms=now_ms)
+                        yield [_copy(found, topic.name, now_ms), settled]
 
 
 def _readable(reader: Reader, offset: int) -> Found | None:

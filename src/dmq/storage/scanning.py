@@ -40,10 +40,7 @@ class Scanner:
         """Up to `size` bytes; fewer only where the segment ends."""
         at = offset - self._window_at
         if at < 0 or at + size > len(self._window):
-            segment = self._journal.segment_at(offset)
-            if segment is None:
-                return memoryview(b"")
-            self._window = self._journal.read(offset, min(max(size, _WINDOW), segment.end - offset))
+            self._window = self._journal.read_available(offset, max(size, _WINDOW))
             self._window_at = offset
             at = 0
         return memoryview(self._window)[at : at + size]
@@ -55,7 +52,9 @@ class Scanner:
                 continue
             at = max(offset, segment.start)
             while at < segment.end:
-                chunk = self._journal.read(at, min(_SEARCH_WINDOW, segment.end - at))
+                chunk = self._journal.read_available(at, _SEARCH_WINDOW)
+                if not chunk:
+                    break
                 found = chunk.find(units.MAGIC)
                 while found >= 0:
                     unit = self._valid_header(at + found)

@@ -106,8 +106,7 @@ class State:
             case Settled(group, topic_id, queue):
                 if topic_id in self.topics_by_id:
                     ranges = bitmap_ranges(event.start, event.count, event.bitmap)
-                    first = self.first.get(queue_key(topic_id, queue), 0)
-                    self.positions.settle(group, topic_id, queue, ranges, first)
+                    self.positions.settle(group, topic_id, queue, ranges)
             case PositionSet(group, topic_id, queue, offset):
                 if topic_id in self.topics_by_id:
                     self.positions.set(group, topic_id, queue, offset)

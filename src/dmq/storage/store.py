@@ -42,9 +42,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SNAPSHOT_PART: Final = 1 << 20
 _UNITS_BUFFERED_MAX: Final = 50_000
-_DISK_CHECK_BYTES: Final = 16 << 20
 _NO_SERVER: Final = bytes(6)
 
 
@@ -78,6 +76,7 @@ class MessageStore:
         self._files = files
         self._pool = FilePool(files, self.settings.files_open_max)
         self._inline = checkpoint_inline
+        self._plan: CheckpointPlan | None = None  # a checkpoint being written
         self._closed = False
         files.lock()
         try:
@@ -107,6 +106,7 @@ class MessageStore:
             epoch=max(1, opened.recovered.epoch + opened.unclean),
             stored_at_ms=opened.recovered.stored_at_ms,
             next_offset=opened.next_offset,
+            needs_segment=opened.needs_segment,
         )
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
         if opened.unclean:
@@ -148,6 +148,16 @@ class MessageStore:
     @property
     def journal_id(self) -> int:
         return self._journal.id
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a flush failed, so that nothing is written any more."""
+        return self._journal.failure is not None
+
+    @property
+    def is_ahead_of_checkpoint(self) -> bool:
+        """Whether anything was written since the last checkpoint."""
+        return self._checkpointed != self.end
 
     @property
     def damage(self) -> list[tuple[int, int]]:
@@ -238,7 +248,8 @@ class MessageStore:
 
         Raises:
             UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was written.
-            DiskFull, StorageError: units before the failing one were written, nothing of the others.
+            DiskFull, StorageError: units before the failing one were written, nothing of the others;
+                `detail["placed"]` has the placement of each item that was, by its index. StoreFailed has none.
         """
         self._check_open()
         placements = self._writer.append(items, durability, atomic=atomic)
@@ -325,6 +336,16 @@ class MessageStore:
         assert key is not None, "a key or an id is needed"
         return self._healed(lambda: list(self._reader.find_key(key, topic)))
 
+    def journal_offset(self, topic: str, queue: int, offset: int) -> int | None:
+        """Where a message stands in the journal; None if it was lost."""
+        key = self._queue(topic, queue)[1]
+        columns = self._healed(lambda: next(iter(self._derived.queues.columns(key, offset, offset + 1))))
+        return int(columns.offsets[0]) if columns.lengths[0] else None
+
+    def raw_record(self, found: Found) -> memoryview:
+        """The bytes of a record that was found."""
+        return self._reader.bytes_at(found.journal_offset, found.journal_offset + found.record.length)
+
     def record_at(self, journal_offset: int) -> Found | None:
         """The message that stands at a journal offset; None if its topic is gone."""
         return self._healed(lambda: self._reader.record_at(journal_offset))
@@ -342,6 +363,10 @@ class MessageStore:
     def position(self, group: str, topic: str, queue: int) -> Position | None:
         """How far a group has come in a queue; None if it never was there."""
         return self._derived.state.positions.get(group, self._queue(topic, queue)[0].id, queue)
+
+    def positions_of(self, group: str) -> dict[tuple[int, int], Position]:
+        """All positions of a group, by (topic id, queue)."""
+        return dict(self._derived.state.positions.groups().get(group, {}))
 
     def groups(self) -> list[str]:
         return sorted(self._derived.state.positions.groups())
@@ -390,14 +415,17 @@ class MessageStore:
         Raises:
             StorageError: it could not be written; the store works on without it.
         """
+        try:
+            self._write_checkpoint()
+        except DerivedDamaged as error:
+            self._rebuild(error)
+
+    def _write_checkpoint(self) -> None:
         plan = self.begin_checkpoint()
         if plan is None:
             return
         try:
             plan.write()
-        except DerivedDamaged as error:
-            self.finish_checkpoint(plan, error)
-            self._rebuild(error)
         except BaseException as error:
             self.finish_checkpoint(plan, error)
             raise
@@ -405,25 +433,41 @@ class MessageStore:
             self.finish_checkpoint(plan)
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
-        """Set aside what a checkpoint writes; None while units wait for replicas. Flushes first."""
-        self.flush()
+        """Set aside what a checkpoint writes, the flush of the journal included; None while units wait for replicas."""
+        self._check_open()
         if self.visible != self.end:
-            return None
+            self.flush()
+            if self.visible != self.end:
+                return None
         self._derived.state.producers.expire(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
-        return self._checkpointer.begin(self._derived, self.start, self.epoch, self._writer.stored_at_ms)
+        plan = self._checkpointer.begin(
+            self._derived, self.start, self.epoch, self._writer.stored_at_ms, self._writer.begin_flush()
+        )
+        self._pool.hold()
+        self._plan = plan
+        return plan
 
     def finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None = None) -> None:
-        """The plan was written, or could not be."""
-        if error is not None:
-            plan.abandon()
-            return
-        self._checkpointer.finish(plan, self._derived)
-        self._checkpointed = plan.checkpoint.offset
+        """The plan was written, or could not be.
 
-    def _try_checkpoint(self) -> None:
+        Raises:
+            StoreFailed: the journal could not be flushed; the store takes no more writes.
+        """
+        self._pool.release()
+        self._plan = None
+        if error is not None and not plan.is_stale:
+            plan.abandon()
+        if plan.flush is not None and (plan.is_flushed or plan.flush_error):
+            self.finish_flush(plan.flush, plan.flush_error)
+        if error is None and not plan.is_stale:  # stale: everything was built anew meanwhile
+            self._checkpointer.finish(plan, self._derived)
+            self._checkpointed = plan.checkpoint.offset
+
+    def _try_checkpoint(self, *, rebuilt: bool = False) -> None:
         try:
-            self.checkpoint()
+            # What was just built anew is not built anew again, or a bad disk would keep us at it for ever.
+            self._write_checkpoint() if rebuilt else self.checkpoint()
         except StorageError as error:
             # Nothing is lost: the journal has it all, and the next checkpoint covers this one's part.
             self._checkpointed = self._derived.applied
@@ -441,6 +485,8 @@ class MessageStore:
     def _rebuild(self, error: DerivedDamaged) -> None:
         """A derived file is wrong: build all of them anew, and go on."""
         log.error("derived files damaged", extra={"error": str(error)})
+        if self._plan is not None:
+            self._plan.give_up()
         scanner = Scanner(self._journal)
         old = self._derived
         derived, _ = rebuild(
@@ -459,7 +505,7 @@ class MessageStore:
                 derived.state.remember_producer(unit, row)
         derived.wheel.take_over_flights(old.wheel)
         self._derived = self._reader.derived = self._writer.derived = derived
-        self._try_checkpoint()
+        self._try_checkpoint(rebuilt=True)
 
     def tick(self) -> None:
         """What time alone makes due: flush what was only stored, checkpoint, retention. Call it every second or so."""
@@ -476,20 +522,27 @@ class MessageStore:
 
     def retain(self) -> int:
         """Drop segments that are not wanted any more; returns how many."""
+        try:
+            return self._retain()
+        except DerivedDamaged as error:
+            self._rebuild(error)
+            return 0  # the next call goes on
+
+    def _retain(self) -> int:
         going = retention.going_segments(
             self._journal, self._derived, self.settings, self._files.disk_usage(), self._clock.now_ms()
         )
         if going is None:
             return 0
         for items in retention.carried_forward(self._derived, self._reader, self.start, going, self._clock.now_ms()):
-            self.append(items, Durability.FLUSHED, atomic=True)
+            self._writer.append(items, Durability.FLUSHED, atomic=True, upkeep=True)
         # The checkpoint in force must not need what goes; taking one also flushes what was carried forward.
         self.checkpoint()
         if self._checkpointed < going.kept_from:
             return 0
-        self._journal.drop_first(going.segments)
         self._derived.begin_at(going.kept_from, going.firsts)
         self._reader.cache.clear()
+        self._journal.drop_first(going.segments)
         log.info("segments dropped", extra={"count": going.segments, "journal_start": self.start})
         return going.segments
 

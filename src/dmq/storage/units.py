@@ -48,7 +48,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dmq.errors import RecordCorrupt, WrongFormat
-from dmq.records.layout import TAG_AT, gather, stamp
+from dmq.records.layout import ADDRESSES_DTYPE, TAG_AT, gather, stamp_columns, stamp_few
 from dmq.storage.files import Buffer
 
 __all__ = ["DUE", "HEADER_BYTES", "MOVED", "NAMED", "SNAPSHOT", "Header", "Part", "Row", "Unit", "build", "parse"]
@@ -71,9 +71,10 @@ _U32: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")
 
 # Below this many records the plain loops beat the set-up of numpy calls (bench/store.py).
-FEW: Final = 16
+FEW: Final = 24
 NO_ADDRESS: Final = bytes(16)
 _V4_PREFIX: Final = bytes(10) + b"\xff\xff"
+_BLANK: Final = bytes(6)
 
 Column = npt.NDArray[np.uint64]
 
@@ -161,6 +162,12 @@ class Unit:
     def end(self) -> int:
         return self.header.start + self.header.length
 
+    def columns_by_row(self) -> tuple[Any, Any, Any]:
+        """Offsets, lengths and tags, to be sliced row by row: as lists if that makes small slices."""
+        if isinstance(self.offsets, list) or len(self.offsets) >= FEW * len(self.rows):
+            return self.offsets, self.lengths, self.tags
+        return self.offsets.tolist(), _ints(self.lengths), _ints(self.tags)
+
     def record(self, index: int) -> memoryview:
         """The bytes of one record."""
         at = int(self.offsets[index]) - self.header.start
@@ -190,122 +197,174 @@ def build(
         server: this broker's IPv4 address and port, six bytes.
         flags: SNAPSHOT or nothing.
     """
-    records = sum(part.row.records for part in parts)
-    hashes = sum(len(part.hashes) for part in parts)
-    dues = sum(len(part.dues) for part in parts)
-    tables = HEADER_BYTES + 4 * records + ROW_BYTES * len(parts) + 12 * hashes + 8 * dues
-    length = tables + sum(len(part.data) for part in parts)
-    buffer = bytearray(length)
-    layout = _lay_few if records < FEW else _lay_many
-    offsets, lengths, hash_index, hash_values, due_values = layout(buffer, parts, records, start, tables, hashes)
-
-    at = HEADER_BYTES + 4 * records
-    position = tables
-    first = 0
-    rows = []
+    records = hashes = dues = 0
+    rows: list[Row] = []
+    packed: list[bytes] = []
+    datas: list[Buffer] = []
+    length = HEADER_BYTES
     for part in parts:
         row = part.row
         rows.append(row)
-        ROW.pack_into(buffer, at, *row)
-        at += ROW_BYTES
-        buffer[position : position + len(part.data)] = part.data
-        position += len(part.data)
-        mine = offsets[first : first + row.records]
-        first += row.records
-        v4 = row.address[:12] == _V4_PREFIX
-        stamp(
-            buffer,
-            mine - start if isinstance(mine, np.ndarray) else [offset - start for offset in mine],
-            mine,
-            row.queue,
-            row.first_queue_offset,
-            row.address[12:] + _U16.pack(row.port) if v4 else bytes(6),
-            server,
-            part.received_at_ms,
-            stored_at_ms,
-            ipv6=not v4 and row.address != NO_ADDRESS,
-        )
-    header = Header(
-        MAGIC, 0, VERSION, flags, epoch, start, length, records, len(parts), hashes, dues, 0,
+        packed.append(ROW.pack(*row))
+        datas.append(part.data)
+        records += row.records
+        hashes += len(part.hashes)
+        dues += len(part.dues)
+        length += len(part.data)
+    tables = HEADER_BYTES + 4 * records + ROW_BYTES * len(rows) + 12 * hashes + 8 * dues
+    length += tables - HEADER_BYTES
+    head = HEADER.pack(
+        MAGIC, 0, VERSION, flags, epoch, start, length, records, len(rows), hashes, dues, 0,
         stored_at_ms, flushed_through, journal_id,
     )  # fmt: skip
-    HEADER.pack_into(buffer, 0, *header)
+    tags: Any
+    if records < FEW:
+        columns, lengths, others = _columns_few(parts, start + tables)
+        # Joined and not filled in: every byte is touched once.
+        buffer = bytearray().join((head, lengths, *packed, others, *datas))
+        tags = _stamp_few(buffer, parts, columns[0], start, server, stored_at_ms)
+    else:
+        columns, more = _columns_many(parts, start + tables, hashes, dues)
+        buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
+        tags = _stamp_many(buffer, parts, columns[0], start, server, stored_at_ms)
     crc = crc32c(memoryview(buffer)[_CRC_FROM:])
     _U32.pack_into(buffer, _CRC_AT, crc)
-    return Unit(
-        header._replace(crc=crc),
-        buffer,
-        rows,
-        offsets,
-        lengths,
-        hash_index,
-        hash_values,
-        due_values,
-        _tags(buffer, offsets, start),
-    )
+    header = Header(
+        MAGIC, crc, VERSION, flags, epoch, start, length, records, len(rows), hashes, dues, 0,
+        stored_at_ms, flushed_through, journal_id,
+    )  # fmt: skip
+    return Unit(header, buffer, rows, *columns, tags)
 
 
+# Offsets, lengths, which record a hash belongs to, hashes, due times.
 _Columns = tuple[Any, Any, Any, Any, Any]
 
 
-def _lay_few(buffer: bytearray, parts: Sequence[Part], records: int, start: int, tables: int, hashes: int) -> _Columns:
+def _columns_few(parts: Sequence[Part], offset: int) -> tuple[_Columns, bytes, bytes]:
+    """The columns as lists, and the bytes of the lengths and of the others; `offset` is the first record's."""
     lengths: list[int] = []
     hash_index: list[int] = []
-    values: list[int] = []
+    hashes: list[int] = []
     dues: list[int] = []
     for part in parts:
         base = len(lengths)
-        lengths.extend(map(int, part.lengths))
+        lengths += _ints(part.lengths)
         if len(part.hashes):
-            hash_index.extend(base + int(i) for i in part.hash_index)
-            values.extend(map(int, part.hashes))
+            mine = _ints(part.hash_index)
+            hash_index += [base + index for index in mine] if base else mine
+            hashes += _ints(part.hashes)
         if len(part.dues):
-            dues.extend(map(int, part.dues))
+            dues += _ints(part.dues)
     offsets = []
-    offset = start + tables
     for length in lengths:
         offsets.append(offset)
         offset += length
-    struct.pack_into(f">{records}I", buffer, HEADER_BYTES, *lengths)
-    at = HEADER_BYTES + 4 * records + ROW_BYTES * len(parts)
-    if values or dues:
-        packed = struct.pack(f">{hashes}I{hashes}Q{len(dues)}Q", *hash_index, *values, *dues)
-        buffer[at : at + len(packed)] = packed
-    return offsets, lengths, hash_index, values, dues
+    others = b""
+    if hashes or dues:
+        count = len(hashes)
+        others = struct.pack(f">{count}I{count}Q{len(dues)}Q", *hash_index, *hashes, *dues)
+    return (offsets, lengths, hash_index, hashes, dues), struct.pack(f">{len(lengths)}I", *lengths), others
 
 
-def _lay_many(buffer: bytearray, parts: Sequence[Part], records: int, start: int, tables: int, hashes: int) -> _Columns:
+def _columns_many(parts: Sequence[Part], offset: int, hashes: int, dues: int) -> tuple[_Columns, list[Any]]:
+    """The columns as arrays, and those of the tables as they stand in the unit, the lengths first."""
     lengths = _joined([part.lengths for part in parts], np.uint32)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    offsets = ends - lengths + (start + tables)
-    at = HEADER_BYTES
-    np.frombuffer(buffer, ">u4", records, at)[:] = lengths
-    at += 4 * records + ROW_BYTES * len(parts)
-    hash_index = np.empty(0, np.uint32)
-    values = np.empty(0, np.uint64)
+    offsets = np.cumsum(lengths, dtype=np.int64)
+    offsets -= lengths
+    offsets += offset
+    hash_index, values, due_values = _NO_INDEX, _NO_VALUES, _NO_VALUES
+    packed = [lengths.astype(">u4")]
     if hashes:
-        bases = np.cumsum([0] + [part.row.records for part in parts[:-1]])
-        hash_index = _joined(
-            [np.asarray(part.hash_index, np.uint32) + np.uint32(base) for part, base in zip(parts, bases, strict=True)],
-            np.uint32,
-        )
+        hash_index = _joined([part.hash_index for part in parts], np.uint32)
+        if len(parts) > 1:
+            counts = [part.row.records for part in parts]
+            bases = np.cumsum(counts, dtype=np.uint32) - np.array(counts, np.uint32)
+            hash_index = hash_index + np.repeat(bases, [len(part.hashes) for part in parts])
         values = _joined([part.hashes for part in parts], np.uint64)
-        np.frombuffer(buffer, ">u4", hashes, at)[:] = hash_index
-        at += 4 * hashes
-        np.frombuffer(buffer, ">u8", hashes, at)[:] = values
-        at += 8 * hashes
-    dues = _joined([part.dues for part in parts if len(part.dues)], np.uint64)
-    if len(dues):
-        np.frombuffer(buffer, ">u8", len(dues), at)[:] = dues
-    return offsets, lengths, hash_index, values, dues
+        packed += (hash_index.astype(">u4"), values.astype(">u8"))
+    if dues:
+        due_values = _joined([part.dues for part in parts if len(part.dues)], np.uint64)
+        packed.append(due_values.astype(">u8"))
+    return (offsets, lengths, hash_index, values, due_values), packed
+
+
+_NO_INDEX: Final = np.empty(0, np.uint32)
+_NO_VALUES: Final = np.empty(0, np.uint64)
 
 
 def _joined(columns: Sequence[Any], dtype: Any) -> npt.NDArray[Any]:
     if len(columns) == 1:
         return np.asarray(columns[0], dtype)
-    if not columns:
-        return np.empty(0, dtype)
     return np.concatenate([np.asarray(column, dtype) for column in columns])
+
+
+def _ints(column: Any) -> list[int]:
+    return column.tolist() if isinstance(column, np.ndarray) else list(map(int, column))
+
+
+def _client(row: Row) -> tuple[bytes, bool]:
+    """The sender's address as records carry it, and whether it is one of IPv6, which does not fit."""
+    if row.address == NO_ADDRESS:
+        return _BLANK, False
+    if row.address.startswith(_V4_PREFIX):
+        return row.address[12:] + _U16.pack(row.port), False
+    return _BLANK, True
+
+
+def _stamp_few(
+    buffer: bytearray, parts: Sequence[Part], offsets: list[int], start: int, server: bytes, stored_at_ms: int
+) -> list[int]:
+    """Stamp all records; returns their tag hashes."""
+    at = 0
+    positions = [offset - start for offset in offsets]
+    for part in parts:
+        row = part.row
+        client, ipv6 = _client(row)
+        end = at + row.records
+        stamp_few(
+            buffer, positions[at:end], offsets[at:end], row.queue, row.first_queue_offset,
+            client, server, part.received_at_ms, stored_at_ms, ipv6=ipv6,
+        )  # fmt: skip
+        at = end
+    unpack = _U16.unpack_from
+    return [unpack(buffer, position + TAG_AT)[0] for position in positions]
+
+
+def _stamp_many(
+    buffer: bytearray,
+    parts: Sequence[Part],
+    offsets: npt.NDArray[np.int64],
+    start: int,
+    server: bytes,
+    stored_at_ms: int,
+) -> npt.NDArray[np.uint16]:
+    """Stamp all records of all parts at once; returns their tag hashes."""
+    positions = offsets - start
+    rows = [part.row for part in parts]
+    clients = [_client(row) for row in rows]
+    addresses = np.frombuffer(b"".join([client + server for client, _ in clients]), ADDRESSES_DTYPE)
+    first, received = rows[0], parts[0].received_at_ms
+    if len(parts) == 1:
+        numbers = np.arange(first.first_queue_offset, first.first_queue_offset + first.records)
+        return stamp_columns(
+            buffer, positions, offsets, first.queue, numbers, addresses, received, stored_at_ms, ipv6=clients[0][1]
+        )
+    counts = np.array([row.records for row in rows])
+    ends = np.cumsum(counts)
+    # A record's queue offset less its index in the unit is the same for all records of a batch.
+    bases = np.array([row.first_queue_offset for row in rows]) - (ends - counts)
+    same = all(part.received_at_ms == received for part in parts)
+    return stamp_columns(
+        buffer,
+        positions,
+        offsets,
+        np.repeat(np.array([row.queue for row in rows], np.uint8), counts),
+        np.repeat(bases, counts) + np.arange(len(offsets)),
+        np.repeat(addresses, counts),
+        received if same else np.repeat(np.array([part.received_at_ms for part in parts], np.uint64), counts),
+        stored_at_ms,
+        ipv6=np.repeat([ipv6 for _, ipv6 in clients], counts) if any(ipv6 for _, ipv6 in clients) else False,
+    )
 
 
 def _tags(buffer: Buffer, offsets: Any, start: int) -> Any:
@@ -316,35 +375,35 @@ def _tags(buffer: Buffer, offsets: Any, start: int) -> Any:
 
 
 def read_header(buffer: Buffer, at: int = 0) -> Header | None:
-    """The header at a place, if what stands there can be one; says nothing about the rest of the unit yet.
-
-    Raises:
-        WrongFormat: it is a unit of another version.
-    """
+    """The header at a place, if what stands there can be one; nothing in it can be relied on before `intact`."""
     if len(buffer) - at < HEADER_BYTES:
         return None
     header = Header._make(HEADER.unpack_from(buffer, at))
     if header.magic != MAGIC:
         return None
     smallest = HEADER_BYTES + 4 * header.records + ROW_BYTES * header.batches + 12 * header.hashes + 8 * header.dues
-    if header.length < smallest or header.zero:
-        return None
-    if header.version != VERSION:
-        # A torn header may show anything here, so only a believable one is called another version's.
-        if 0 < header.version < 100 and header.flags <= SNAPSHOT:
-            raise WrongFormat(
-                f"the journal has units of format version {header.version}, this DMQ reads version {VERSION}: "
-                "use the DMQ that wrote it",
-                version=header.version,
-            )
+    ours = header.version == VERSION
+    if header.length < (smallest if ours else HEADER_BYTES) or (ours and header.zero):
         return None
     return header
 
 
 def intact(header: Header, buffer: Buffer, at: int = 0) -> bool:
-    """Whether the bytes of the unit match its checksum."""
+    """Whether the bytes of the unit match its checksum.
+
+    Raises:
+        WrongFormat: they do, and it is a unit of another version. A flipped bit does not look like that.
+    """
     end = at + header.length
-    return end <= len(buffer) and crc32c(memoryview(buffer)[at + _CRC_FROM : end]) == header.crc
+    if end > len(buffer) or crc32c(memoryview(buffer)[at + _CRC_FROM : end]) != header.crc:
+        return False
+    if header.version != VERSION:
+        raise WrongFormat(
+            f"the journal has units of format version {header.version}, this DMQ reads version {VERSION}: "
+            "use the DMQ that wrote it",
+            version=header.version,
+        )
+    return True
 
 
 def parse(header: Header, buffer: Buffer) -> Unit:

@@ -175,9 +175,10 @@ class Wheel:
 
     def each(self) -> Iterator[Table]:
         """All pending entries, in pieces and in no order."""
-        for number in range(len(self._fragments)):
-            yield self._without(self._done, self._in_memory(number, self._flights))
-            gone = self._done | self._flights.keys()
+        gone = self._done | self._flights.keys()
+        for number, mine in enumerate(self._fragments):
+            yield self._flying(number, self._flights)
+            yield self._without(gone, mine.table(number))
             for run in self._runs:
                 for table in run.sources[number].pieces():
                     yield self._without(gone, table)
@@ -191,13 +192,18 @@ class Wheel:
             found += [Delay(due, offset, length) for due, offset, length, _ in hits.tolist()]
         return sorted(found, key=lambda delay: delay.offset)
 
-    def _in_memory(self, number: int, flights: dict[int, _Flight]) -> Table:
+    def oldest_handed_out(self) -> int | None:
+        """The lowest journal offset of a record that was handed out and is not done."""
+        return min(self._flights, default=None)
+
+    @staticmethod
+    def _flying(number: int, flights: dict[int, _Flight]) -> Table:
         flying = [
             (flight.due_ms, offset, flight.length, number)
             for offset, flight in flights.items()
             if flight.fragment == number
         ]
-        return np.concatenate([np.array(flying, ENTRY), self._fragments[number].table(number)])
+        return np.array(flying, ENTRY)
 
     @staticmethod
     def _without(gone: set[int], table: Table) -> Table:
@@ -216,7 +222,14 @@ class Wheel:
         """
         lone = {offset: flight for offset, flight in self._flights.items() if not flight.copied}
         fragments = range(len(self._fragments))
-        tables = [sorted_table(self._without(self._done, self._in_memory(number, lone))) for number in fragments]
+        tables = [
+            sorted_table(
+                np.concatenate(
+                    [self._flying(number, lone), self._without(self._done, self._fragments[number].table(number))]
+                )
+            )
+            for number in fragments
+        ]
         runs = list(self._runs)
         if sum(map(len, tables)):
             runs.append(self._write(f"{FOLDER}/{sequence:020d}.wheel", [len(t) for t in tables], tables))

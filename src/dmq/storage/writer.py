@@ -16,7 +16,7 @@ from dmq.storage import units
 from dmq.storage.appending import Batch, Draft, Placement, draft_units, event_part
 from dmq.storage.derived import Derived
 from dmq.storage.events import Event, SnapshotTaken
-from dmq.storage.files import File, Files
+from dmq.storage.files import Files
 from dmq.storage.journal import Journal
 from dmq.storage.producers import Place
 from dmq.storage.state import queue_key
@@ -31,16 +31,21 @@ _DISK_CHECK_BYTES: Final = 16 << 20
 
 
 class FlushTicket:
-    """A flush under way: `run` blocks for the disk and touches nothing else."""
+    """A flush under way: `run` blocks for the disk and changes nothing else."""
 
-    __slots__ = ("_file", "end")
+    __slots__ = ("_file", "_journal", "end")
 
-    def __init__(self, file: File, end: int) -> None:
-        self._file = file
-        self.end = end
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._file, self.end = journal.flush_target()
 
     def run(self) -> None:
-        self._file.sync()
+        try:
+            self._file.sync()
+        except StorageError:
+            # The file may be closed by now, its segment being long flushed and full.
+            if self._journal.flushed < self.end:
+                raise
 
 
 class Writer:
@@ -59,6 +64,7 @@ class Writer:
         epoch: int,
         stored_at_ms: int,
         next_offset: int,
+        needs_segment: bool,
     ) -> None:
         self._files = files
         self._journal = journal
@@ -74,16 +80,18 @@ class Writer:
         self._tail_in_use = True  # the last segment holds more than its snapshot
         self.refusing = False
         self._unchecked = 0  # bytes written since the disk was looked at
-        if next_offset > journal.end or not journal.segments:
+        if needs_segment:
             self._begin_segment(next_offset)
         else:
             journal.open_tail()
 
     # --- appending --------------------------------------------------------------------------------------------------
 
-    def append(self, items: Sequence[Batch | Event], durability: Durability, *, atomic: bool) -> list[Placement]:
-        """See `MessageStore.append`."""
-        if self.refusing or self._unchecked >= _DISK_CHECK_BYTES:
+    def append(
+        self, items: Sequence[Batch | Event], durability: Durability, *, atomic: bool, upkeep: bool = False
+    ) -> list[Placement]:
+        """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it is there to free space."""
+        if not upkeep and (self.refusing or self._unchecked >= _DISK_CHECK_BYTES):
             self.check_space()
         now_ms = self._clock.now_ms()
         drafts, repeated = draft_units(
@@ -96,14 +104,20 @@ class Writer:
             atomic=atomic,
         )
         placed: dict[int, Placement] = {}
-        for draft in drafts:
-            unit = self._write(draft, durability, now_ms)
-            for index, row in zip(draft.items, unit.rows, strict=True):
-                item = items[index]
-                topic = item.topic if isinstance(item, Batch) else ""
-                placed[index] = Placement(topic, row.queue, row.first_queue_offset, row.records, unit.start, unit.end)
-        for index, place in repeated.items():
-            placed[index] = _placed_before(items[index], placed[place] if isinstance(place, int) else place)
+        try:
+            for draft in drafts:
+                unit = self._write(draft, durability, now_ms)
+                for index, row in zip(draft.items, unit.rows, strict=True):
+                    item = items[index]
+                    topic = item.topic if isinstance(item, Batch) else ""
+                    placed[index] = Placement(
+                        topic, row.queue, row.first_queue_offset, row.records, unit.start, unit.end
+                    )
+        except StorageError as error:
+            if error is not self._journal.failure:  # that one is raised again by later calls
+                error.detail["placed"] = placed | _placed_again(items, repeated, placed)
+            raise
+        placed |= _placed_again(items, repeated, placed)
         return [placed[index] for index in range(len(items))]
 
     def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
@@ -116,11 +130,14 @@ class Writer:
         self._unchecked += unit.header.length
         for row in unit.rows:
             if row.topic_id:
-                self._assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
                 self.derived.state.remember_producer(unit, row)
         self._cache.put_tail(unit.start, unit.buffer)
         self.visibility.wrote(unit, durability)
         self._advance()
+        if self.visibility.visible < unit.end:  # not applied yet
+            for row in unit.rows:
+                if row.topic_id:
+                    self._assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
         return unit
 
     def _build(self, parts: Sequence[units.Part], start: int, flags: int = 0) -> Unit:
@@ -155,7 +172,7 @@ class Writer:
     # --- flushing ---------------------------------------------------------------------------------------------------
 
     def begin_flush(self) -> FlushTicket:
-        return FlushTicket(*self._journal.flush_target())
+        return FlushTicket(self._journal)
 
     def finish_flush(self, ticket: FlushTicket, error: StorageError | None = None) -> None:
         if error is not None:
@@ -197,8 +214,16 @@ class Writer:
         self.derived.apply(unit)
 
 
-def _placed_before(item: Batch | Event, place: Place | Placement) -> Placement:
-    """The answer for a batch that was written before."""
-    assert isinstance(item, Batch)
-    first = place.first_queue_offset if isinstance(place, Place) else place.first_offset
-    return Placement(item.topic, item.queue, first, place.count, place.unit_start, place.unit_end, True)
+def _placed_again(
+    items: Sequence[Batch | Event], repeated: dict[int, Place | int], placed: dict[int, Placement]
+) -> dict[int, Placement]:
+    """The answers for batches that were written before, or earlier in the same call."""
+    again: dict[int, Placement] = {}
+    for index, known in repeated.items():
+        item = items[index]
+        assert isinstance(item, Batch)
+        place = placed.get(known) if isinstance(known, int) else known
+        if place is not None:
+            first = place.first_queue_offset if isinstance(place, Place) else place.first_offset
+            again[index] = Placement(item.topic, item.queue, first, place.count, place.unit_start, place.unit_end, True)
+    return again

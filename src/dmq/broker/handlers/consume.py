@@ -1,0 +1,207 @@
+"""PULL, SUBSCRIBE, UNSUBSCRIBE, CREDIT."""
+
+from __future__ import annotations
+
+from dmq.broker.broadcast import broadcast_name
+from dmq.broker.broker import Broker
+from dmq.broker.consumption import Consumption, Handed, WaitingPull
+from dmq.broker.member import Member, Subscription
+from dmq.broker.session import Pusher, Session, wire_lease
+from dmq.broker.tags import normalised
+from dmq.errors import DMQError, InvalidRequest, MissingClientId, SubscriptionSuperseded
+from dmq.model import check_name
+from dmq.protocol.batch import pack_records
+from dmq.protocol.commands import Command, one_way_head
+from dmq.protocol.consuming import (
+    Credit,
+    LeaseRef,
+    Point,
+    PointKind,
+    Pull,
+    PullReply,
+    Subscribe,
+    SubscribeFlag,
+    SubscribeReply,
+    SubscriptionEnded,
+    Unsubscribe,
+)
+from dmq.protocol.frame import Frame
+from dmq.protocol.header import Header
+from dmq.protocol.status import status_of
+from dmq.records.attributes import ANY_QUEUE
+from dmq.storage.state import Topic
+
+__all__ = ["credit", "point_offset", "pull", "subscribe", "unsubscribe"]
+
+_PULL_BYTES = 4 << 20
+_NO_PUSH = 0
+
+
+def point_offset(broker: Broker, topic: Topic, queue: int, point: Point) -> int:
+    """The queue offset a point means."""
+    first, following = broker.store.bounds(topic.name, queue)
+    match point.kind:
+        case PointKind.EARLIEST:
+            return first
+        case PointKind.LATEST:
+            return following
+        case PointKind.OFFSET:
+            return min(max(point.value, first), following)
+        case PointKind.TIME:
+            return broker.store.offset_since(topic.name, queue, point.value)
+        case _:
+            return broker.store.offset_since(topic.name, queue, max(0, broker.clock.now_ms() - point.value))
+
+
+def _join(
+    broker: Broker, session: Session, asked: Pull | Subscribe, prefetch: int, prefetch_bytes: int
+) -> tuple[Consumption, Member]:
+    """Make the asker a member of its group."""
+    broker.check_running()
+    check_name(asked.group, "group")
+    topic = broker.topic(asked.topic)
+    is_broadcast = bool(asked.flags & SubscribeFlag.BROADCAST)
+    name = session.member_name(asked.member)
+    if is_broadcast and not asked.member and session.client_id.startswith(f"{session.app}-"):
+        raise MissingClientId("a broadcast consumer needs a name that stays: pass client_id= to connect")
+    group = broadcast_name(asked.group, name) if is_broadcast else asked.group
+    consumption = broker.consumption(topic, group)
+    subscription = Subscription(
+        normalised(asked.tags), asked.version, bool(asked.flags & SubscribeFlag.ORDERED), is_broadcast
+    )
+    joined = consumption.group.join(name, subscription, prefetch, prefetch_bytes)
+    if asked.parallel:
+        consumption.parallel = asked.parallel
+        for cursor in consumption.cursors.values():
+            cursor.parallel = asked.parallel
+    if joined.is_resumed:
+        for cursor in consumption.cursors.values():
+            cursor.resume(joined.member)
+    _supersede(broker, consumption, joined.superseded)
+    broker.begin_group(consumption, lambda queue: point_offset(broker, topic, queue, asked.start_from))
+    return consumption, joined.member
+
+
+def _supersede(broker: Broker, consumption: Consumption, members: list[Member]) -> None:
+    for member in members:
+        sink = consumption.sinks.pop(member.name, None)
+        if isinstance(sink, Pusher):
+            end_subscription(
+                sink,
+                SubscriptionSuperseded(
+                    f"a newer version of group {consumption.group.name!r} has taken over: stop, or deploy anew"
+                ),
+            )
+
+
+def end_subscription(pusher: Pusher, error: DMQError) -> None:
+    """Tell a member that it gets nothing more, and why."""
+    status, header = status_of(error)
+    pusher.session.connection.send(
+        one_way_head(Command.SUBSCRIPTION_ENDED, SubscriptionEnded(pusher.number, status, header.message))
+    )
+
+
+def pull(broker: Broker, session: Session, frame: Frame, asked: Pull) -> None:
+    """A batch now, or within the time the client is ready to wait (R-02)."""
+    consumption, member = _pulling_member(broker, session, asked)
+    lease_ms = asked.lease_ms or int(broker.settings.lease_seconds * 1000)
+
+    def answer(handed: Handed | None) -> None:
+        if handed is None:
+            session.answer(frame, PullReply())
+        else:
+            lengths = pack_records(handed.lengths)
+            session.answer(frame, PullReply([wire_lease(handed, lease_ms)]), lengths, *handed.pieces)
+
+    now_ms = broker.now_ms
+    waiting = WaitingPull(
+        member,
+        None if asked.queue == ANY_QUEUE else asked.queue,
+        asked.max_messages,
+        asked.max_bytes or _PULL_BYTES,
+        lease_ms,
+        now_ms + asked.wait_ms,
+        answer,
+    )
+    if consumption.try_pull(waiting, now_ms):
+        return
+    if asked.wait_ms:
+        consumption.wait(waiting)
+    else:
+        answer(None)
+
+
+def _pulling_member(broker: Broker, session: Session, asked: Pull) -> tuple[Consumption, Member]:
+    """The member that pulls; it joins with its first pull."""
+    found = broker.consumptions.get((asked.topic, asked.group))
+    if found is not None and not asked.flags & SubscribeFlag.BROADCAST:
+        member = found.group.members.get(session.member_name(asked.member))
+        if (
+            member is not None
+            and (found, member) in session.pulling
+            and member.may_pull
+            and (found.group.subscription is not None and found.group.subscription.filter == normalised(asked.tags))
+        ):
+            broker.check_running()
+            return found, member
+    consumption, member = _join(broker, session, asked, _NO_PUSH, _NO_PUSH)
+    session.pulling.add((consumption, member))
+    return consumption, member
+
+
+def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) -> None:
+    """Push from now on (D-12); sent again after a reconnect, it takes up where it was."""
+    if asked.subscription in session.pushers:
+        raise InvalidRequest(f"subscription {asked.subscription} is in use on this connection: choose another number")
+    settings = broker.settings
+    messages = asked.prefetch_messages or settings.prefetch_messages
+    size = asked.prefetch_bytes or settings.prefetch_bytes
+    lease_ms = asked.lease_ms or int(settings.lease_seconds * 1000)
+    consumption, member = _join(broker, session, asked, messages, size)
+    allowed = sum(1 << queue for queue in set(asked.queues)) if asked.queues else -1
+    pusher = Pusher(session, asked.subscription, consumption, member, asked.batch or messages, lease_ms, allowed)
+    session.pushers[asked.subscription] = pusher
+    consumption.sinks[member.name] = pusher
+    lost = _lost(consumption, member, asked.holding)
+    reply = SubscribeReply(
+        asked.subscription, consumption.topic.config.queues, messages, size, lease_ms, settings.offline_delay_ms, lost
+    )
+    session.answer(frame, reply)
+    consumption.group.subscribed(member, broker.now_ms, settings.offline_delay_ms)
+    broker.pump_soon(consumption)
+
+
+def _lost(consumption: Consumption, member: Member, holding: list[LeaseRef]) -> list[LeaseRef]:
+    """Which leases a member thinks it has that it has not; what it has and does not think of goes to others."""
+    mine = {
+        (queue, lease.epoch, lease.number)
+        for queue, c in consumption.cursors.items()
+        for lease in c.leases()
+        if lease.holder is member
+    }
+    return [ref for ref in holding if (ref.queue, ref.epoch, ref.lease) not in mine]
+
+
+def unsubscribe(broker: Broker, session: Session, frame: Frame, asked: Unsubscribe) -> None:
+    pusher = session.pushers.pop(asked.subscription, None)
+    if pusher is not None:
+        consumption = pusher.consumption
+        if consumption.sinks.get(pusher.member.name) is pusher:
+            del consumption.sinks[pusher.member.name]
+            member = consumption.group.leave(pusher.member.name)
+            if member is not None and asked.release:
+                consumption.forget(member, broker.now_ms, is_clean=True)
+        broker.pump_soon(consumption)
+    session.answer(frame, Header())
+
+
+def credit(broker: Broker, session: Session, frame: Frame, asked: Credit) -> None:
+    pusher = session.pushers.get(asked.subscription)
+    if pusher is not None:
+        member = pusher.member
+        member.prefetch = max(0, member.prefetch + asked.messages)
+        member.prefetch_bytes = max(0, member.prefetch_bytes + asked.bytes)
+        pusher.consumption.group.wake(member)
+        broker.pump_soon(pusher.consumption)
+    session.answer(frame, Header())

@@ -1,0 +1,46 @@
+"""The broker's numbers in Prometheus' text format."""
+
+from __future__ import annotations
+
+from dmq.broker.broker import Broker
+
+__all__ = ["exposition"]
+
+_COUNTERS = frozenset(
+    f"broker_{name}"
+    for name in (
+        "connections",
+        "requests",
+        "errors",
+        "messages_in",
+        "bytes_in",
+        "duplicates",
+        "flushes",
+        "units",
+        "delivered",
+        "acked",
+        "dead",
+    )
+)
+
+
+def exposition(broker: Broker) -> str:
+    """Everything `numbers` has, and the lag of every group that is there."""
+    lines: list[str] = []
+    for name, value in sorted(broker.numbers().items()):
+        is_counter = name in _COUNTERS
+        full = f"dmq_{name}_total" if is_counter else f"dmq_{name}"
+        lines += [f"# TYPE {full} {'counter' if is_counter else 'gauge'}", f"{full} {_number(value)}"]
+    lines.append("# TYPE dmq_group_lag gauge")
+    for (topic, group), consumption in sorted(broker.consumptions.items()):
+        labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
+        lines.append(f"dmq_group_lag{{{labels}}} {consumption.lag()}")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

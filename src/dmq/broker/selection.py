@@ -1,0 +1,65 @@
+"""Selection: which queue of a topic is served next.
+
+Pure code. Queues that may have something are marked; the caller picks one, proposes from its cursor, and unmarks it
+when there was nothing. Whatever may give a queue something again (messages became visible, something was settled, a
+lease or a delay is over, the position was set) marks it, so an idle queue costs nothing.
+
+What always holds: only marked queues are picked; a marked queue is picked within as many picks as there are queues, or,
+in a priority topic, within ten times as many.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["QueueSelection"]
+
+# In a priority topic every so many picks one goes round, so that no queue starves.
+_IN_TURN_EVERY: Final = 10
+
+
+class QueueSelection:
+    """The marked queues of one topic and group.
+
+    Parameters:
+        by_priority: the queue is the priority: the highest first, every tenth pick in turn.
+    """
+
+    def __init__(self, *, by_priority: bool = False) -> None:
+        self._by_priority = by_priority
+        self._marked = 0  # bit per queue
+        self._last = -1  # the queue picked last in turn
+        self._picks = 0
+
+    def mark(self, queue: int) -> None:
+        """The queue may have something to hand out."""
+        self._marked |= 1 << queue
+
+    def unmark(self, queue: int) -> None:
+        """The queue has nothing to hand out for now."""
+        self._marked &= ~(1 << queue)
+
+    def is_marked(self, queue: int) -> bool:
+        return bool(self._marked >> queue & 1)
+
+    def pick(self, allowed: int = -1) -> int | None:
+        """The queue to serve next.
+
+        Parameters:
+            allowed: a bit for each queue that may be picked; all by default.
+        """
+        marked = self._marked & allowed
+        if not marked:
+            return None
+        self._picks += 1
+        if self._by_priority and self._picks % _IN_TURN_EVERY:
+            return marked.bit_length() - 1
+        after = marked >> (self._last + 1)
+        if after:
+            self._last += (after & -after).bit_length()
+        else:
+            self._last = (marked & -marked).bit_length() - 1
+        return self._last
+
+    def __len__(self) -> int:
+        return self._marked.bit_count()

@@ -1,0 +1,197 @@
+"""A broker as a server: the store opened, the ports listening, the signals caught.
+
+What always holds: it listens on loopback unless told that another address is meant (`insecure`); ports are open only
+while the store is; a stop, by signal or by `stop`, drains first; a store that failed ends the process with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from dmq.broker.broker import Broker
+from dmq.broker.handlers import HANDLERS
+from dmq.broker.handlers.session import hello
+from dmq.broker.metrics import exposition
+from dmq.broker.status import status_page
+from dmq.clock import Clock, SystemClock
+from dmq.errors import NotAllowed, StoreFailed
+from dmq.net.pages import Page, PageServer
+from dmq.net.server import Server
+from dmq.settings import Settings
+from dmq.storage.files import Files, OsFiles
+from dmq.storage.store import MessageStore
+
+__all__ = ["BrokerServer", "run"]
+
+log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 1.0
+# A writer thread beside a busy loop waits for the interpreter's lock; a shorter turn lets it in sooner.
+_SWITCH_SECONDS = 1e-4
+
+
+def check_address(host: str, insecure: bool) -> None:
+    """Refuse to listen where strangers can reach us, unless that is meant.
+
+    Raises:
+        NotAllowed: the address is not loopback.
+    """
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback and not insecure:
+        raise NotAllowed(
+            f"{host} is not loopback, and there is no authentication yet: anybody who reaches it could read and write "
+            "everything; say --insecure if that is meant",
+            host=host,
+        )
+
+
+class BrokerServer:
+    """One broker with its ports.
+
+    Parameters:
+        settings: ports may be 0, to take any that is free.
+        files: where the data goes; the settings' directory if left out.
+        insecure: other addresses than loopback are meant.
+        status: serve a status page for people on this port; None for none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        insecure: bool = False,
+        status_port: int | None = None,
+    ) -> None:
+        check_address(settings.broker.host, insecure)
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._files = files
+        self._status_port = status_port
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.port = 0
+        self.metrics_port = 0
+        self.status_port = 0
+
+    async def start(self) -> None:
+        """Open the store and the ports.
+
+        Raises:
+            DirectoryInUse, WrongFormat, PortTaken, …: nothing is left open.
+        """
+        settings = self._settings.broker
+        store = MessageStore(
+            self._files or OsFiles(settings.data), self._settings.store, self._clock, checkpoint_inline=False
+        )
+        self.broker = Broker(store, settings, self._clock, HANDLERS, hello)
+        self._server = Server(
+            self.broker,
+            self._clock,
+            connections_max=settings.connections_max,
+            output_bytes_max=settings.output_bytes_max,
+            hello_seconds=settings.hello_seconds,
+            partial_seconds=settings.partial_seconds,
+            silence_seconds=3 * settings.heartbeat_seconds,
+        )
+        self._pages: list[PageServer] = []
+        try:
+            host, self.port = await self._server.listen(settings.host, settings.port)
+            self.broker.address = f"{host}:{self.port}"
+            self.metrics_port = await self._serve_pages(
+                settings.metrics_port,
+                {
+                    "/metrics": lambda: Page(exposition(self.broker)),
+                    "/healthz": self._health,
+                    "/readyz": self._readiness,
+                },
+            )
+            if self._status_port is not None:
+                self.status_port = await self._serve_pages(
+                    self._status_port, {"/": lambda: Page(status_page(self.broker), kind="text/html; charset=utf-8")}
+                )
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        self._sweep()
+
+    async def _serve_pages(self, port: int, pages: dict[str, Callable[[], Page]]) -> int:
+        server = PageServer(pages)
+        in_force = await server.listen(self._settings.broker.host, port)
+        self._pages.append(server)
+        return in_force
+
+    def _health(self) -> Page:
+        if self.broker.store.has_failed:
+            return Page("the store failed\n", 503)
+        return Page("ok\n")
+
+    def _readiness(self) -> Page:
+        if self.broker.is_stopping or self.broker.store.has_failed:
+            return Page("stopping\n", 503)
+        return Page("ready\n")
+
+    def _sweep(self) -> None:
+        self._server.sweep()
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Drain, close everything."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._server.stop_listening()
+        settings = self._settings.broker
+        try:
+            await self.broker.stop(settings.drain_seconds if drain_seconds is None else drain_seconds)
+        finally:
+            await self._server.close()
+            for pages in self._pages:
+                await pages.close()
+
+    async def serve(self, on_ready: Callable[[BrokerServer], None] | None = None) -> None:
+        """Start, wait for a signal or a failure, stop.
+
+        Raises:
+            StoreFailed: the store failed while serving.
+        """
+        await self.start()
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, stop.set)
+        gc.collect()
+        gc.freeze()
+        if on_ready is not None:
+            on_ready(self)
+        waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self.broker.failed.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await self.stop()
+        if self.broker.store.has_failed:
+            raise StoreFailed("the store failed while serving: check the disk, then start again")
+
+
+def run(main: Callable[[], object]) -> None:
+    """Run a broker's coroutine on the fastest loop there is."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    coroutine = main()
+    assert asyncio.iscoroutine(coroutine)
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(coroutine)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(coroutine)

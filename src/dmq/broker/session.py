@@ -1,0 +1,113 @@
+"""A session: one connection that said hello, and what it has going on.
+
+What always holds: every request gets exactly one answer, in any order; a session's subscriptions end with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmq.broker.consumption import Consumption, Handed
+from dmq.broker.member import Member
+from dmq.net.connection import Connection
+from dmq.protocol.batch import pack_records
+from dmq.protocol.commands import Command, error_frame, one_way_head, response_head
+from dmq.protocol.consuming import Lease as WireLease
+from dmq.protocol.consuming import Push
+from dmq.protocol.frame import Buffer, Frame, Kind
+from dmq.protocol.header import Header
+
+if TYPE_CHECKING:
+    from dmq.broker.broker import Broker
+
+__all__ = ["Pusher", "Session", "wire_lease"]
+
+
+class Session:
+    """See the module."""
+
+    def __init__(self, broker: Broker, connection: Connection, app: str, client_id: str) -> None:
+        self.broker = broker
+        self.connection = connection
+        self.app = app
+        self.client_id = client_id
+        self.pushers: dict[int, Pusher] = {}
+        self.pulling: set[tuple[Consumption, Member]] = set()
+        self.address16, self.port = _packed_address(connection.address)
+
+    def answer(self, frame: Frame, header: Header, *body: Buffer) -> None:
+        """Answer a request; says nothing where none was asked."""
+        if frame.kind == Kind.REQUEST:
+            size = sum(map(len, body))
+            self.connection.send(response_head(frame.command, header, frame.correlation, size), *body)
+
+    def refuse(self, frame: Frame, error: BaseException) -> None:
+        """Answer that it did not work."""
+        if frame.kind == Kind.REQUEST:
+            self.connection.send(error_frame(error, frame.command, frame.correlation))
+
+    def member_name(self, asked: str) -> str:
+        return asked or self.client_id
+
+
+class Pusher:
+    """Where a subscription's messages go."""
+
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        consumption: Consumption,
+        member: Member,
+        batch: int,
+        lease_ms: int,
+        allowed: int,
+    ) -> None:
+        self.session = session
+        self.number = number
+        self.consumption = consumption
+        self.member = member
+        self.batch = batch
+        self.lease_ms = lease_ms
+        self.allowed = allowed
+
+    @property
+    def is_ready(self) -> bool:
+        return self.session.connection.is_writable and self.session.connection.is_open
+
+    def push(self, handed: Handed) -> None:
+        lengths = pack_records(handed.lengths)
+        head = one_way_head(
+            Command.CONSUMER_PUSH,
+            Push(self.number, [wire_lease(handed, self.lease_ms)]),
+            len(lengths) + handed.size,
+        )
+        self.session.connection.send(head, lengths, *handed.pieces)
+
+
+def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
+    """A lease as the protocol says it."""
+    lease = handed.lease
+    return WireLease(
+        handed.queue,
+        lease.epoch,
+        lease.number,
+        lease.start,
+        lease.stop,
+        len(handed.lengths),
+        lease.attempt,
+        lease_ms,
+    )
+
+
+def _packed_address(address: tuple[str, int]) -> tuple[bytes, int]:
+    """An address as units keep it: IPv6, or IPv4 mapped into it."""
+    import ipaddress
+
+    try:
+        parsed = ipaddress.ip_address(address[0].partition("%")[0])
+    except ValueError:
+        return bytes(16), 0
+    if parsed.version == 4:
+        return bytes(10) + b"\xff\xff" + parsed.packed, address[1]
+    return parsed.packed, address[1]

@@ -1,0 +1,292 @@
+"""The accumulator: messages gather into batches, and batches take their turn. Pure, but for a producer's lock outside.
+
+A lane gathers messages that may share a batch: one topic, one durability, one due or not, one fixed queue or any. A
+lone message leaves at once; while a batch is under way the next gathers, so batches grow with the load by themselves.
+A lane for any queue puts a second batch under way on another queue as soon as it is worth it, not before: small
+batches side by side would cost more than they gain.
+
+What always holds:
+- A queue has at most one batch of a stream under way, so the sequence numbers of one producer rise within each queue,
+  which is what a broker needs to recognise a batch that comes again. A stream is one durability (and delayed messages,
+  which share one queue at the broker): each has a producer id of its own, so that a slow one holds up nobody.
+- Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent.
+- Bytes and messages that are not settled stay within the window. One message larger than the window may be alone in it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from dmq.client.futures import Fate, Wakeable
+from dmq.model import Message
+from dmq.protocol import Buffer
+from dmq.protocol.producing import Durability
+
+__all__ = ["Accumulator", "Batch", "Lane", "LaneKey"]
+
+BATCH_BYTES_MAX: Final = 1 << 20
+BATCH_MESSAGES_MAX: Final = 4096
+SECOND_BYTES_MIN: Final = 64 << 10  # what makes a batch worth sending beside another
+SECOND_MESSAGES_MIN: Final = 256
+MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
+
+_U64: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class LaneKey(NamedTuple):
+    """What messages must share to share a batch."""
+
+    topic: str
+    queue: int  # -1 is any
+    durability: Durability
+    is_delayed: bool = False
+    group: str = ""  # whose ack a `consumed` send waits for
+
+
+class Batch(Fate):
+    """Messages that go together, from the first one gathered to the answer."""
+
+    __slots__ = (
+        "body", "broker", "bytes", "count", "deadline", "dues", "extras", "has_extras", "is_attended",
+        "is_refreshed", "is_sealed", "is_unanswered", "keys", "lane", "last_error", "messages", "moves", "pending",
+        "queue", "refusals", "resends", "sent_at",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__(lane.key.topic)
+        self.lane = lane
+        self.messages: list[Message] = []
+        self.extras: list[bytes] = []  # attributes of our own, one for each message if any has some
+        self.has_extras = False
+        self.dues: list[int] = []
+        self.bytes = 0
+        self.count = 0
+        self.is_sealed = False
+        self.is_attended = False  # somebody is interested who does not read
+        # once it leaves
+        self.queue = -1
+        self.body: Sequence[Buffer] | None = None  # encoded
+        self.keys = 0
+        # its way through the network, see `dmq.client.sender`
+        self.sent_at: float | None = None
+        self.deadline: float | None = None
+        self.broker = ""
+        self.pending: object = None
+        self.refusals = 0
+        self.moves = 0
+        self.resends = 0
+        self.is_unanswered = False
+        self.is_refreshed = False
+        self.last_error: Exception | None = None
+
+    @property
+    def is_large(self) -> bool:
+        return self.count >= SECOND_MESSAGES_MIN or self.bytes >= SECOND_BYTES_MIN
+
+
+class Stream:
+    """All batches of one producer id."""
+
+    __slots__ = ("busy", "lanes", "next_sequence", "producer_id")
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.next_sequence = 0
+        self.busy: set[tuple[str, int]] = set()
+        self.lanes: dict[str, list[Lane]] = {}
+
+
+class Lane:
+    """Batches with one key, in order: those that are ready, and the one that gathers."""
+
+    __slots__ = ("gathering", "key", "ready", "stream", "turn", "under_way")
+
+    def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
+        self.key = key
+        self.stream = stream
+        self.turn = turn
+        self.ready: deque[Batch] = deque()
+        self.gathering: Batch | None = None
+        self.under_way = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.ready and self.gathering is None
+
+    def offered(self) -> Batch | None:
+        """What would go next, if it is worth going now."""
+        if self.ready:
+            return self.ready[0]
+        batch = self.gathering
+        # A `consumed` batch takes as long as its consumer: waiting for it would not be gathering but standing still.
+        if batch is None or (self.under_way and not batch.is_large and self.key.durability != Durability.CONSUMED):
+            return None
+        return batch
+
+
+class Accumulator:
+    """The messages of one producer that are not settled.
+
+    Parameters:
+        window_bytes: how many bytes of them there may be.
+        window_messages: how many of them there may be.
+        seed: of the producer id and of the first queue; random if not given.
+    """
+
+    def __init__(self, window_bytes: int, window_messages: int, *, seed: int | None = None) -> None:
+        self._window_bytes = window_bytes
+        self._window_messages = window_messages
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._producer_id = self._random.getrandbits(64)
+        self._streams: dict[tuple[Durability, bool], Stream] = {}
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._unsettled: dict[Batch, None] = {}
+        self.bytes = 0
+        self.messages = 0
+        self.waiters: deque[Wakeable] = deque()  # for room in the window
+
+    # --- the window -------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int, count: int) -> bool:
+        """Whether so much more fits into the window."""
+        if self.bytes + size <= self._window_bytes and self.messages + count <= self._window_messages:
+            return True
+        return self.messages == 0
+
+    def release(self, batch: Batch) -> list[Wakeable]:
+        """A batch is settled: its room is free, and those who wait for some are returned to be woken."""
+        self.bytes -= batch.bytes
+        self.messages -= batch.count
+        waiters = [*self.waiters]
+        self.waiters.clear()
+        return waiters
+
+    # --- gathering --------------------------------------------------------------------------------------------------
+
+    def lane(self, key: LaneKey) -> Lane:
+        """The lane of a key."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            kind = (key.durability, key.is_delayed)
+            stream = self._streams.get(kind)
+            if stream is None:
+                # 0 is nobody's id.
+                producer_id = (self._producer_id + len(self._streams)) & _U64 or 1 << 63
+                stream = self._streams[kind] = Stream(producer_id)
+            lane = self._lanes[key] = Lane(key, stream, self._random.getrandbits(16))
+            stream.lanes.setdefault(key.topic, []).append(lane)
+        return lane
+
+    def append(self, lane: Lane, message: Message, size: int, due_ms: int = 0, extra: bytes = b"") -> Batch:
+        """Put a message into the batch that gathers; it is the last one there. The window was asked before."""
+        batch = lane.gathering
+        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
+            if batch is not None:
+                batch.is_sealed = True
+                lane.ready.append(batch)
+            batch = lane.gathering = Batch(lane)
+            self._unsettled[batch] = None
+        batch.messages.append(message)
+        if extra and not batch.has_extras:
+            batch.has_extras = True
+            batch.extras = [b""] * batch.count
+        if batch.has_extras:
+            batch.extras.append(extra)
+        if lane.key.is_delayed:
+            batch.dues.append(due_ms)
+        batch.count += 1
+        batch.bytes += size
+        self.bytes += size
+        self.messages += 1
+        return batch
+
+    def add(self, batch: Batch) -> None:
+        """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
+        lane = batch.lane
+        if lane.gathering is not None:
+            lane.gathering.is_sealed = True
+            lane.ready.append(lane.gathering)
+            lane.gathering = None
+        batch.is_sealed = True
+        lane.ready.append(batch)
+        self._unsettled[batch] = None
+        self.bytes += batch.bytes
+        self.messages += batch.count
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Take back a batch that has not left; False if it has."""
+        lane = batch.lane
+        if lane.gathering is batch:
+            lane.gathering = None
+            return True
+        if batch in lane.ready:
+            lane.ready.remove(batch)
+            return True
+        return False
+
+    # --- leaving ----------------------------------------------------------------------------------------------------
+
+    def next_batch(self, lane: Lane, queues: int) -> Batch | None:
+        """The batch of this lane that leaves now, with its queue and its numbers; None if none does.
+
+        Parameters:
+            queues: how many the topic has.
+        """
+        batch = lane.offered()
+        if batch is None:
+            return None
+        key, busy = lane.key, lane.stream.busy
+        if key.is_delayed:
+            place, queue = ("", 0), (lane.turn % queues if key.queue < 0 else key.queue)
+            if place in busy:
+                return None
+        elif key.queue >= 0:
+            place, queue = (key.topic, key.queue), key.queue
+            if place in busy:
+                return None
+        else:
+            for step in range(queues):
+                queue = (lane.turn + step) % queues
+                place = (key.topic, queue)
+                if place not in busy:
+                    break
+            else:
+                return None
+        lane.turn = queue + 1
+        if lane.gathering is batch:
+            lane.gathering = None
+        else:
+            lane.ready.popleft()
+        batch.is_sealed = True
+        batch.queue = queue
+        stream = lane.stream
+        batch.producer_id = stream.producer_id
+        batch.first_sequence = stream.next_sequence
+        stream.next_sequence += batch.count
+        if key.durability != Durability.NONE:
+            busy.add(place)
+            lane.under_way += 1
+        return batch
+
+    def finished(self, batch: Batch) -> list[Lane]:
+        """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""
+        self._unsettled.pop(batch, None)
+        lane = batch.lane
+        key = lane.key
+        if batch.queue >= 0 and key.durability != Durability.NONE:
+            lane.stream.busy.discard(("", 0) if key.is_delayed else (key.topic, batch.queue))
+            lane.under_way -= 1
+        if key.is_delayed:
+            return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
+        return [other for other in lane.stream.lanes[key.topic] if not other.is_idle]
+
+    def waiting_lanes(self) -> list[Lane]:
+        """All lanes that have something to send."""
+        return [lane for lane in self._lanes.values() if not lane.is_idle]
+
+    def unsettled(self) -> Iterator[Batch]:
+        """All batches that are not settled, oldest first."""
+        return iter([*self._unsettled])

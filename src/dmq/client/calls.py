@@ -1,0 +1,214 @@
+"""Administration as conversations: generators that yield a request and are sent its response. Pure.
+
+Both clients run them, one with `run`, the other with its own `await`ing twin, so that what is asked and how answers
+are put together is written once.
+
+What always holds: a call yields (command, header), gets a frame, and returns its result; an error the broker answered
+is raised inside, where the frame is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias, TypeVar
+
+from dmq.client.reports import (
+    BrokerReport,
+    GroupReport,
+    Lag,
+    Move,
+    QueueLag,
+    QueueRange,
+    StoredMessage,
+    Topic,
+)
+from dmq.errors import InvalidRequest, InvalidSettings
+from dmq.model import MessageId, check_name
+from dmq.protocol import Command, Frame, Header, admin, decode_response, unpack_records
+from dmq.protocol import session as sessions
+from dmq.protocol.consuming import Point, PointKind, Position, Seek
+from dmq.protocol.reading import Find, Offsets, Peek
+from dmq.records import ANY_QUEUE, RecordView
+
+__all__ = ["Call", "parse_point", "run"]
+
+T = TypeVar("T")
+Call: TypeAlias = Generator[tuple[Command, Header], Frame, T]
+When: TypeAlias = str | int | datetime | timedelta | Point
+
+
+def run(call: Call[T], ask: Callable[[Command, Header], Frame]) -> T:
+    """Hold a conversation to its end."""
+    try:
+        command, header = next(call)
+        while True:
+            command, header = call.send(ask(command, header))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def parse_point(to: When) -> Point:
+    """A place in a queue, as users write it: "earliest", "latest", an offset, a datetime, or a timedelta back.
+
+    Raises:
+        InvalidSettings: it is none of them.
+    """
+    if isinstance(to, Point):
+        return to
+    if isinstance(to, str) and to in ("earliest", "latest"):
+        return Point(PointKind.EARLIEST if to == "earliest" else PointKind.LATEST)
+    if isinstance(to, bool):
+        raise InvalidSettings(f"{to!r} is no place in a queue")
+    if isinstance(to, int) and to >= 0:
+        return Point(PointKind.OFFSET, to)
+    if isinstance(to, datetime):
+        if to.tzinfo is None:
+            raise InvalidSettings("a moment needs a time zone: datetime.now(timezone.utc), for example")
+        return Point(PointKind.TIME, max(0, int(to.timestamp() * 1000)))
+    if isinstance(to, timedelta):
+        return Point(PointKind.BACK, max(0, int(to.total_seconds() * 1000)))
+    raise InvalidSettings(
+        f"{to!r} is no place in a queue: use 'earliest', 'latest', an offset, a datetime, or a timedelta back from now"
+    )
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as the wire has them: `ttl` in seconds becomes milliseconds, what is not given is left out."""
+    given = dict(settings)
+    if "ttl" in given:
+        ttl = given.pop("ttl")
+        if ttl is not None and not ttl > 0:
+            raise InvalidSettings(f"ttl is a time in seconds above 0, or None, not {ttl!r}")
+        given["ttl_ms"] = None if ttl is None else round(ttl * 1000)
+    return given
+
+
+def create_topic(name: str, settings: Mapping[str, Any], allow_existing: bool) -> Call[Topic]:
+    asked = admin.TopicCreate(check_name(name, "topic"), _settings(settings), allow_existing)
+    info: admin.TopicInfo = decode_response((yield Command.TOPIC_CREATE, asked))
+    return Topic.of(info)
+
+
+def update_topic(name: str, settings: Mapping[str, Any]) -> Call[Topic]:
+    asked = admin.TopicUpdate(check_name(name, "topic", system=True), _settings(settings))
+    info: admin.TopicInfo = decode_response((yield Command.TOPIC_UPDATE, asked))
+    return Topic.of(info)
+
+
+def delete_topic(name: str) -> Call[None]:
+    decode_response((yield Command.TOPIC_DELETE, admin.TopicDelete(check_name(name, "topic", system=True))))
+
+
+def topics(prefix: str, system: bool) -> Call[list[Topic]]:
+    found: list[Topic] = []
+    after = ""
+    while True:
+        reply: admin.TopicListReply = decode_response(
+            (yield Command.TOPIC_LIST, admin.TopicList(prefix, after, system=system))
+        )
+        found += map(Topic.of, reply.topics)
+        if not reply.more or not reply.topics:
+            return found
+        after = reply.topics[-1].topic
+
+
+def topic(name: str) -> Call[Topic]:
+    reply: admin.TopicDescribeReply = decode_response(
+        (yield Command.TOPIC_DESCRIBE, admin.TopicDescribe(check_name(name, "topic", system=True)))
+    )
+    return Topic.of(reply.info, reply.groups)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def groups(topic: str) -> Call[list[GroupReport]]:
+    found: list[GroupReport] = []
+    after = ""
+    while True:
+        reply: admin.GroupListReply = decode_response((yield Command.GROUP_LIST, admin.GroupList(topic, after)))
+        found += map(GroupReport.of, reply.groups)
+        if not reply.more or not reply.groups:
+            return found
+        after = reply.groups[-1].group
+
+
+def group(name: str) -> Call[GroupReport]:
+    reply: admin.GroupDescribeReply = decode_response((yield Command.GROUP_DESCRIBE, admin.GroupDescribe(name)))
+    return GroupReport.of(reply.info, reply.members)
+
+
+def create_group(name: str, topic: str) -> Call[None]:
+    decode_response((yield Command.GROUP_CREATE, admin.GroupCreate(check_name(name, "group"), topic)))
+
+
+def delete_group(name: str, topic: str) -> Call[None]:
+    decode_response((yield Command.GROUP_DELETE, admin.GroupDelete(name, topic)))
+
+
+def lag(topic: str, group: str) -> Call[Lag]:
+    reply = decode_response((yield Command.POSITION, Position(group, topic)))
+    queues = tuple(QueueLag.of(position) for position in reply.positions)
+    return Lag(group, sum(queue.lag for queue in queues), queues)
+
+
+def reset(topic: str, group: str, to: When, queue: int | None, dry_run: bool) -> Call[list[Move]]:
+    asked = Seek(topic, group, parse_point(to), ANY_QUEUE if queue is None else queue, dry_run)
+    reply = decode_response((yield Command.SEEK, asked))
+    return [Move(move.queue, move.before, move.after) for move in reply.moves]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _records(frame: Frame, count: int) -> list[RecordView]:
+    lengths, data = unpack_records(frame.body, count)
+    views, at = [], 0
+    for length in map(int, lengths):
+        views.append(RecordView(data, at, at + length))
+        at += length
+    return views
+
+
+def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) -> Call[list[StoredMessage]]:
+    if (key is None) == (id is None):
+        raise InvalidRequest("find looks up by key= or by id=: give exactly one of them")
+    if key is not None and not topic:
+        raise InvalidRequest("a key is looked up within a topic: give topic=")
+    wanted = MessageId.parse(id) if isinstance(id, str) else id
+    asked = Find(topic, key, None if wanted is None else wanted.to_bytes(), limit)
+    frame = yield Command.FIND, asked
+    reply = decode_response(frame)
+    return [StoredMessage.of(record, wanted) for record in _records(frame, len(reply.found))]
+
+
+def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call[list[StoredMessage]]:
+    asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, 0, tags)
+    frame = yield Command.PEEK, asked
+    reply = decode_response(frame)
+    return [StoredMessage.of(record) for record in _records(frame, sum(span.count for span in reply.spans))]
+
+
+def offsets(topic: str, queue: int | None, at: When) -> Call[list[QueueRange]]:
+    reply = decode_response(
+        (yield Command.OFFSETS, Offsets(topic, ANY_QUEUE if queue is None else queue, parse_point(at)))
+    )
+    return [QueueRange(row.queue, row.first_offset, row.next_offset, row.at) for row in reply.queues]
+
+
+# --- the broker -------------------------------------------------------------------------------------------------------
+
+
+def stats(prefixes: tuple[str, ...]) -> Call[dict[str, float]]:
+    reply: sessions.StatsReply = decode_response((yield Command.STATS, sessions.Stats([*prefixes])))
+    return reply.values
+
+
+def cluster() -> Call[list[BrokerReport]]:
+    reply: sessions.ClusterReply = decode_response((yield Command.CLUSTER, sessions.Cluster()))
+    return [BrokerReport.of(info) for info in reply.brokers]

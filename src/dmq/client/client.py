@@ -1,0 +1,176 @@
+"""The client of a blocking program: one connection, and what works over it.
+
+What always holds: a `Client` that exists has been connected; closing it closes its producers and consumers first, so
+that what is on its way gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from dmq.client.admin import Admin
+from dmq.client.listeners import Listeners, OnEvent, OnException
+from dmq.client.producer import Producer
+from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.routes import Routes
+from dmq.client.transport import Transport
+from dmq.client.url import parse_url
+from dmq.clock import Clock, SystemClock
+from dmq.errors import Unsupported
+from dmq.model import check_name
+from dmq.protocol.session import Hello
+
+__all__ = ["Client", "Closable", "connect"]
+
+ADMIN_SECONDS: Final = 30.0
+
+
+class Closable(Protocol):
+    """What a client closes before itself."""
+
+    def close(self) -> None: ...
+
+
+def connect(
+    url: str,
+    app: str = "dmq",
+    client_id: str | None = None,
+    reconnect: bool = True,
+    timeout: float | None = None,
+    on_exception: OnException | None = None,
+    on_interrupted: OnEvent | None = None,
+    on_resumed: OnEvent | None = None,
+) -> Client:
+    """Connect to a broker.
+
+    Parameters:
+        url: `dmq://host:port`, several hosts separated by commas.
+        app: the name of this application.
+        client_id: the name of this process, if it has one that lasts.
+        reconnect: come back by itself when the connection breaks; without it, a broken connection closes the client.
+        timeout: how long to wait for a connection, now and whenever there is none. Without it, `connect` fails at
+            once if nobody answers, and later calls wait until the connection is back.
+        on_exception: called with the reason when the connection breaks.
+        on_interrupted: called when there is no connection any more.
+        on_resumed: called when there is one again.
+
+    Raises:
+        NotConnected: nobody answers.
+        InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
+        VersionMismatch, NotAuthenticated: the broker refused us.
+    """
+    return Client(url, app, client_id, reconnect, timeout, Listeners(on_exception, on_interrupted, on_resumed))
+
+
+def make_hello(app: str, client_id: str | None) -> Hello:
+    """Who we are.
+
+    Raises:
+        InvalidName: a name is not allowed.
+    """
+    from dmq import __version__
+
+    if client_id is not None:
+        check_name(client_id, "client id")
+    return Hello(check_name(app, "app"), client_id or "", software=f"dmq-python {__version__}")
+
+
+class Client:
+    """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        app: str,
+        client_id: str | None,
+        reconnect: bool,
+        timeout: float | None,
+        listeners: Listeners,
+        clock: Clock | None = None,
+    ) -> None:
+        self.app: Final = app
+        self.listeners: Final = listeners
+        self._clock = clock or SystemClock()
+        self._routes = Routes()
+        self._parts: list[Closable] = []
+        self.transport: Final = Transport(
+            parse_url(url),
+            make_hello(app, client_id),
+            self._clock,
+            reconnect=reconnect,
+            timeout=timeout,
+            listeners=listeners,
+        )
+        self.transport.open()
+        self.admin: Final = Admin(self.transport, ADMIN_SECONDS if timeout is None else timeout)
+
+    @property
+    def client_id(self) -> str:
+        """The name of this process, as the broker knows it."""
+        return self.transport.connection().client_id
+
+    def producer(
+        self,
+        app: str | None = None,
+        group: str | None = None,
+        check: Callable[..., Any] | None = None,
+        spool: str | None = None,
+        timeout: float | None = 5.0,
+        retries: int = 3,
+        window_bytes: int = 32 << 20,
+        on_full: OnFull = "block",
+        compression: str = "auto",
+        *,
+        window_messages: int = WINDOW_MESSAGES,
+        resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+    ) -> Producer:
+        """A producer. Thread-safe: one is enough for a process.
+
+        Parameters:
+            app: the name under which it sends; the client's own if left out.
+            timeout: seconds that bound a whole synchronous send; None waits for ever.
+            retries: how often a refused message is tried again.
+            window_bytes: how many bytes may be on their way.
+            window_messages: how many messages may be on their way.
+            on_full: when the window is full, "block", "raise", or a function that is called with the topic and the
+                message, which is then not sent.
+            compression: "auto", "none", "lz4" or "zstd".
+            resend_after: seconds after which an unanswered message is sent again.
+
+        Raises:
+            InvalidSettings: a value makes no sense.
+            Unsupported: this version has no spool or no transactions yet.
+        """
+        if spool is not None:
+            raise Unsupported("this version keeps no spool: leave spool out, and keep the window small")
+        if group is not None or check is not None:
+            raise Unsupported("this version has no transactions: leave group and check out")
+        options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
+        producer = Producer(app or self.app, options, self._routes, self.transport, self._clock)
+        self.adopt(producer)
+        return producer
+
+    def adopt(self, part: Closable) -> None:
+        """Have it closed with the client."""
+        self._parts.append(part)
+
+    def release(self, part: Closable) -> None:
+        """It was closed by itself."""
+        if part in self._parts:
+            self._parts.remove(part)
+
+    def close(self) -> None:
+        """Close everything, the last made first."""
+        while self._parts:
+            self._parts.pop().close()
+        self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,48 @@
+"""The listeners of a client: told when the connection breaks and when it is back (A-09).
+
+What always holds: the last one set wins, also for events that were on their way when it was set; a client without
+listeners works the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from dmq.errors import DMQError
+
+__all__ = ["Listeners", "OnEvent", "OnException"]
+
+OnException: TypeAlias = Callable[[DMQError], Any]
+OnEvent: TypeAlias = Callable[[], Any]
+
+
+class Listeners:
+    """Three places for a function of the user."""
+
+    __slots__ = ("on_exception", "on_interrupted", "on_resumed")
+
+    def __init__(
+        self,
+        on_exception: OnException | None = None,
+        on_interrupted: OnEvent | None = None,
+        on_resumed: OnEvent | None = None,
+    ) -> None:
+        self.on_exception = on_exception
+        self.on_interrupted = on_interrupted
+        self.on_resumed = on_resumed
+
+    def exception(self, reason: DMQError) -> None:
+        """The connection broke, for this reason."""
+        if self.on_exception is not None:
+            self.on_exception(reason)
+
+    def interrupted(self) -> None:
+        """There is no connection now."""
+        if self.on_interrupted is not None:
+            self.on_interrupted()
+
+    def resumed(self) -> None:
+        """There is one again, and everything goes on."""
+        if self.on_resumed is not None:
+            self.on_resumed()

@@ -1,0 +1,327 @@
+"""The producer of a blocking program. Thread-safe.
+
+What always holds: `send` returns a receipt or raises, never later than its timeout; while nothing else is under way it
+encodes, writes and reads in the caller's own thread. `send_async` returns at once, or as soon as the window has room.
+A callback runs on the notifier's thread (D-07).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from dmq.client.accumulator import Batch
+from dmq.client.connection import Connection
+from dmq.client.futures import Receipts, SendFuture
+from dmq.client.producing import Core, Draft, Options
+from dmq.client.retries import Retries
+from dmq.client.routes import Route, Routes
+from dmq.client.sender import Sender
+from dmq.client.session import Push
+from dmq.client.transport import Transport
+from dmq.client.waiting import FOREVER, Waiter
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
+from dmq.protocol import Command, decode_response
+from dmq.protocol.admin import TopicDescribe
+
+__all__ = ["OnDelivery", "Producer"]
+
+OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
+
+
+class Producer:
+    """Sends messages. Made by `Client.producer`."""
+
+    def __init__(self, app: str, options: Options, routes: Routes, transport: Transport, clock: Clock) -> None:
+        self._options = options
+        self._routes = routes
+        self._transport = transport
+        self._core = Core(app, options, routes, transport, clock)
+        self._sender: Sender = self._core.sender
+        transport.watch(self)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Receipt:
+        """Send a message and wait until it is as safe as asked.
+
+        Parameters:
+            topic: where it goes.
+            body: bytes, text, a msgspec struct, a dataclass or a Pydantic model.
+            key: to find it by.
+            tag: to filter by.
+            business_id: what it belongs to; with `ordered`, messages of the same one stay in order.
+            priority: 0 to 9.
+            delay: seconds from now until it is delivered.
+            deliver_at: the same as a moment: seconds since 1970, or a datetime with its time zone.
+            ttl: seconds until it expires.
+            properties: names and values that travel with it.
+            durability: `none`, `stored`, `flushed`, `replicated` or `consumed`.
+            consumed_by: with `consumed`, the group whose ack is waited for.
+
+        Raises:
+            DMQError: it was not stored as asked, or that is not known (`TimedOut`).
+        """
+        deadline = self._deadline()
+        draft = self._core.draft(
+            self._route(topic, deadline), topic, body, key, tag, business_id, ordered, priority, delay, deliver_at,
+            ttl, properties, durability, consumed_by,
+        )  # fmt: skip
+        batch, index = self._put(draft, False, deadline)
+        self._sender.pump(batch.lane)
+        if not batch.is_done:
+            self._wait(batch, deadline)
+            if not batch.is_done:
+                self._give_up(batch)
+        if batch.error is not None:
+            raise batch.error
+        return batch.receipt(index)
+
+    def send_async(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+        on_delivery: OnDelivery | None = None,
+    ) -> SendFuture:
+        """Send a message and go on. Parameters as in `send`.
+
+        Parameters:
+            on_delivery: called with (receipt, None) or (None, error) once the outcome is known.
+
+        Raises:
+            DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
+        """
+        route = self._routes.get(topic) or self._route(topic, self._deadline())
+        draft = self._core.draft(
+            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+            durability, consumed_by,
+        )  # fmt: skip
+        batch, index = self._core.put(draft, attended=True, deadline=None) or self._put(draft, True, None)
+        future = SendFuture(batch, index)
+        if on_delivery is not None:
+            tell = on_delivery
+            future.add_done_callback(
+                lambda done: tell(None, batch.error) if batch.error is not None else tell(done.result(), None)
+            )
+        lane = batch.lane
+        if not lane.under_way or batch.is_large:
+            self._sender.pump(lane)
+        return future
+
+    def send_many(
+        self, topic: str, messages: Sequence[Message], *, durability: str = "flushed", consumed_by: str = ""
+    ) -> Receipts:
+        """Send many messages and wait for all: the fastest way in.
+
+        Returns:
+            Their receipts, in the order of the messages, each made when it is looked at.
+
+        Raises:
+            DMQError: the first error. `detail["stored"]` says how many messages of the call are stored nevertheless;
+                a message that cannot be sent at all raises before anything after it is sent.
+        """
+        deadline = self._deadline()
+        if not messages:
+            return Receipts((), 0)
+        parts: list[tuple[Batch, Sequence[int]]] = []
+        problem: DMQError | None = None
+        try:
+            for batch, indexes in self._core.many(
+                self._route(topic, deadline), topic, messages, durability, consumed_by
+            ):
+                # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
+                deadline = batch.deadline = self._deadline()
+                self._enter(batch, parts, deadline)
+                parts.append((batch, indexes))
+                self._sender.pump(batch.lane)
+                connection = self._transport.current()
+                if connection is not None:
+                    connection.take_ready()
+        except DMQError as error:
+            problem = error
+        for batch, _ in parts:
+            if not batch.is_done:
+                self._wait(batch, max(deadline, batch.deadline or 0.0))
+                if not batch.is_done:
+                    self._give_up(batch)
+            problem = problem or batch.error
+        if problem is not None:
+            stored = sum(len(indexes) for batch, indexes in parts if batch.error is None and batch.is_done)
+            raise type(problem)(problem.message, **{**problem.detail, "stored": stored}) from problem
+        return Receipts(parts, len(messages))
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        timeout = self._options.timeout
+        return FOREVER if timeout is None else time.monotonic() + timeout
+
+    def _route(self, topic: str, deadline: float) -> Route:
+        self._core.check_open()
+        route = self._routes.get(topic)
+        if route is not None:
+            self._core.refresh(topic)
+            return route
+        check_name(topic, "topic")
+        left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
+        answer = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
+        route = Route.of(decode_response(answer).info.config, time.monotonic())
+        self._routes.put(topic, route)
+        return route
+
+    def _put(self, draft: Draft, attended: bool, deadline: float | None) -> tuple[Batch, int]:
+        """Put a message into its lane, waiting for room if the user wants that."""
+        limit = deadline or FOREVER
+        while True:
+            put = self._core.put(draft, attended=attended, deadline=deadline)
+            if put is not None:
+                return put
+            self._core.check_open()
+            if self._options.on_full != "block":
+                raise self._core.full(draft.lane.key.topic, draft.message)
+            if not self._wait_for_room(draft.size, 1, limit):
+                raise self._core.full(draft.lane.key.topic, draft.message)
+
+    def _wait_for_room(self, size: int, count: int, deadline: float) -> bool:
+        """Wait until the window may have room; False if time is over."""
+        waiter = Waiter()
+        accumulator = self._core.accumulator
+        with self._core.lock:
+            if accumulator.has_room(size, count) or self._sender.closed_by is not None:
+                return True
+            accumulator.waiters.append(waiter)
+        return waiter.wait(deadline - time.monotonic())
+
+    def _enter(self, batch: Batch, parts: Sequence[tuple[Batch, Sequence[int]]], deadline: float) -> None:
+        """Let a batch of `send_many` into the window; while that is full, read the answers that make room."""
+        accumulator = self._core.accumulator
+        while True:
+            self._core.check_open()
+            with self._core.lock:
+                if accumulator.has_room(batch.bytes, batch.count):
+                    accumulator.add(batch)
+                    return
+            if self._options.on_full != "block":
+                raise self._core.full(batch.topic, Message(b""))
+            own = next((other for other, _ in parts if not other.is_done), None)
+            if own is not None:
+                self._wait(own, deadline)
+                is_over = not own.is_done
+            else:
+                is_over = not self._wait_for_room(batch.bytes, batch.count, deadline)
+            if is_over:
+                raise TimedOut(f"the window stayed full for {self._options.timeout:g} s")
+
+    def _wait(self, batch: Batch, deadline: float) -> None:
+        """Wait for a batch; read meanwhile if nobody else does."""
+        transport = self._transport
+        limit = deadline
+        if transport.timeout is not None and transport.current() is None:
+            limit = min(limit, time.monotonic() + transport.timeout)
+        waiter = Waiter()
+        batch.add_waiter(waiter)
+        while not batch.is_done:
+            if time.monotonic() >= limit:
+                return
+            connection = transport.current()
+            # One that is sent again is attended to; before that, its answer comes over the connection in use.
+            if connection is None or batch.is_attended:
+                waiter.wait(limit - time.monotonic())
+            else:
+                connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
+
+    def _give_up(self, batch: Batch) -> None:
+        """The time of a synchronous send is over: take it back if that is still possible, and raise."""
+        error = Retries.too_late(
+            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._options.timeout or 0.0
+        )
+        if batch.count == 1:
+            self._sender.withdraw(batch, error)
+        if not batch.is_done:
+            raise error
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was sent before this call is settled, well or not.
+
+        Raises:
+            TimedOut: it is not, after so many seconds.
+        """
+        deadline = FOREVER if timeout is None else time.monotonic() + timeout
+        with self._core.lock:
+            batches = [*self._core.accumulator.unsettled()]
+        for batch in batches:
+            if not batch.wait(deadline):
+                raise TimedOut(f"messages are still on their way after {timeout:g} s")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for what is on its way, then take no more. What is not settled in time fails.
+
+        Parameters:
+            timeout: how long to wait; the producer's own if left out.
+        """
+        try:
+            if self._sender.closed_by is None:
+                self.flush(self._options.timeout if timeout is None else timeout)
+        except TimedOut:
+            pass  # told to each message by its future
+        finally:
+            self._transport.unwatch(self)
+            self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- told by the transport --------------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        self._sender.connected(connection)
+
+    def lost(self, connection: Connection, reason: DMQError) -> None:
+        pass  # its batches have heard of it themselves
+
+    def pushed(self, connection: Connection, push: Push) -> None:
+        pass
+
+    def unreachable(self, error: DMQError) -> None:
+        self._sender.unreachable(error)
+
+    def closed(self, error: DMQError) -> None:
+        self._sender.close(error)

@@ -1,0 +1,271 @@
+"""The part of a producer that both clients share: from a call's arguments to a message in its lane.
+
+What always holds: a message that was taken is in exactly one batch; a producer that is closed takes none; what a user
+chose is checked when the producer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from dmq.client.accumulator import MESSAGE_BYTES, Accumulator, Batch, Lane, LaneKey
+from dmq.client.bodies import encode_body
+from dmq.client.messages import check_message, due_ms, expiry, make_message, parse_durability
+from dmq.client.retries import Retries
+from dmq.client.routes import Route, Routes, choose_queue
+from dmq.client.sender import Lines, Sender
+from dmq.clock import Clock
+from dmq.errors import Busy, DMQError, InvalidMessage, InvalidSettings, NotConnected
+from dmq.model import DEFAULT_PRIORITY, Message, check_name
+from dmq.protocol import Command
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.producing import Durability
+from dmq.records import Compressor
+
+__all__ = ["Core", "Draft", "OnFull", "Options"]
+
+OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
+
+WINDOW_MESSAGES: Final = 1_000_000
+MANY_BYTES: Final = 256 << 10  # of one batch of `send_many`: large enough for numpy, small enough to overlap
+MANY_MESSAGES: Final = 2048
+
+
+class Options:
+    """What a user chose for a producer.
+
+    Raises:
+        InvalidSettings: a choice makes no sense.
+    """
+
+    __slots__ = ("compression", "on_full", "resend_after", "retries", "timeout", "window_bytes", "window_messages")
+
+    def __init__(
+        self,
+        timeout: float | None = 5.0,
+        retries: int = 3,
+        window_bytes: int = 32 << 20,
+        window_messages: int = WINDOW_MESSAGES,
+        on_full: OnFull = "block",
+        compression: str = "auto",
+        resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+    ) -> None:
+        if timeout is not None and not timeout > 0:
+            raise InvalidSettings(f"timeout is a time above 0 in seconds, or None for ever, not {timeout!r}")
+        if retries < 0:
+            raise InvalidSettings(f"retries is a number from 0 on, not {retries!r}")
+        if window_bytes < 1 or window_messages < 1:
+            raise InvalidSettings("the window takes at least one byte and one message")
+        if not callable(on_full) and on_full not in ("block", "raise"):
+            raise InvalidSettings(f"on_full is 'block', 'raise' or a function, not {on_full!r}")
+        if compression not in ("auto", "none", "lz4", "zstd"):
+            raise InvalidSettings(f"compression is auto, none, lz4 or zstd, not {compression!r}")
+        if any(later <= sooner for sooner, later in zip((0.0, *resend_after), resend_after, strict=False)):
+            raise InvalidSettings(f"resend_after is a list of rising times in seconds, not {resend_after!r}")
+        self.timeout = timeout
+        self.retries = retries
+        self.window_bytes = window_bytes
+        self.window_messages = window_messages
+        self.on_full = on_full
+        self.compression = compression
+        self.resend_after = resend_after
+
+
+class Draft:
+    """A message that was checked and knows its lane, but is not in it yet."""
+
+    __slots__ = ("due_ms", "extra", "lane", "message", "size")
+
+    def __init__(self, lane: Lane, message: Message, size: int, due_ms: int, extra: bytes) -> None:
+        self.lane = lane
+        self.message = message
+        self.size = size
+        self.due_ms = due_ms
+        self.extra = extra
+
+
+class Core:
+    """One producer, without waiting for anything."""
+
+    def __init__(self, app: str, options: Options, routes: Routes, lines: Lines, clock: Clock) -> None:
+        self.options: Final = options
+        self.clock: Final = clock
+        self.routes: Final = routes
+        self._lines = lines
+        self.accumulator: Final = Accumulator(options.window_bytes, options.window_messages)
+        compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
+        retries = Retries(options.retries, options.resend_after)
+        self.sender: Final = Sender(check_name(app, "app"), self.accumulator, retries, routes, lines, clock, compressor)
+        self.lock: Final = self.sender.lock
+
+    def check_open(self) -> None:
+        """Refuse to work once closed.
+
+        Raises:
+            NotConnected: the producer, or its client, was closed.
+        """
+        error = self.sender.closed_by
+        if error is not None:
+            raise type(error)(error.message, **error.detail)
+
+    def draft(
+        self,
+        route: Route,
+        topic: str,
+        body: object,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Draft:
+        """A message out of the arguments of a send.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: it cannot be sent.
+        """
+        message = make_message(body, key, tag, business_id, ordered, priority, properties)
+        check_message(topic, message, self.sender.body_bytes_max)
+        level = parse_durability(durability)
+        _check_group(level, consumed_by)
+        extra, due = b"", 0
+        if delay or deliver_at is not None or ttl is not None:
+            now_ms = self.clock.now_ms()
+            extra, due = expiry(ttl, now_ms), due_ms(delay, deliver_at, now_ms)
+        lane = self.lane(LaneKey(topic, choose_queue(route, message), level, bool(due), consumed_by))
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, due, extra)
+
+    def lane(self, key: LaneKey) -> Lane:
+        with self.lock:
+            return self.accumulator.lane(key)
+
+    def put(self, draft: Draft, *, attended: bool, deadline: float | None) -> tuple[Batch, int] | None:
+        """Put a message into its lane: its batch and its place there; None if the window is full."""
+        with self.lock:
+            accumulator = self.accumulator
+            if self.sender.closed_by is not None or not accumulator.has_room(draft.size, 1):
+                return None
+            batch = accumulator.append(draft.lane, draft.message, draft.size, draft.due_ms, draft.extra)
+            if attended:
+                batch.is_attended, batch.deadline = True, None
+            elif not batch.is_attended and deadline is not None:
+                batch.deadline = max(batch.deadline or 0.0, deadline)
+            return batch, batch.count - 1
+
+    def full(self, topic: str, message: Message) -> Busy:
+        """The window is full and nobody waits: tell the user's function if there is one; the error to fail with."""
+        if callable(self.options.on_full):
+            self.options.on_full(topic, message)
+        return Busy(
+            f"the producer's window is full: {self.accumulator.messages} messages, {self.accumulator.bytes} bytes are "
+            "not settled yet; wait for some of them, or widen window_bytes"
+        )
+
+    def many(
+        self, route: Route, topic: str, messages: Sequence[Message], durability: str, consumed_by: str
+    ) -> Iterator[tuple[Batch, Sequence[int]]]:
+        """Batches of `send_many`, each encoded when it is asked for, with the indexes of its messages.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: a message cannot be sent; `detail["index"]` says which.
+        """
+        level = parse_durability(durability)
+        _check_group(level, consumed_by)
+        for queue, indexes in _by_queue(route, messages):
+            lane = self.lane(LaneKey(topic, queue, level, False, consumed_by))
+            start = 0
+            while start < len(indexes):
+                batch = Batch(lane)
+                stop = self._fill(batch, messages, indexes, start)
+                part = indexes[start:stop]
+                try:
+                    self.sender.encode(batch)
+                except InvalidMessage as error:
+                    raise _with_index(error, part) from error
+                yield batch, part
+                start = stop
+
+    def _fill(self, batch: Batch, messages: Sequence[Message], indexes: Sequence[int], start: int) -> int:
+        stop = min(len(indexes), start + MANY_MESSAGES)
+        part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
+        bodies = [message.body for message in part]
+        if {*map(type, bodies)} != {bytes}:
+            part = [
+                message
+                if type(message.body) is bytes
+                else msgspec.structs.replace(message, body=encode_body(message.body))
+                for message in part
+            ]
+            bodies = [message.body for message in part]
+        sizes = [*map(len, bodies)]
+        total = sum(sizes)
+        if total > MANY_BYTES:
+            total, count = 0, 0
+            for size in sizes:
+                if count and total + size > MANY_BYTES:
+                    break
+                total += size
+                count += 1
+            part = part[:count]
+            stop = start + count
+        batch.messages = part if isinstance(part, list) else [*part]
+        batch.count = len(part)
+        batch.bytes = total + MESSAGE_BYTES * len(part)
+        return stop
+
+    def refresh(self, topic: str) -> None:
+        """Ask for a topic anew if what is known of it is old; go on with that meanwhile."""
+        if not self.routes.begin_refresh(topic, self.clock.monotonic()):
+            return
+        link = self._lines.current()
+        try:
+            if link is None:
+                raise NotConnected("no connection")
+            link.submit(
+                Command.TOPIC_DESCRIBE,
+                TopicDescribe(topic),
+                on_answer=lambda answer: self.sender.learn(topic, answer),
+            )
+        except DMQError:
+            self.routes.end_refresh(topic)
+
+
+def _check_group(level: Durability, consumed_by: str) -> None:
+    if (level == Durability.CONSUMED) != bool(consumed_by):
+        raise InvalidMessage(
+            "durability='consumed' needs consumed_by: the group whose ack is waited for"
+            if not consumed_by
+            else "consumed_by goes with durability='consumed' only"
+        )
+
+
+def _by_queue(route: Route, messages: Sequence[Message]) -> list[tuple[int, Sequence[int]]]:
+    """Which messages go where: one entry for any queue in the usual case, else one for each queue."""
+    if not route.is_priority and not any(message.ordered for message in messages):
+        return [(-1, range(len(messages)))]
+    queues: dict[int, list[int]] = {}
+    for index, message in enumerate(messages):
+        try:
+            queues.setdefault(choose_queue(route, message), []).append(index)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"message {index}: {error.message}", index=index) from None
+    return [*queues.items()]
+
+
+def _with_index(error: InvalidMessage, part: Sequence[int]) -> InvalidMessage:
+    """The error with the index the message had in the user's list."""
+    index = error.detail.get("index")
+    if not isinstance(index, int) or part[index] == index:
+        return error
+    message = error.message.replace(f"message {index}:", f"message {part[index]}:", 1)
+    return type(error)(message, **{**error.detail, "index": part[index]})

@@ -1,0 +1,113 @@
+"""Sending again: what to do with a batch that was refused, or never answered. Pure decisions (D-06, J-09).
+
+Refused means that nothing was stored: the batch may go to another broker, up to `retries` times, or to the same one
+after the time the broker named. Unanswered means that it may be stored: it goes to the same broker again, as RESEND
+with the same numbers, so that it is stored once; only if that broker is gone may a batch that has no order to keep go
+to another, where consumers know it by its id.
+
+What always holds: a decision never lies beyond the batch's deadline; what cannot succeed by trying again is not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from dmq.errors import Busy, DMQError, NotConnected, RateLimited, ServerError, TimedOut, UnknownTopic
+
+__all__ = ["History", "Retries", "Step", "Verdict"]
+
+PAUSE_MIN: Final = 0.05
+PAUSE_MAX: Final = 5.0
+
+
+class Step(Enum):
+    """What to do next."""
+
+    FAIL = "fail"
+    AGAIN = "again"  # to the same broker, after the pause
+    ELSEWHERE = "elsewhere"  # to another broker
+    REFRESH = "refresh"  # ask for the topic, then to the same broker
+
+
+class Verdict(NamedTuple):
+    """The step, and the pause before it."""
+
+    step: Step
+    pause: float = 0.0
+
+
+class History(NamedTuple):
+    """What happened to a batch so far."""
+
+    refusals: int = 0  # without a time to try again
+    moves: int = 0  # to another broker
+    is_unanswered: bool = False  # it may be stored
+    is_pinned: bool = False  # its order binds it to its queue
+    is_refreshed: bool = False
+    deadline: float | None = None  # on the monotonic clock
+
+
+class Retries:
+    """The rules of one producer.
+
+    Parameters:
+        retries: how often a refused batch is tried again.
+        resend_after: seconds after the first sending at which an unanswered batch is sent again.
+    """
+
+    def __init__(self, retries: int = 3, resend_after: Sequence[float] = (30.0, 60.0, 90.0)) -> None:
+        self.retries: Final = retries
+        self.resend_after: Final = tuple(resend_after)
+        last = self.resend_after[-1] if self.resend_after else 30.0
+        before = self.resend_after[-2] if len(self.resend_after) > 1 else 0.0
+        self.give_up_after: Final = last + (last - before)
+        """Seconds after the first sending at which an unanswered batch is given up: as long after the last
+        resending as that one came after the one before."""
+
+    def after_refusal(self, history: History, error: DMQError, now: float, has_other: bool) -> Verdict:
+        """The broker answered with an error.
+
+        Parameters:
+            has_other: there is another broker that could be asked.
+        """
+        if isinstance(error, UnknownTopic):
+            return Verdict(Step.FAIL if history.is_refreshed else Step.REFRESH)
+        if not error.retriable:
+            return Verdict(Step.FAIL)
+        hint = error.retry_after
+        is_timed = isinstance(error, Busy | RateLimited) and hint is not None
+        if not is_timed and history.refusals >= self.retries:
+            return Verdict(Step.FAIL)
+        pause = min(PAUSE_MIN * 2**history.refusals, PAUSE_MAX) if hint is None else hint
+        # A broker that failed in a way it did not expect may have stored it: only itself can tell.
+        may_move = has_other and not (history.is_unanswered or history.is_pinned or isinstance(error, ServerError))
+        if may_move and history.moves < self.retries and not isinstance(error, RateLimited):
+            return Verdict(Step.ELSEWHERE)
+        if history.deadline is not None and now + pause >= history.deadline:
+            return Verdict(Step.FAIL)
+        return Verdict(Step.AGAIN, pause)
+
+    def may_move(self, history: History, is_same: bool) -> bool:
+        """Whether a batch that was on its way when its connection broke may go out over this one."""
+        return is_same or not (history.is_unanswered and history.is_pinned)
+
+    def is_resend_due(self, resends: int, sent_at: float, now: float) -> bool:
+        """Whether an unanswered batch is to be sent again now."""
+        return resends < len(self.resend_after) and now - sent_at >= self.resend_after[resends]
+
+    def is_given_up(self, sent_at: float, now: float) -> bool:
+        """Whether nothing more is expected of an unanswered batch."""
+        return now - sent_at >= self.give_up_after
+
+    @staticmethod
+    def too_late(history: History, last: Exception | None, was_sent: bool, timeout: float) -> DMQError:
+        """What a synchronous send raises when its time is over."""
+        if was_sent and (last is None or isinstance(last, NotConnected) or history.is_unanswered):
+            return TimedOut(
+                f"the broker did not answer within {timeout:g} s; whether the message is stored is not known"
+            )
+        if isinstance(last, DMQError):
+            return last
+        return NotConnected(f"no broker could be reached within {timeout:g} s; the message was not sent")

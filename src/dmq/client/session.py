@@ -1,0 +1,277 @@
+"""The session: one connection's conversation, without the connection. Bytes in, bytes out.
+
+Both shells, the blocking one and the asyncio one, own a session, hand it what they receive and write what it gives.
+
+What always holds:
+- Every request that was taken is answered exactly once: by its response, or by the error that ended the session.
+- At most `outstanding_max` requests wait for an answer; one more is refused with `Busy`.
+- Nothing is sent before the hello but the hello; nothing is asked of a session that ended.
+- A response to nobody is dropped (D-23): whoever asked has given up on it.
+- A request of the broker is answered: a heartbeat with a heartbeat, anything else with UNKNOWN_COMMAND.
+
+The session is not thread-safe. The blocking shell guards `request`, `forget`, `fail` and `receive` with one lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from dmq.clock import Clock
+from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
+from dmq.protocol import (
+    CORRELATION_MAX,
+    Buffer,
+    Command,
+    Frame,
+    FrameParser,
+    Header,
+    Kind,
+    decode_request,
+    decode_response,
+    error_frame,
+    error_from_status,
+    one_way_head,
+    request_head,
+    response_head,
+)
+from dmq.protocol.session import PROTOCOL_VERSION_MIN, Heartbeat, Hello, HelloReply, Limits
+
+__all__ = ["OnAnswer", "Pending", "Push", "Received", "Session"]
+
+OUTSTANDING_MAX: Final = 65_536
+_OURS: Final = CORRELATION_MAX  # the correlation of what the session itself asks: hello and heartbeats
+SILENCE_FACTOR: Final = 3  # so many heartbeats in a row may be missed
+HEARTBEAT_MARGIN: Final = 0.5  # sent this early, so that a late timer does not make us silent
+
+OnAnswer: TypeAlias = Callable[[Frame | DMQError], None]
+
+
+class Pending:
+    """A request that waits for its answer. `on_answer` is called once, with the response or what ended the session."""
+
+    __slots__ = ("attended", "correlation", "on_answer")
+
+    def __init__(self, on_answer: OnAnswer, correlation: int, attended: bool) -> None:
+        self.on_answer = on_answer
+        self.correlation = correlation
+        self.attended = attended
+
+
+class Push(NamedTuple):
+    """A one-way frame of the broker, its header decoded."""
+
+    command: int
+    header: Header
+    body: bytes | memoryview
+
+
+class Received(NamedTuple):
+    """What some bytes meant: answers for those who asked, pushes, and bytes to write."""
+
+    answers: list[tuple[Pending, Frame]]
+    pushes: list[Push]
+    output: list[Buffer]
+
+
+class Session:
+    """See the module.
+
+    Parameters:
+        hello: who we are.
+        clock: for heartbeats and silence.
+        outstanding_max: how many requests may wait at a time.
+    """
+
+    def __init__(self, hello: Hello, clock: Clock, *, outstanding_max: int = OUTSTANDING_MAX) -> None:
+        self._hello = hello
+        self._clock = clock
+        self._outstanding_max = outstanding_max
+        self._outstanding: dict[int, Pending] = {}
+        self._next_correlation = 1
+        self._parser = FrameParser(clock=clock)
+        self.get_buffer: Final = self._parser.get_buffer
+        self._sent_at = self._heard_at = self._beaten_at = clock.monotonic()
+        self.reply: HelloReply | None = None
+        self.closed_by: DMQError | None = None
+        """Why the session ended; None while it goes on."""
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the hello was answered and nothing ended the session."""
+        return self.reply is not None and self.closed_by is None
+
+    @property
+    def limits(self) -> Limits:
+        """What the broker takes; only once the session is ready."""
+        assert self.reply is not None
+        return self.reply.limits
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._outstanding)
+
+    def greet(self) -> bytes:
+        """The hello, first of all."""
+        self._sent_at = self._clock.monotonic()
+        return request_head(Command.HELLO, self._hello, _OURS)
+
+    def request(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        on_answer: OnAnswer,
+        flags: int = 0,
+        attended: bool = False,
+    ) -> tuple[Pending, list[Buffer]]:
+        """Ask something: what to write, and the request under which the answer will come.
+
+        Raises:
+            NotConnected: the session is not ready, or has ended.
+            Busy: too many requests are waiting.
+            MessageTooLarge: the broker takes no frame of this size.
+        """
+        self._check_ready()
+        if len(self._outstanding) >= self._outstanding_max:
+            raise Busy(f"{self._outstanding_max} requests wait for their answers: wait for some of them first")
+        correlation = self._next_correlation
+        while correlation in self._outstanding:
+            correlation = correlation % (_OURS - 1) + 1
+        head = request_head(command, header, correlation, sum(map(len, body)), flags)
+        self._check_size(head, body)
+        self._next_correlation = correlation % (_OURS - 1) + 1
+        pending = self._outstanding[correlation] = Pending(on_answer, correlation, attended)
+        self._sent_at = self._clock.monotonic()
+        return pending, [head, *body]
+
+    def one_way(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> list[Buffer]:
+        """Say something that is not answered.
+
+        Raises:
+            NotConnected, MessageTooLarge: as `request`.
+        """
+        self._check_ready()
+        head = one_way_head(command, header, sum(map(len, body)))
+        self._check_size(head, body)
+        self._sent_at = self._clock.monotonic()
+        return [head, *body]
+
+    def forget(self, pending: Pending) -> bool:
+        """Give up on an answer; False if it is here already, or the session has ended."""
+        return self._outstanding.pop(pending.correlation, None) is not None
+
+    def _check_ready(self) -> None:
+        if self.closed_by is not None:
+            raise NotConnected(f"the connection is closed: {self.closed_by.message}")
+        if self.reply is None:
+            raise NotConnected("the broker has not answered the hello yet")
+
+    def _check_size(self, head: bytes, body: Sequence[Buffer]) -> None:
+        size = len(head) + sum(map(len, body))
+        if size > self.limits.frame_bytes_max:
+            raise MessageTooLarge(
+                f"a request of {size} bytes is over the broker's limit of {self.limits.frame_bytes_max}: send less "
+                "at a time",
+                size=size,
+                limit=self.limits.frame_bytes_max,
+            )
+
+    # --- hearing ----------------------------------------------------------------------------------------------------
+
+    def receive(self, nbytes: int) -> Received:
+        """What the bytes meant that were written into the last `get_buffer`. Look at `closed_by` afterwards."""
+        self._heard_at = self._clock.monotonic()
+        received = Received([], [], [])
+        try:
+            for frame in self._parser.buffer_updated(nbytes):
+                self._take(frame, received)
+        except DMQError as error:
+            self.closed_by = self.closed_by or error
+        if self._parser.error is not None:
+            self.closed_by = self.closed_by or self._parser.error
+        return received
+
+    def _take(self, frame: Frame, received: Received) -> None:
+        kind = frame.kind
+        if kind == Kind.RESPONSE:
+            pending = self._outstanding.pop(frame.correlation, None)
+            if pending is not None:
+                received.answers.append((pending, frame))
+            elif frame.correlation in (0, _OURS):
+                self._take_own(frame)
+        elif kind == Kind.ONE_WAY:
+            if frame.command == Command.HEARTBEAT:
+                return
+            try:
+                received.pushes.append(Push(frame.command, decode_request(frame), frame.body))
+            except InvalidRequest as error:
+                raise ProtocolError(f"the broker pushed something that cannot be read: {error.message}") from error
+            except DMQError:
+                return  # a newer broker's push that nobody here asked for
+        else:
+            received.output.append(self._answer(frame))
+
+    def _take_own(self, frame: Frame) -> None:
+        """An answer to the session itself, or the broker's last word to somebody it does not understand."""
+        if frame.command == Command.HELLO and self.reply is None:
+            reply: HelloReply = decode_response(frame)
+            if not PROTOCOL_VERSION_MIN <= reply.version <= self._hello.version_max:
+                raise VersionMismatch(
+                    f"the broker chose version {reply.version} of the protocol, and this client speaks "
+                    f"{self._hello.version_min} to {self._hello.version_max}: upgrade the older side",
+                    theirs=reply.version,
+                )
+            self.reply = reply
+            self._parser.frame_bytes_max = max(self._parser.frame_bytes_max, reply.limits.frame_bytes_max)
+        elif frame.command == Command.NONE and frame.status:
+            raise error_from_status(frame.status, frame.header)
+
+    def _answer(self, frame: Frame) -> bytes:
+        self._sent_at = self._clock.monotonic()
+        try:
+            header = decode_request(frame)
+            if frame.command == Command.HEARTBEAT:
+                return response_head(Command.HEARTBEAT, header, frame.correlation)
+            raise InvalidRequest("a broker does not ask this of a client")
+        except DMQError as error:
+            return error_frame(error, frame.command, frame.correlation)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[Buffer]:
+        """To be called now and then: a heartbeat if one is due.
+
+        Raises:
+            NotConnected: the broker was silent for too long, or stopped in the middle of a frame.
+        """
+        if not self.is_ready:
+            return []
+        now = self._clock.monotonic()
+        heartbeat = self.limits.heartbeat_ms / 1000
+        if heartbeat and now - self._heard_at > SILENCE_FACTOR * heartbeat:
+            raise NotConnected(
+                f"the broker has been silent for {now - self._heard_at:.1f} s, longer than {SILENCE_FACTOR} heartbeats"
+            )
+        partial = self.limits.partial_ms / 1000
+        since = self._parser.pending_since
+        if partial and since is not None and now - max(since, self._heard_at) > partial:
+            raise NotConnected(f"the broker stopped in the middle of a frame for more than {partial:.1f} s")
+        due = heartbeat * HEARTBEAT_MARGIN
+        if heartbeat and now - min(self._sent_at, self._heard_at) >= due and now - self._beaten_at >= due:
+            self._sent_at = self._beaten_at = now
+            # A request, not a one-way: its answer is what tells a living broker from a dead one.
+            return [request_head(Command.HEARTBEAT, Heartbeat(self._clock.now_ms()), _OURS)]
+        return []
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: DMQError) -> list[Pending]:
+        """End the session: the requests that will never be answered, oldest first."""
+        self.closed_by = self.closed_by or reason
+        waiting = [*self._outstanding.values()]
+        self._outstanding.clear()
+        return waiting

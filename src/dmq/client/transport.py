@@ -1,0 +1,376 @@
+"""The transport: the connection in use, and another one when it breaks (A-08, A-09, A-11, D-09).
+
+One connection carries everything to a broker (J-15). When it breaks, a thread tries the addresses in rounds until one
+answers; watchers (producers, consumers) are told, and take up their work. Where a refused send wants another broker, a
+second connection is opened beside it.
+
+What always holds:
+- Listeners are called once for each event, in order, on the notifier's thread, never with a lock held; the last one
+  set wins.
+- `interrupted` and `resumed` alternate.
+- In plain mode (`reconnect=False`) a connection that broke closes the transport for good.
+- Watchers are told of a connection before `resumed` is, so that what was subscribed is so again by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from dmq.client.connection import Connection
+from dmq.client.failover import Failover
+from dmq.client.listeners import Listeners
+from dmq.client.sender import Link
+from dmq.client.session import Push
+from dmq.client.url import Address
+from dmq.client.waiting import FOREVER, Alarms, Notifier
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected
+from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol.session import Hello, ServerHealth, ServerReboot
+
+__all__ = ["Transport", "Watcher"]
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS: Final = 5.0
+TICK_SECONDS: Final = 0.5
+
+
+class Watcher(Protocol):
+    """Whoever works over the transport. Called on its threads: must not block."""
+
+    def connected(self, connection: Connection) -> None:
+        """This connection is in use from now on."""
+
+    def lost(self, connection: Connection, reason: DMQError) -> None:
+        """It broke; its requests have their answers."""
+
+    def pushed(self, connection: Connection, push: Push) -> None:
+        """The broker sent something by itself."""
+
+    def unreachable(self, error: DMQError) -> None:
+        """No broker was reached for as long as the client is willing to wait; it goes on trying."""
+
+    def closed(self, error: DMQError) -> None:
+        """There will be no connection any more."""
+
+
+class Transport:
+    """See the module.
+
+    Parameters:
+        addresses: of the brokers.
+        hello: who we are.
+        reconnect: come back by itself.
+        timeout: how long to wait for a connection; None is for ever.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        hello: Hello,
+        clock: Clock,
+        *,
+        reconnect: bool = True,
+        timeout: float | None = None,
+        listeners: Listeners | None = None,
+        failover: Failover | None = None,
+    ) -> None:
+        self._hello = hello
+        self._clock = clock
+        self._reconnect = reconnect
+        self.timeout: Final = timeout
+        self.listeners = listeners or Listeners()
+        self.notifier: Final = Notifier(f"dmq-{hello.app}-callbacks")
+        self._alarms = Alarms(f"dmq-{hello.app}-alarms", clock)
+        self.notify: Final = self.notifier.call
+        self.call_later: Final = self._alarms.call_later
+        self._failover = failover or Failover(addresses)
+        self._changed = threading.Condition()
+        self._current: Connection | None = None
+        self._others: dict[Address, Connection] = {}
+        self._watchers: dict[int, Watcher] = {}
+        self._is_interrupted = False
+        self._is_connecting = False
+        self.closed_by: DMQError | None = None
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect for the first time.
+
+        Raises:
+            NotConnected: nobody answered: at once, or, with a timeout, after that long.
+            DMQError: what a broker answered to the hello.
+        """
+        deadline = time.monotonic() + (self.timeout or 0.0)
+        errors: dict[Address, DMQError] = {}
+        while True:
+            attempt = self._failover.next_attempt()
+            left = deadline - time.monotonic()
+            if attempt.pause:
+                if left <= 0:
+                    break
+                time.sleep(min(attempt.pause, left))
+            try:
+                self._use(self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS)))
+            except DMQError as error:
+                errors[attempt.address] = error
+                continue
+            self.call_later(TICK_SECONDS, self._tick)
+            return
+        self.close()
+        if len(errors) == 1:
+            (cause,) = errors.values()
+            if not isinstance(cause, NotConnected):
+                raise cause
+            raise NotConnected(f"{cause.message}: start a broker there, or check the URL", **cause.detail)
+        causes = "; ".join(error.message for error in errors.values())
+        raise NotConnected(f"none of the brokers answers ({causes}): start one, or check the URL")
+
+    def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> Connection:
+        return Connection.open(
+            address, self._hello, timeout=timeout, clock=self._clock, on_push=self._pushed, on_closed=self._lost
+        )
+
+    def current(self) -> Connection | None:
+        """The connection in use; None while there is none."""
+        connection = self._current
+        return connection if connection is not None and connection.is_usable else None
+
+    def connection(self, deadline: float | None = None) -> Connection:
+        """The connection in use, waiting for one if need be.
+
+        Parameters:
+            deadline: on the monotonic clock; the client's timeout from now if left out.
+
+        Raises:
+            NotConnected: none came in time, or the transport is closed.
+        """
+        connection = self.current()
+        if connection is not None:
+            return connection
+        start = time.monotonic()
+        limit = FOREVER if self.timeout is None else start + self.timeout
+        limit = min(limit, FOREVER if deadline is None else deadline)
+        with self._changed:
+            while self.closed_by is None:
+                connection = self.current()
+                if connection is not None:
+                    return connection
+                left = limit - time.monotonic()
+                if left <= 0:
+                    raise NotConnected(f"no broker could be reached within {limit - start:.3g} s")
+                self._changed.wait(min(left, 1.0))
+            raise _fresh(self.closed_by)
+
+    def request(
+        self, command: int, header: Header, body: Sequence[Buffer] = (), *, timeout: float | None = None
+    ) -> Frame:
+        """Ask the broker in use, waiting for a connection if need be.
+
+        Raises:
+            DMQError: no connection or no answer in time. Nothing is sent again: the caller knows whether it may be.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        connection = self.connection(deadline)
+        left = None if deadline is None else max(0.001, deadline - time.monotonic())
+        return connection.request(command, header, body, timeout=left)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""
+        with self._changed:
+            self._watchers[id(watcher)] = watcher
+        connection = self.current()
+        if connection is not None:
+            watcher.connected(connection)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        with self._changed:
+            self._watchers.pop(id(watcher), None)
+
+    def _each(self, method: str, *arguments: Any) -> None:
+        with self._changed:
+            watchers = [*self._watchers.values()]
+        for watcher in watchers:
+            try:
+                getattr(watcher, method)(*arguments)
+            except Exception:
+                log.exception("a watcher raised", extra={"method": method})
+
+    # --- another broker ---------------------------------------------------------------------------------------------
+
+    def has_other(self, link: Link) -> bool:
+        """Whether another broker than this link's could be asked."""
+        return self._reconnect and bool(self._failover.others(link.address))
+
+    def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
+        """Have `found` called with a connection to another broker, or None if none answers."""
+        for address in self._failover.others(link.address):
+            known = self._known(address)
+            if known is not None:
+                found(known)
+                return
+        threading.Thread(target=self._find, args=(link.address, found), name="dmq-find", daemon=True).start()
+
+    def _known(self, address: Address) -> Connection | None:
+        for connection in (self._current, self._others.get(address)):
+            if connection is not None and connection.address == address and connection.is_usable:
+                return connection
+        return None
+
+    def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
+        for other in self._failover.others(address):
+            try:
+                connection = self._connect(other)
+            except DMQError:
+                continue
+            with self._changed:
+                kept = self._others.setdefault(other, connection) if self.closed_by is None else None
+            if kept is not connection:
+                connection.close(NotConnected("one connection to a broker is enough"))
+            found(kept)
+            return
+        found(None)
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def _use(self, connection: Connection) -> None:
+        with self._changed:
+            if self.closed_by is None:
+                self._failover.connected(connection.address, connection.broker)
+                self._current = connection
+                self._others.pop(connection.address, None)
+                self._is_connecting = False
+                was_interrupted, self._is_interrupted = self._is_interrupted, False
+                self._changed.notify_all()
+            closed_by = self.closed_by
+        if closed_by is not None:
+            connection.close(closed_by)
+            return
+        self._each("connected", connection)
+        if was_interrupted:
+            self.notify(self.listeners.resumed)
+
+    def _lost(self, connection: Connection, reason: DMQError) -> None:
+        with self._changed:
+            if self._others.get(connection.address) is connection:
+                del self._others[connection.address]
+            is_current = self._current is connection
+            if is_current:
+                self._current = None
+                self._failover.lost(connection.address)
+            # A broker that reboots may go before another one is found: that is an interruption too.
+            is_event = self._current is None and self.closed_by is None and not self._is_interrupted
+            if is_event:
+                self._is_interrupted = True
+                if not self._reconnect:
+                    self.closed_by = NotConnected(
+                        f"the connection is closed ({reason.message}), and reconnect=False: connect again"
+                    )
+        if is_event:
+            log.info("connection lost", extra={"address": str(connection.address), "reason": reason.message})
+            self.notify(self.listeners.exception, reason)
+            self.notify(self.listeners.interrupted)
+        self._each("lost", connection, reason)
+        if not is_event:
+            return
+        if self.closed_by is not None:
+            self._each("closed", self.closed_by)
+            self._alarms.close()
+            with self._changed:
+                self._changed.notify_all()
+        else:
+            self._start_connecting()
+
+    def _start_connecting(self) -> None:
+        with self._changed:
+            if self._is_connecting or self.closed_by is not None:
+                return
+            self._is_connecting = True
+        threading.Thread(target=self._keep_connecting, name="dmq-reconnect", daemon=True).start()
+        if self.timeout is not None:
+            self.call_later(self.timeout, self._check_reached)
+
+    def _keep_connecting(self) -> None:
+        while True:
+            with self._changed:
+                attempt = self._failover.next_attempt()
+                if attempt.pause:
+                    self._changed.wait_for(lambda: self.closed_by is not None, attempt.pause)
+                if self.closed_by is not None:
+                    return
+            try:
+                connection = self._known(attempt.address) or self._connect(attempt.address)
+            except DMQError as error:
+                log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
+                continue
+            self._use(connection)
+            return
+
+    def _check_reached(self) -> None:
+        if self.current() is None and self.closed_by is None:
+            self._each("unreachable", NotConnected(f"no broker could be reached within {self.timeout:g} s"))
+
+    def _pushed(self, connection: Connection, push: Push) -> None:
+        header = push.header
+        if isinstance(header, ServerReboot):
+            log.info("broker reboots", extra={"address": str(connection.address), "reason": header.reason})
+            self._rebooting(connection, header)
+        elif isinstance(header, ServerHealth):
+            self._failover.healthy(header.broker, header.address)
+        self._each("pushed", connection, push)
+
+    def _rebooting(self, connection: Connection, header: ServerReboot) -> None:
+        """Take a broker out of use, and move to another if there is one; what runs there may end."""
+        with self._changed:
+            has_other = self._failover.rebooting(connection.address) and self._reconnect
+            is_current = self._current is connection
+            if not (has_other and is_current):
+                return
+            self._current = None
+            self._others[connection.address] = connection
+        self._start_connecting()
+        self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
+
+    def _retire(self, connection: Connection, deadline: float) -> None:
+        if connection.is_closed or connection is self._current:
+            return
+        if (connection.outstanding == 0 or self._clock.monotonic() >= deadline) and self.current() is not None:
+            connection.close(NotConnected("the broker reboots"))
+            return
+        self.call_later(0.1, lambda: self._retire(connection, deadline))
+
+    def _tick(self) -> None:
+        with self._changed:
+            connections = [*self._others.values(), *([self._current] if self._current else [])]
+        for connection in connections:
+            connection.tick()
+        if self.closed_by is None:
+            self.call_later(TICK_SECONDS, self._tick)
+
+    def close(self) -> None:
+        """End all connections. No listener is called: it was asked for."""
+        with self._changed:
+            is_first = self.closed_by is None
+            if self.closed_by is None:
+                self.closed_by = NotConnected("the client is closed: connect again")
+            connections = [*self._others.values(), *([self._current] if self._current else [])]
+            self._current = None
+            self._others.clear()
+            self._changed.notify_all()
+        if is_first:
+            self._each("closed", self.closed_by)
+        for connection in connections:
+            connection.close(self.closed_by)
+        self._alarms.close()
+        self.notifier.close(CONNECT_SECONDS)
+
+
+def _fresh(error: DMQError) -> DMQError:
+    """The same error to raise once more: one object raised in many threads would gather their tracebacks."""
+    return type(error)(error.message, **error.detail)

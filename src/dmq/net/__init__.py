@@ -1,0 +1,1 @@
+"""Connections and servers: the only place that touches asyncio transports."""

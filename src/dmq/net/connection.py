@@ -1,0 +1,167 @@
+"""One connection of a server: bytes to frames, frames to bytes, and bounds on both.
+
+What always holds: frames are handed over in order, on the event loop; what waits to be sent is bounded, because a
+connection with more than its share waiting is not read from and says so (`is_writable`); after `close` nothing is
+handed over any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from dmq.clock import Clock
+from dmq.errors import ProtocolError
+from dmq.protocol.commands import error_frame
+from dmq.protocol.frame import Buffer, Frame
+from dmq.protocol.parser import FrameParser
+
+__all__ = ["Connection", "Peer"]
+
+_JOIN_BYTES: Final = 64 * 1024
+
+
+class Peer(Protocol):
+    """Who hears what happens on a connection."""
+
+    def connected(self, connection: Connection) -> None: ...
+
+    def received(self, connection: Connection, frame: Frame) -> None: ...
+
+    def writable(self, connection: Connection) -> None:
+        """Output has drained; more may be pushed."""
+        ...
+
+    def disconnected(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module.
+
+    Parameters:
+        peer: who hears.
+        clock: tells when bytes last came.
+        output_bytes_max: how much may wait to be sent before the connection stops being writable.
+    """
+
+    def __init__(
+        self, peer: Peer, clock: Clock, output_bytes_max: int, track: Callable[[Connection, bool], None]
+    ) -> None:
+        self._peer = peer
+        self._clock = clock
+        self._output_bytes_max = output_bytes_max
+        self._track = track
+        self._transport: asyncio.Transport | None = None
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
+        self._flush_planned = False
+        self.parser = FrameParser(clock=clock)
+        self.is_writable = True
+        self.is_open = False
+        self.heard_at = clock.monotonic()
+        self.opened_at = self.heard_at
+        self.address: tuple[str, int] = ("", 0)
+        self.session: object | None = None  # the peer's own
+
+    # --- asyncio ----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self._output_bytes_max, low=self._output_bytes_max // 4)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.address = (str(name[0]), int(name[1]))
+        self.is_open = True
+        self._track(self, True)
+        self._peer.connected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.parser.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard_at = self._clock.monotonic()
+        try:
+            frames = self.parser.buffer_updated(nbytes)
+        except ProtocolError as error:
+            self._refuse(error)
+            return
+        for frame in frames:
+            if not self.is_open:
+                return
+            self._peer.received(self, frame)
+        if self.parser.error is not None and self.is_open:
+            self._refuse(self.parser.error)
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        # Whoever does not read its answers does not get to ask more.
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._peer.writable(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._pending.clear()
+        self._track(self, False)
+        self._peer.disconnected(self)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def send(self, *buffers: Buffer) -> None:
+        """Send buffers, one after another; what is sent in one turn of the loop goes out together."""
+        if not self.is_open:
+            return
+        self._pending.extend(buffers)
+        self._pending_bytes += sum(map(len, buffers))
+        if self._pending_bytes >= _JOIN_BYTES:
+            self._flush()
+        elif not self._flush_planned:
+            self._flush_planned = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._pending and self._transport is not None and self.is_open:
+            pending, self._pending, self._pending_bytes = self._pending, [], 0
+            if len(pending) == 1:
+                self._transport.write(pending[0])
+            else:
+                self._transport.writelines(pending)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Output that the peer has not taken yet."""
+        waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return waiting + self._pending_bytes
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """Say why, then hang up."""
+        self.send(error_frame(error))
+        self.close()
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        if self.is_open and self._transport is not None:
+            self._flush()
+            self.is_open = False
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever waits."""
+        if self._transport is not None:
+            self.is_open = False
+            self._transport.abort()

@@ -1,0 +1,123 @@
+"""A listening server: accepts connections, bounds their number, and ends those that stall.
+
+What always holds: at most `connections_max` connections; one that does not say hello in time, leaves a frame half
+sent, or is silent for three heartbeats is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+
+from dmq.clock import Clock
+from dmq.errors import Busy, CannotListen, DMQError, PortTaken
+from dmq.net.connection import Connection, Peer
+from dmq.protocol.commands import error_frame
+
+__all__ = ["Server", "listen", "translate_listen_error"]
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """See the module."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        clock: Clock,
+        *,
+        connections_max: int,
+        output_bytes_max: int,
+        hello_seconds: float,
+        partial_seconds: float,
+        silence_seconds: float,
+    ) -> None:
+        self._peer = peer
+        self._clock = clock
+        self._connections_max = connections_max
+        self._output_bytes_max = output_bytes_max
+        self._hello_seconds = hello_seconds
+        self._partial_seconds = partial_seconds
+        self._silence_seconds = silence_seconds
+        self._server: asyncio.Server | None = None
+        self.connections: set[Connection] = set()
+        self.refused = 0
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Begin to accept; returns the address in force.
+
+        Raises:
+            PortTaken: somebody else listens there.
+        """
+        self._server = await listen(self._make, host, port)
+        name = self._server.sockets[0].getsockname()
+        return str(name[0]), int(name[1])
+
+    def _make(self) -> Connection:
+        return Connection(self._peer, self._clock, self._output_bytes_max, self._track)
+
+    def _track(self, connection: Connection, is_there: bool) -> None:
+        if not is_there:
+            self.connections.discard(connection)
+            return
+        self.connections.add(connection)
+        if len(self.connections) > self._connections_max:
+            self.refused += 1
+            connection.send(error_frame(Busy(f"{self._connections_max} connections are open, which is the limit")))
+            connection.close()
+
+    def sweep(self) -> None:
+        """Close what stalls; called every second or so."""
+        now = self._clock.monotonic()
+        for connection in list(self.connections):
+            since = connection.parser.pending_since
+            if (
+                (since is not None and now - since > self._partial_seconds)
+                or (connection.session is None and now - connection.opened_at > self._hello_seconds)
+                or now - connection.heard_at > self._silence_seconds
+            ):
+                log.info("stalled connection closed", extra={"address": connection.address})
+                connection.abort()
+
+    def stop_listening(self) -> None:
+        """Accept nobody any more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def close(self) -> None:
+        """Stop listening and close every connection."""
+        self.stop_listening()
+        for connection in list(self.connections):
+            connection.close()
+        for _ in range(100):
+            if not self.connections:
+                break
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+
+async def listen(make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Server:
+    """A listening socket.
+
+    Raises:
+        PortTaken, CannotListen.
+    """
+    try:
+        return await asyncio.get_running_loop().create_server(make, host, port, backlog=4096, reuse_address=True)
+    except OSError as error:
+        raise translate_listen_error(error, host, port) from error
+
+
+def translate_listen_error(error: OSError, host: str, port: int) -> DMQError:
+    """Why listening failed, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(
+            f"port {port} on {host} is taken: stop whoever has it, or choose another port", host=host, port=port
+        )
+    return CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}", host=host, port=port)

@@ -1,0 +1,76 @@
+"""The protocol: frames and commands. Bytes in, bytes out; no sockets, no event loop.
+
+`frame` draws the bytes of a frame and `parser` takes them apart; `commands` numbers the commands and turns headers into
+bytes and back, with the structs in `session`, `producing`, `consuming`, `reading` and `admin`; `batch` divides bodies
+into records; `status` joins statuses and exceptions. docs/internals/protocol.md tells it to a client's author.
+"""
+
+from dmq.protocol.batch import Batch, pack_batch, pack_records, unpack_batch, unpack_records
+from dmq.protocol.commands import (
+    SPECS,
+    Command,
+    Spec,
+    Way,
+    decode_request,
+    decode_response,
+    error_frame,
+    one_way_head,
+    request_head,
+    response_head,
+)
+from dmq.protocol.frame import (
+    CORRELATION_MAX,
+    FRAME_BYTES_CEILING,
+    FRAME_BYTES_MAX,
+    HEAD_BYTES,
+    HEADER_BYTES_MAX,
+    HELLO_FRAME_BYTES_MAX,
+    WIRE_FORMAT,
+    Buffer,
+    Flag,
+    Frame,
+    Kind,
+    build_frame,
+    frame_head,
+)
+from dmq.protocol.header import Header
+from dmq.protocol.parser import FrameParser
+from dmq.protocol.status import CLASSES, ErrorHeader, Status, error_from_status, status_of
+
+__all__ = [
+    "CLASSES",
+    "CORRELATION_MAX",
+    "FRAME_BYTES_CEILING",
+    "FRAME_BYTES_MAX",
+    "HEADER_BYTES_MAX",
+    "HEAD_BYTES",
+    "HELLO_FRAME_BYTES_MAX",
+    "SPECS",
+    "WIRE_FORMAT",
+    "Batch",
+    "Buffer",
+    "Command",
+    "ErrorHeader",
+    "Flag",
+    "Frame",
+    "FrameParser",
+    "Header",
+    "Kind",
+    "Spec",
+    "Status",
+    "Way",
+    "build_frame",
+    "decode_request",
+    "decode_response",
+    "error_frame",
+    "error_from_status",
+    "frame_head",
+    "one_way_head",
+    "pack_batch",
+    "pack_records",
+    "request_head",
+    "response_head",
+    "status_of",
+    "unpack_batch",
+    "unpack_records",
+]

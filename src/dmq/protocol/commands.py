@@ -1,0 +1,223 @@
+"""Commands: their numbers, their headers, and the way from a struct to bytes and back.
+
+What always holds: a number, once given, means the same for ever. A frame with a number that is not in the table is a
+good frame: it is answered with UNKNOWN_COMMAND, and the connection goes on. A command in the table without a
+struct is reserved: it has its number, and is answered with UNSUPPORTED until it has its meaning.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
+from dmq.protocol import admin, consuming, producing, reading, session
+from dmq.protocol.frame import KNOWN_FLAGS, MUST_KNOW_FLAGS, Frame, Kind, build_frame, frame_head
+from dmq.protocol.header import Header, decode_header, encode_header
+from dmq.protocol.status import error_from_status, status_of
+
+__all__ = [
+    "SPECS",
+    "Command",
+    "Spec",
+    "Way",
+    "decode_request",
+    "decode_response",
+    "error_frame",
+    "one_way_head",
+    "request_head",
+    "response_head",
+]
+
+
+class Command(IntEnum):
+    """The number in a frame's command field.
+
+    Kept free: 0x0100-0x01ff for name servers, 0x0200-0x02ff for replication, 0x8000 and up for experiments.
+    """
+
+    NONE = 0x0000  # only in a response to bytes that were no frame, with correlation 0; then the connection ends
+
+    # the session
+    HELLO = 0x0001
+    HEARTBEAT = 0x0002  # from a broker, one-way: SERVER_HEARTBEAT
+    SERVER_REBOOT = 0x0003
+    SERVER_HEALTH = 0x0004
+    STATS = 0x0005
+    CLUSTER = 0x0006
+
+    # producing
+    PRODUCE = 0x0010
+    TRANSACTION_END = 0x0011
+    TRANSACTION_CHECK = 0x0012
+    TRANSACTION_LIST = 0x0013
+
+    # consuming
+    PULL = 0x0020
+    SUBSCRIBE = 0x0021
+    UNSUBSCRIBE = 0x0022
+    CONSUMER_PUSH = 0x0023
+    CREDIT = 0x0024
+    SETTLE = 0x0025  # ack, nack, reject, extend
+    SUBSCRIPTION_ENDED = 0x0026
+    SEEK = 0x0027
+    POSITION = 0x0028
+
+    # reading without consuming
+    OFFSETS = 0x0030
+    PEEK = 0x0031
+    FIND = 0x0032
+    FETCH = 0x0033
+
+    # topics and groups
+    TOPIC_CREATE = 0x0040
+    TOPIC_UPDATE = 0x0041
+    TOPIC_DELETE = 0x0042
+    TOPIC_LIST = 0x0043
+    TOPIC_DESCRIBE = 0x0044
+    GROUP_CREATE = 0x0048
+    GROUP_DELETE = 0x0049
+    GROUP_LIST = 0x004A
+    GROUP_DESCRIBE = 0x004B
+
+    # delays, dead letters, limits, and the life of one message
+    DELAY_LIST = 0x0050
+    DELAY_CANCEL = 0x0051
+    DEAD_LETTER_LIST = 0x0058
+    DEAD_LETTER_RESEND = 0x0059
+    DEAD_LETTER_DELETE = 0x005A
+    LIMIT_GET = 0x0060
+    LIMIT_SET = 0x0061
+    TRACE = 0x0068
+    WHY = 0x0069
+
+
+class Way(IntEnum):
+    """Who may send a command, and whether it is answered."""
+
+    ASK = 1  # a client's request
+    TELL = 2  # a client's request, or one-way
+    PUSH = 3  # a broker's one-way
+    BOTH = 4  # anybody's, request or one-way
+
+
+class Spec(NamedTuple):
+    """What is fixed about a command; None stands for a header that is reserved."""
+
+    way: Way
+    request: type[Header] | None
+    response: type[Header] | None = Header
+
+
+SPECS: Final[dict[Command, Spec]] = {
+    Command.HELLO: Spec(Way.ASK, session.Hello, session.HelloReply),
+    Command.HEARTBEAT: Spec(Way.BOTH, session.Heartbeat, session.Heartbeat),
+    Command.SERVER_REBOOT: Spec(Way.PUSH, session.ServerReboot),
+    Command.SERVER_HEALTH: Spec(Way.PUSH, session.ServerHealth),
+    Command.STATS: Spec(Way.ASK, session.Stats, session.StatsReply),
+    Command.CLUSTER: Spec(Way.ASK, session.Cluster, session.ClusterReply),
+    Command.PRODUCE: Spec(Way.TELL, producing.Produce, producing.ProduceReply),
+    Command.TRANSACTION_END: Spec(Way.ASK, producing.TransactionEnd),
+    Command.TRANSACTION_CHECK: Spec(Way.PUSH, producing.TransactionCheck),
+    Command.TRANSACTION_LIST: Spec(Way.ASK, producing.TransactionList, producing.TransactionListReply),
+    Command.PULL: Spec(Way.ASK, consuming.Pull, consuming.PullReply),
+    Command.SUBSCRIBE: Spec(Way.ASK, consuming.Subscribe, consuming.SubscribeReply),
+    Command.UNSUBSCRIBE: Spec(Way.ASK, consuming.Unsubscribe),
+    Command.CONSUMER_PUSH: Spec(Way.PUSH, consuming.Push),
+    Command.CREDIT: Spec(Way.TELL, consuming.Credit),
+    Command.SETTLE: Spec(Way.TELL, consuming.Settle, consuming.SettleReply),
+    Command.SUBSCRIPTION_ENDED: Spec(Way.PUSH, consuming.SubscriptionEnded),
+    Command.SEEK: Spec(Way.ASK, consuming.Seek, consuming.SeekReply),
+    Command.POSITION: Spec(Way.ASK, consuming.Position, consuming.PositionReply),
+    Command.OFFSETS: Spec(Way.ASK, reading.Offsets, reading.OffsetsReply),
+    Command.PEEK: Spec(Way.ASK, reading.Peek, reading.PeekReply),
+    Command.FIND: Spec(Way.ASK, reading.Find, reading.FindReply),
+    Command.FETCH: Spec(Way.ASK, reading.Fetch, reading.FetchReply),
+    Command.TOPIC_CREATE: Spec(Way.ASK, admin.TopicCreate, admin.TopicInfo),
+    Command.TOPIC_UPDATE: Spec(Way.ASK, admin.TopicUpdate, admin.TopicInfo),
+    Command.TOPIC_DELETE: Spec(Way.ASK, admin.TopicDelete),
+    Command.TOPIC_LIST: Spec(Way.ASK, admin.TopicList, admin.TopicListReply),
+    Command.TOPIC_DESCRIBE: Spec(Way.ASK, admin.TopicDescribe, admin.TopicDescribeReply),
+    Command.GROUP_CREATE: Spec(Way.ASK, admin.GroupCreate),
+    Command.GROUP_DELETE: Spec(Way.ASK, admin.GroupDelete),
+    Command.GROUP_LIST: Spec(Way.ASK, admin.GroupList, admin.GroupListReply),
+    Command.GROUP_DESCRIBE: Spec(Way.ASK, admin.GroupDescribe, admin.GroupDescribeReply),
+    Command.DELAY_LIST: Spec(Way.ASK, admin.DelayList, admin.DelayListReply),
+    Command.DELAY_CANCEL: Spec(Way.ASK, admin.DelayCancel),
+    Command.DEAD_LETTER_LIST: Spec(Way.ASK, admin.DeadLetterList, None),
+    Command.DEAD_LETTER_RESEND: Spec(Way.ASK, admin.DeadLetterResend, admin.DeadLetterReply),
+    Command.DEAD_LETTER_DELETE: Spec(Way.ASK, admin.DeadLetterDelete, admin.DeadLetterReply),
+    Command.LIMIT_GET: Spec(Way.ASK, admin.LimitGet, admin.LimitReply),
+    Command.LIMIT_SET: Spec(Way.ASK, admin.LimitSet, admin.LimitReply),
+    Command.TRACE: Spec(Way.ASK, admin.MessageQuery, None),
+    Command.WHY: Spec(Way.ASK, admin.MessageQuery, None),
+}
+
+_Decoders = dict[int, msgspec.msgpack.Decoder[Any]]
+_requests: Final[_Decoders] = {
+    int(command): msgspec.msgpack.Decoder(spec.request) for command, spec in SPECS.items() if spec.request
+}
+_responses: Final[_Decoders] = {
+    int(command): msgspec.msgpack.Decoder(spec.response) for command, spec in SPECS.items() if spec.response
+}
+
+
+def request_head(command: int, header: Header, correlation: int, body_bytes: int = 0, flags: int = 0) -> bytes:
+    """A request up to its body; whole if it has none.
+
+    Raises:
+        ValueError: it is too large for any frame.
+    """
+    return frame_head(Kind.REQUEST, command, encode_header(header), body_bytes, correlation=correlation, flags=flags)
+
+
+def response_head(command: int, header: Header, correlation: int, body_bytes: int = 0) -> bytes:
+    """The answer to a request, up to its body; whole if it has none."""
+    return frame_head(Kind.RESPONSE, command, encode_header(header), body_bytes, correlation=correlation)
+
+
+def one_way_head(command: int, header: Header, body_bytes: int = 0) -> bytes:
+    """A frame that is not answered, up to its body; whole if it has none."""
+    return frame_head(Kind.ONE_WAY, command, encode_header(header), body_bytes)
+
+
+def error_frame(error: BaseException, command: int = Command.NONE, correlation: int = 0) -> bytes:
+    """The answer to a request that failed; without a command, the last word to a peer that sent no frame."""
+    status, header = status_of(error)
+    return build_frame(Kind.RESPONSE, command, encode_header(header), status=status, correlation=correlation)
+
+
+def decode_request(frame: Frame) -> Any:
+    """The header of a request or one-way frame: the struct that `SPECS` has for its command.
+
+    Raises:
+        UnknownCommand: the number is not in the table.
+        Unsupported: the frame has a flag that must be understood, and is not.
+        InvalidRequest: the header is not that of the command.
+    """
+    decoder = _requests.get(frame.command)
+    if decoder is None:
+        raise UnknownCommand(
+            f"command {frame.command:#06x} is not known here: the other side may be newer", command=frame.command
+        )
+    unknown = frame.flags & MUST_KNOW_FLAGS & ~KNOWN_FLAGS
+    if unknown:
+        raise Unsupported(f"flags {unknown:#06x} are not known here: the other side may be newer", flags=unknown)
+    return decode_header(decoder, frame.header, frame.command)
+
+
+def decode_response(frame: Frame) -> Any:
+    """The header of a response: the struct that `SPECS` has for the command it answers.
+
+    Raises:
+        DMQError: what the status stands for, see `error_from_status`.
+        InvalidRequest: the header is not that of an answer to this command.
+    """
+    if frame.status:
+        raise error_from_status(frame.status, frame.header)
+    decoder = _responses.get(frame.command)
+    if decoder is None:
+        raise InvalidRequest(f"an answer to command {frame.command:#06x} cannot be read here: it may be a newer DMQ's")
+    return decode_header(decoder, frame.header, frame.command)

@@ -1,0 +1,65 @@
+"""Events in words, for a person who looks into a journal."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from dmq.model import TopicConfig
+from dmq.storage.events import (
+    Archived,
+    DelaysDone,
+    EpochStarted,
+    Event,
+    Outcome,
+    PositionDropped,
+    PositionSet,
+    Settled,
+    SnapshotTaken,
+    TopicDropped,
+    TopicPut,
+    TransactionEnded,
+    unpack_offsets,
+)
+
+__all__ = ["config_words", "event_words"]
+
+_OUTCOMES: Final = frozenset(map(int, Outcome))
+
+
+def event_words(event: Event) -> str:
+    """What an event says, in words."""
+    match event:
+        case TopicPut(topic_id, name, config):
+            return f"topic {name} (id {topic_id}) was created or changed: {config_words(config)}"
+        case TopicDropped(topic_id):
+            return f"topic {topic_id} was deleted"
+        case Settled(group, topic_id, queue, start, count, outcome):
+            some = "some of " if event.bitmap else ""
+            who = f" by {event.member}" if event.member else ""
+            why = f": {event.error}" if event.error else ""
+            what = Outcome(outcome).name.lower() if outcome in _OUTCOMES else f"outcome {outcome}"
+            where = f"{some}{start}-{start + count - 1} of queue {queue} of topic {topic_id}"
+            return f"group {group} settled {where} as {what}{who}, attempt {event.attempt}{why}"
+        case PositionSet(group, topic_id, queue, offset):
+            return f"group {group} was put at {offset} in queue {queue} of topic {topic_id}"
+        case PositionDropped(group, topic_id):
+            return f"group {group} was forgotten" + ("" if topic_id is None else f" in topic {topic_id}")
+        case DelaysDone(offsets, reason):
+            done = unpack_offsets(offsets).tolist()
+            return f"{len(done)} delayed ({reason}), at " + ", ".join(map(str, done[:8])) + ", …" * (len(done) > 8)
+        case TransactionEnded(message_id, outcome):
+            return f"transaction {message_id.hex()} ended: {outcome}"
+        case EpochStarted(epoch):
+            return f"epoch {epoch} began"
+        case SnapshotTaken(part, parts, state):
+            return f"snapshot of the state, part {part + 1} of {parts}, {len(state)} bytes"
+        case Archived(offset):
+            return f"the archive has everything below {offset}"
+
+
+def config_words(config: TopicConfig) -> str:
+    """A topic's settings that are not the default, and how many queues it has."""
+    set_fields: dict[str, Any] = msgspec.to_builtins(config)
+    return ", ".join(f"{name} {value}" for name, value in {"queues": config.queues, **set_fields}.items())

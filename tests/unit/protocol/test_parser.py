@@ -1,0 +1,272 @@
+"""However bytes are cut, the same frames come out; whatever they are, nothing but a protocol error does."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmq.errors import DMQError, ProtocolError, VersionMismatch
+from dmq.protocol import (
+    FRAME_BYTES_CEILING,
+    FRAME_BYTES_MAX,
+    HELLO_FRAME_BYTES_MAX,
+    Frame,
+    FrameParser,
+    Kind,
+    build_frame,
+    decode_request,
+    decode_response,
+    unpack_batch,
+)
+from dmq.protocol.parser import ASIDE_BYTES_MAX, CHUNK_BYTES, VIEW_BYTES_MIN
+from dmq.protocol.producing import Produce
+from dmq.testing import FakeClock
+from tests.sampling import SEED, sample_size
+from tests.unit.protocol.samples import batch_of, examples, frames, produce_frame
+
+
+def receive(parser: FrameParser, data: bytes, piece: int) -> list[Frame]:
+    """Write into the parser's own buffer, as a socket does, at most so much at a time."""
+    taken: list[Frame] = []
+    while data and parser.error is None:
+        room = parser.get_buffer(-1)
+        assert len(room) > 0
+        size = min(len(room), piece, len(data))
+        room[:size] = data[:size]
+        taken += parser.buffer_updated(size)
+        data = data[size:]
+    return taken
+
+
+def receive_once(parser: FrameParser) -> None:
+    parser.get_buffer()[:1] = b"\0"
+    parser.buffer_updated(1)
+
+
+def outcome(parser: FrameParser, data: bytes, pieces: list[int], *, through_buffer: bool) -> tuple[list[Frame], str]:
+    """All frames, and the class of the error they ended with."""
+    taken: list[Frame] = []
+    at = 0
+    for number in range(len(data) + 1):
+        size = pieces[number % len(pieces)]
+        part, at = data[at : at + size], at + size
+        try:
+            taken += receive(parser, part, size) if through_buffer else parser.feed(part)
+        except ProtocolError as error:
+            return taken, type(error).__name__
+        if parser.error is not None:
+            return taken, type(parser.error).__name__
+        if at >= len(data):
+            break
+    return taken, ""
+
+
+@given(st.lists(frames(), max_size=4), st.lists(st.integers(1, 50_000), min_size=1, max_size=5), st.booleans())
+def test_frames_do_not_depend_on_how_the_bytes_were_cut(parts: list[bytes], pieces: list[int], buffered: bool) -> None:
+    data = b"".join(parts)
+    whole = FrameParser(FRAME_BYTES_MAX).feed(data)
+    assert len(whole) == len(parts)
+    parser = FrameParser(FRAME_BYTES_MAX)
+    assert outcome(parser, data, pieces, through_buffer=buffered) == (whole, "")
+    assert not parser.has_partial
+    assert parser.buffered_bytes == 0
+
+
+@pytest.mark.parametrize("through_buffer", [False, True])
+def test_byte_by_byte_gives_the_same_frames(through_buffer: bool) -> None:
+    data = b"".join(examples().values()) + build_frame(Kind.REQUEST, 1, b"", bytes(5000))
+    whole = FrameParser().feed(data)
+    assert outcome(FrameParser(), data, [1], through_buffer=through_buffer) == (whole, "")
+    assert receive(FrameParser(), data, len(data)) == whole
+
+
+def test_a_large_body_is_a_view_and_a_small_one_is_not() -> None:
+    small = build_frame(Kind.REQUEST, 1, b"", bytes(VIEW_BYTES_MIN - 1))
+    large = build_frame(Kind.REQUEST, 1, b"", bytes(VIEW_BYTES_MIN))
+    for parser in (FrameParser(), FrameParser()):
+        first, second = receive(parser, small + large, 1 << 20)
+        assert isinstance(first.body, bytes)
+        assert isinstance(second.body, memoryview)
+        assert second.body.readonly
+
+
+def test_a_frame_of_many_megabytes_is_received_in_place() -> None:
+    body = random.Random(SEED).randbytes(9_000_000)
+    frame = build_frame(Kind.REQUEST, 1, b"h", body)
+    (taken,) = receive(FrameParser(FRAME_BYTES_MAX), frame, 1 << 20)
+    assert taken.body == body
+    assert isinstance(taken.body, memoryview)
+    assert taken.body.nbytes == len(body)
+
+
+def test_a_body_stays_as_it_was_while_more_is_received() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX)
+    data = b"".join(build_frame(Kind.REQUEST, 1, b"", bytes([number]) * 30_000) for number in range(8))
+    taken = receive(parser, data, 50_000)
+    assert [bytes(frame.body) for frame in taken] == [bytes([number]) * 30_000 for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("greeting", "who"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP"),
+        (b"GET / HTTP/1.0\r\n\r\n", "HTTP"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS"),
+        (b"hello there\r\n", "typing text"),
+        (b"\r\n\r\n", "typing text"),
+        (b"\xff\xfb\x1f\xff\xfb\x20", "telnet"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH"),
+        (b"AMQP\x00\x00\x09\x01", "AMQP"),
+        (b"CONNECT\naccept-version:1.2\n\n\x00", "STOMP"),
+        (b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c", "MQTT"),
+        (b"*1\r\n$4\r\nPING\r\n", "Redis"),
+        (b"\x00\x00\x00\x23\x00\x12\x00\x03\x00\x00\x00\x01", "Kafka"),
+        (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", "PostgreSQL"),
+        (b"\x7f\x00\x00\x00\xd1", "damaged or far too large"),
+        (b"\x00\x00\x00\x40\x99", "unknown"),
+    ],
+)
+def test_a_stranger_is_told_who_it_seems_to_be(greeting: bytes, who: str) -> None:
+    for limit in (HELLO_FRAME_BYTES_MAX, FRAME_BYTES_CEILING):
+        with pytest.raises(ProtocolError, match=who):
+            FrameParser(limit).feed(greeting)
+        with pytest.raises(ProtocolError):
+            receive(FrameParser(limit), greeting, 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "says"),
+    [
+        ("00010000 d1 01 0001 0000 0000 00000001 00000000", ProtocolError, "65540 bytes is over the limit of 65536"),
+        ("00010000", ProtocolError, "say hello first"),
+        ("0000000f d1", ProtocolError, "fixed part alone has 20"),
+        ("00000010 d2 01 0001 0000 0000 00000001 00000000", VersionMismatch, "wire format 2, this side 1"),
+        ("00000010 d1 04 0001 0000 0000 00000001 00000000", ProtocolError, "kind 1, 2 or 3, and this one of 4"),
+        ("00000010 d1 00 0001 0000 0000 00000001 00000000", ProtocolError, "this one of 0"),
+        ("00000010 d1 01 0001 0000 0000 00000001 00000001", ProtocolError, "header of 1 bytes does not fit"),
+        ("00000010 d1 01 0001 0000 0000 00000001 ffffffff", ProtocolError, "does not fit"),
+    ],
+)
+def test_a_bad_head_is_refused_before_its_body_comes(head: str, error: type[ProtocolError], says: str) -> None:
+    with pytest.raises(error, match=says) as caught:
+        FrameParser().feed(bytes.fromhex(head))
+    assert type(caught.value) is error
+
+
+def test_the_limit_rises_after_the_hello() -> None:
+    frame = build_frame(Kind.REQUEST, 1, b"", bytes(HELLO_FRAME_BYTES_MAX))
+    parser = FrameParser()
+    assert parser.frame_bytes_max == HELLO_FRAME_BYTES_MAX
+    parser.frame_bytes_max = len(frame)
+    assert len(parser.feed(frame)) == 1
+    parser.frame_bytes_max = len(frame) - 1
+    with pytest.raises(ProtocolError, match="over the limit"):
+        parser.feed(frame)
+    for value in (19, FRAME_BYTES_CEILING + 1):
+        with pytest.raises(ValueError, match="no limit"):
+            parser.frame_bytes_max = value
+
+
+def test_frames_before_garbage_come_out_and_none_after_it() -> None:
+    good = build_frame(Kind.REQUEST, 1)
+    parser = FrameParser()
+    assert len(parser.feed(good + good + b"GET / HTTP/1.1\r\n" + good)) == 2
+    assert isinstance(parser.error, ProtocolError)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="HTTP"):
+            parser.feed(good)
+    with pytest.raises(ProtocolError, match="HTTP"):
+        receive_once(parser)
+    parser = FrameParser()
+    assert parser.feed(good[:10]) == []
+    assert len(parser.feed(good[10:] + b"GET / HTTP/1.1\r\n")) == 1
+    assert parser.error is not None
+
+
+def test_a_half_sent_frame_can_be_told_by_its_age() -> None:
+    clock = FakeClock()
+    parser = FrameParser(clock=clock)
+    frame = build_frame(Kind.REQUEST, 1, b"", bytes(100))
+
+    def state() -> tuple[float | None, int, bool]:
+        return parser.pending_since, parser.pending_bytes, parser.has_partial
+
+    assert state() == (None, 0, False)
+    parser.feed(frame[:3])
+    began = clock.monotonic()
+    clock.advance(5)
+    parser.feed(frame[3:50])
+    assert state() == (began, 50, True)
+    parser.feed(frame[50:] + frame[:1])
+    assert state() == (began + 5, 1, True)
+    parser.feed(frame[1:])
+    assert state() == (None, 0, False)
+
+
+def test_a_stalled_peer_costs_what_it_sent() -> None:
+    announced = build_frame(Kind.REQUEST, 1, b"", bytes(FRAME_BYTES_MAX - 20))
+    for sent, held in ((1, 1), (ASIDE_BYTES_MAX, ASIDE_BYTES_MAX), (50_000, CHUNK_BYTES), (100_000, 1 << 20)):
+        parser = FrameParser(FRAME_BYTES_MAX)
+        receive(parser, announced[:sent], 1 << 20)
+        assert parser.has_partial
+        assert parser.buffered_bytes <= held, f"{sent} bytes sent"
+    parser = FrameParser(FRAME_BYTES_MAX)
+    assert parser.feed(announced[:-1]) == []
+    assert parser.buffered_bytes <= FRAME_BYTES_MAX
+
+
+def test_no_byte_is_copied_again_and_again() -> None:
+    tracemalloc.start()
+    try:
+        data = build_frame(Kind.REQUEST, 1, b"", bytes(1 << 20))
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        receive(FrameParser(FRAME_BYTES_MAX), data, 1 << 20)
+        # The pieces of `receive`, the buffer before and the buffer after: no third one.
+        assert tracemalloc.get_traced_memory()[1] - before < 3.5 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def use(frame: Frame) -> None:
+    """What a peer does with a frame that it was sent."""
+    for decode in (decode_request, decode_response):
+        try:
+            header = decode(frame)
+            if isinstance(header, Produce):
+                unpack_batch(frame.body, header.count, header.keys, bool(header.flags & 2))
+        except DMQError:
+            pass
+
+
+@pytest.mark.sampled
+def test_random_and_mutated_bytes_give_frames_or_protocol_errors() -> None:
+    seeds = [*examples().values(), produce_frame(batch_of(20))]
+    for seed in range(SEED, SEED + sample_size(share=3000, whole=300_000)):
+        dice = random.Random(seed)
+        data = bytearray(b"".join(dice.choices(seeds, k=3)))
+        if dice.random() < 0.1:
+            data = bytearray(dice.randbytes(dice.randrange(200)))
+        for _ in range(dice.randrange(1, 6)):
+            at = dice.randrange(len(data) + 1)
+            match dice.randrange(4):
+                case 0:
+                    data[at : at + 1] = dice.randbytes(1)
+                case 1:
+                    del data[at : at + dice.randrange(8)]
+                case 2:
+                    data[at:at] = dice.randbytes(dice.randrange(8))
+                case _:
+                    data[at : at + 4] = dice.choice((b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\0\x10", b"\0\1\0\0"))
+        pieces = [dice.randrange(1, 200) for _ in range(3)]
+        parser = FrameParser()
+        taken, _ = result = outcome(parser, bytes(data), pieces, through_buffer=bool(seed % 2))
+        assert result == outcome(FrameParser(), bytes(data), [len(data) + 1], through_buffer=False), f"seed {seed}"
+        assert parser.buffered_bytes <= HELLO_FRAME_BYTES_MAX
+        for frame in taken:
+            use(frame)

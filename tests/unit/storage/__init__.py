@@ -1,0 +1,1 @@
+"""The store's parts, each by itself."""
