@@ -5,6 +5,7 @@ What always holds: every request gets exactly one answer, in any order; a sessio
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 from dmq.broker.consumption import Consumption, Handed
@@ -102,8 +103,6 @@ def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
 
 def _packed_address(address: tuple[str, int]) -> tuple[bytes, int]:
     """An address as units keep it: IPv6, or IPv4 mapped into it."""
-    import ipaddress
-
     try:
         parsed = ipaddress.ip_address(address[0].partition("%")[0])
     except ValueError:

@@ -57,6 +57,7 @@ class Batch(Fate):
 
     def __init__(self, lane: Lane) -> None:
         super().__init__(lane.key.topic)
+        self.has_offsets = not lane.key.is_delayed and lane.key.durability != Durability.NONE
         self.lane = lane
         self.messages: list[Message] = []
         self.extras: list[bytes] = []  # attributes of our own, one for each message if any has some

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from dmq.client import calls
+from dmq.client.aio_transport import AioTransport
 from dmq.client.calls import Call, When
 from dmq.client.reports import BrokerReport, GroupReport, Lag, Move, QueueRange, StoredMessage, Topic
-from dmq.client.aio_transport import AioTransport
 from dmq.model import MessageId
 
 __all__ = ["AioAdmin"]

@@ -37,7 +37,7 @@ __all__ = ["Connection"]
 log = logging.getLogger(__name__)
 
 OUT_BYTES_MAX: Final = 4 << 20
-_READ_SECONDS: Final = 1.0  # how long the background thread reads before it asks whether it is still needed
+_READ_SECONDS: Final = 1.0  # how long the background thread reads before it lets others have a turn
 
 
 class Connection:
@@ -246,17 +246,7 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                if not self.is_closed and self._reading.acquire(False):
-                    self._reader = threading.get_ident()
-                    try:
-                        while not is_done() and not self.is_closed and left > 0:
-                            self._receive(left)
-                            left = deadline - time.monotonic()
-                    finally:
-                        self._reader = 0
-                        self._reading.release()
-                        self._dispose()
-                else:
+                if not self._lead(is_done, deadline):
                     waiter.wait(left)
         finally:
             self._followers.remove(waiter)
@@ -264,15 +254,25 @@ class Connection:
 
     def take_ready(self) -> None:
         """Read what is here, without waiting for more; nothing if another thread reads."""
-        if not self.is_closed and self._reading.acquire(False):
-            self._reader = threading.get_ident()
-            try:
-                self._receive(0)
-            finally:
-                self._reader = 0
-                self._reading.release()
-                self._dispose()
-                self._pass_on()
+        if self._lead(lambda: False, 0.0):
+            self._pass_on()
+
+    def _lead(self, is_done: Callable[[], object], deadline: float) -> bool:
+        """Become the reader until `is_done`, and in any case read once; False if another thread is, or it is over."""
+        if self.is_closed or not self._reading.acquire(False):
+            return False
+        self._reader = threading.get_ident()
+        try:
+            while not is_done():
+                left = deadline - time.monotonic()
+                self._receive(max(0.0, left))
+                if left <= 0 or not self._session.is_ready:
+                    break
+        finally:
+            self._reader = 0
+            self._reading.release()
+            self._dispose()
+        return True
 
     def _pass_on(self) -> None:
         """The reader leaves: let another one read."""
@@ -296,18 +296,14 @@ class Connection:
 
     def _serve(self) -> None:
         while not self.is_closed:
-            if (self._attention or self._out) and self._reading.acquire(False):
-                self._reader = threading.get_ident()
-                try:
-                    while (self._attention or self._out) and not self.is_closed:
-                        self._receive(_READ_SECONDS)
-                finally:
-                    self._reader = 0
-                    self._reading.release()
-                    self._dispose()
-                    self._pass_on()
+            is_needed = self._attention or self._out
+            if is_needed and self._lead(self._is_unneeded, time.monotonic() + _READ_SECONDS):
+                self._pass_on()
             else:
                 self._background.wait(FOREVER)
+
+    def _is_unneeded(self) -> bool:
+        return not self._attention and not self._out
 
     # --- bytes ------------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from dmq.client.url import Address, parse_address
-from dmq.errors import InvalidSettings
+from dmq.errors import DMQError, InvalidSettings, NotConnected
 
-__all__ = ["Attempt", "Backoff", "Failover"]
+__all__ = ["Attempt", "Backoff", "Failover", "nobody_answers"]
 
 BACKOFF_MIN: Final = 0.1
 BACKOFF_MAX: Final = 10.0
@@ -124,3 +124,14 @@ class Failover:
 
     def is_in_use(self, address: Address) -> bool:
         return address not in self._out
+
+
+def nobody_answers(errors: dict[Address, DMQError]) -> DMQError:
+    """What to raise when no address could be connected to, with what each of them said."""
+    if len(errors) == 1:
+        (cause,) = errors.values()
+        if not isinstance(cause, NotConnected):
+            return cause
+        return NotConnected(f"{cause.message}: start a broker there, or check the URL", **cause.detail)
+    causes = "; ".join(error.message for error in errors.values())
+    return NotConnected(f"none of the brokers answers ({causes}): start one, or check the URL")

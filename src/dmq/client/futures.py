@@ -36,12 +36,23 @@ class Wakeable(Protocol):
 class Fate:
     """What becomes of the messages of one batch."""
 
-    __slots__ = ("_callbacks", "_waiters", "error", "first_sequence", "is_done", "producer_id", "reply", "topic")
+    __slots__ = (
+        "_callbacks",
+        "_waiters",
+        "error",
+        "first_sequence",
+        "has_offsets",
+        "is_done",
+        "producer_id",
+        "reply",
+        "topic",
+    )
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.producer_id = 0
         self.first_sequence = -1  # before it leaves
+        self.has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
         self.is_done = False
         self.reply: ProduceReply | None = None
         self.error: DMQError | None = None
@@ -97,8 +108,7 @@ class Fate:
         """The receipt of one message; only of a batch that went well."""
         reply = self.reply
         assert reply is not None
-        # Offsets of delayed and half messages are given when they reach their topic.
-        offset = reply.first_offset + index if reply.first_offset >= 0 and reply.queue != 255 else reply.first_offset
+        offset = reply.first_offset + index if self.has_offsets else -1
         message_id = MessageId(self.producer_id, self.first_sequence + index)
         return Receipt(message_id, self.topic, reply.queue, offset, _NAMES[reply.durability])
 

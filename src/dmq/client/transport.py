@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from dmq.client.connection import Connection
-from dmq.client.failover import Failover
+from dmq.client.failover import Failover, nobody_answers
 from dmq.client.listeners import Listeners
 from dmq.client.sender import Link
 from dmq.client.session import Push
@@ -124,13 +124,7 @@ class Transport:
             self.call_later(TICK_SECONDS, self._tick)
             return
         self.close()
-        if len(errors) == 1:
-            (cause,) = errors.values()
-            if not isinstance(cause, NotConnected):
-                raise cause
-            raise NotConnected(f"{cause.message}: start a broker there, or check the URL", **cause.detail)
-        causes = "; ".join(error.message for error in errors.values())
-        raise NotConnected(f"none of the brokers answers ({causes}): start one, or check the URL")
+        raise nobody_answers(errors)
 
     def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> Connection:
         return Connection.open(
