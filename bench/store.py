@@ -388,7 +388,7 @@ def _read_on(store: MessageStore, offset: int, stop: int) -> tuple[int, int]:
     """Read a queue between two offsets; returns the bytes read, and the journal offset of the first message."""
     where, size = -1, 0
     while offset < stop:
-        part = store.read("orders", 0, offset, max_messages=stop - offset)
+        part = store.read("orders", 0, offset, max_messages=4000, max_bytes=4 << 20)
         if where < 0:
             where = next(part.records()).journal_offset
         size += int(part.lengths.sum())
@@ -400,7 +400,7 @@ def _touch(store: MessageStore, offset: int, stop: int) -> int:
     """Read as a consumer does; returns how many messages."""
     count = 0
     while offset < stop:
-        part = store.read("orders", 0, offset, max_messages=stop - offset)
+        part = store.read("orders", 0, offset, max_messages=4000, max_bytes=4 << 20)
         for record in part.records():
             _ = record.body, record.key
         count += len(part)

@@ -3,6 +3,10 @@
 This is the public door: what is listed in `__all__` here stays compatible between minor versions.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from dmq.errors import (
     BrokerStopping,
     Busy,
@@ -55,10 +59,14 @@ from dmq.errors import (
 )
 from dmq.model import Message, MessageId, Receipt
 
+if TYPE_CHECKING:
+    from dmq.client.client import Client, connect
+
 __all__ = [
     "BrokerStopping",
     "Busy",
     "CannotListen",
+    "Client",
     "ConsumeTimeout",
     "DMQError",
     "Damaged",
@@ -108,6 +116,19 @@ __all__ = [
     "VersionMismatch",
     "WrongFormat",
     "__version__",
+    "connect",
 ]
 
 __version__ = "0.1.0"
+
+# Loaded when first used: `import dmq` alone, for its errors or its version, stays cheap.
+_LATER = {"Client": "dmq.client.client", "connect": "dmq.client.client"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dmq' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)

@@ -233,7 +233,7 @@ class Model:
 
     def answered(self) -> None:
         """The call came back without an error, so all of it must have been found."""
-        assert not self.asked[-1], f"said to be written, but not in the journal: {self.asked[-1]}"
+        assert not self.asked[-1], f"{len(self.asked[-1])} items are said to be written, but not in the journal"
         self.asked.clear()
 
     def take_in(self, files: MemoryFiles, end: int) -> None:
@@ -309,9 +309,9 @@ class Model:
         return Written(unit.start, unit.end, unit.header.crc, effects)
 
     def _next(self, fits: Callable[[Expected], bool]) -> Expected | None:
-        for number, call in enumerate(self.asked):
+        for number, call in reversed(list(enumerate(self.asked))):
             if call and fits(call[0]):
-                del self.asked[:number]
+                del self.asked[:number]  # calls that failed before it have left nothing
                 return call.popleft()
         return None
 
@@ -379,6 +379,8 @@ def scan(files: MemoryFiles, start: int | None, end: int) -> Iterator[Piece]:
         at = 0 if start is None else max(0, start - base)
         while at < len(data) and base + at < end:
             header = units.read_header(data, at)
-            assert header is not None and header.start == base + at and units.intact(header, data, at), (path, at)
+            assert header is not None, (path, at)
+            assert header.start == base + at
+            assert units.intact(header, data, at)
             yield Piece(base + at, base + at + header.length, header.crc, data[at : at + header.length])
             at += header.length

@@ -14,7 +14,7 @@ from dmq.model import Message, MessageId, TopicConfig
 from dmq.records.encoding import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.appending import Batch
-from dmq.storage.events import Settled
+from dmq.storage.events import PositionSet, Settled
 from dmq.storage.inspection import inspect_units, open_journal
 from dmq.storage.pool import FilePool
 from dmq.storage.state import HALF_TOPIC, SCHEDULE_TOPIC
@@ -125,7 +125,7 @@ def prepare(*, clean: bool) -> Prepared:
             send(SCHEDULE_TOPIC, step % 5, 4, key="delay", delay_s=400 * HOUR)
             topic_id = store.topic("orders").id
             store.append([Settled("billing", topic_id, 0, step * 3, 2, member="m", settled_at_ms=clock.now_ms())])
-            store.set_position("audit", "orders", 1, step)
+            store.append([PositionSet("audit", topic_id, 1, step)])
         if step == 40:
             store.delete_topic("gone")
         if step == 45:

@@ -106,14 +106,18 @@ def check(ready: Prepared, files: MemoryFiles, store: MessageStore, harm: Harm, 
                 assert offset not in lost
             else:
                 assert harmed_unit <= place < harmed_end, "only what was harmed is missing"
-                start, end = lost[offset]
+                if offset not in lost:
+                    # The last of a queue, after the checkpoint: how far the queue reached is lost with them.
+                    assert place >= ready.checkpointed
+                    assert offset >= said.bounds[topic, queue][1]
+                start, end = lost.get(offset, (place, place + 1))
                 assert any(s <= start and end <= e for s, e in store.damage), (start, end, store.damage)
     if torn and not is_cut:
         kept = b"".join(files.read_file(name) for name in files.paths() if name.startswith("salvage/"))
         assert kept == after[harmed_unit - int(path[-28:-8]) :].rstrip(b"\0"), "what was cut is kept, as it was"
     elif not torn:
         assert not any(name.startswith("salvage/") for name in files.paths())
-    if not torn and (not is_cut or segment_end <= torn_from):
+    if (segment_end if is_cut else harmed_end) <= ready.checkpointed:
         assert said.same_but_for_messages() == before.same_but_for_messages()
     return said
 

@@ -305,4 +305,5 @@ TestLife.settings = settings(
     max_examples=sample_size(share=60, whole=4000),
     stateful_step_count=sample_size(share=40, whole=60),
     suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
 )

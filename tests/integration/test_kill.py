@@ -25,7 +25,7 @@ PATIENCE_S = 60
 def run_and_kill(directory: Path, log: Path, stop: str, rng: random.Random) -> None:
     """Let the writer come to a step, or acknowledge some more, and kill it there."""
     before = log.stat().st_size if log.exists() else 0
-    enough = before + rng.randrange(1, 6000)
+    enough = before + rng.randrange(1, 3000)
     process = subprocess.Popen(
         [sys.executable, writer.__file__, str(directory), str(log), stop], stdout=subprocess.PIPE
     )

@@ -25,6 +25,7 @@ from dmq.broker.selection import QueueSelection
 from dmq.broker.tags import hashes_of
 from dmq.errors import Busy, Damaged, OffsetGone
 from dmq.storage.events import Outcome, Settled
+from dmq.storage.identities import IdRun
 from dmq.storage.positions import Position
 from dmq.storage.reading import Slice
 from dmq.storage.state import Topic
@@ -46,6 +47,8 @@ class Handed(NamedTuple):
     lengths: list[int]
     pieces: list[memoryview]
     size: int
+    ids: list[IdRun]
+    sought: int
 
 
 class Sink(Protocol):
@@ -231,10 +234,12 @@ class Consumption:
         )
         if lease is None:
             return None
-        if lease.count == len(offsets):
-            return Handed(queue, lease, sizes, found.pieces, sum(sizes))
-        wanted = {offset for first, last in runs(lease.start, lease.mask) for offset in range(first, last)}
-        return _part(queue, lease, found, offsets, sizes, wanted)
+        pieces = found.pieces
+        if lease.count != len(offsets):
+            wanted = {offset for first, last in runs(lease.start, lease.mask) for offset in range(first, last)}
+            offsets, sizes, pieces = _part(found, offsets, sizes, wanted)
+        ids = self._store.id_runs(self.topic, queue, offsets, pieces)
+        return Handed(queue, lease, sizes, pieces, sum(sizes), ids, cursor.sought)
 
     # --- pumping ----------------------------------------------------------------------------------------------------
 
@@ -383,10 +388,13 @@ class Consumption:
         )
 
 
-def _part(queue: int, lease: Lease, found: Slice, offsets: list[int], sizes: list[int], wanted: set[int]) -> Handed:
-    """Only some of what was read: those records, each a piece of its own."""
-    pieces: list[memoryview] = []
+def _part(
+    found: Slice, offsets: list[int], sizes: list[int], wanted: set[int]
+) -> tuple[list[int], list[int], list[memoryview]]:
+    """Only some of what was read: offsets, lengths and records, each record a piece of its own."""
+    kept: list[int] = []
     lengths: list[int] = []
+    pieces: list[memoryview] = []
     at = 0
     rest = iter(found.pieces)
     piece = next(rest)
@@ -394,7 +402,8 @@ def _part(queue: int, lease: Lease, found: Slice, offsets: list[int], sizes: lis
         if at >= len(piece):
             piece, at = next(rest), 0
         if offset in wanted:
-            pieces.append(piece[at : at + size])
+            kept.append(offset)
             lengths.append(size)
+            pieces.append(piece[at : at + size])
         at += size
-    return Handed(queue, lease, lengths, pieces, sum(lengths))
+    return kept, lengths, pieces

@@ -271,6 +271,7 @@ class Cursor(HandOut):
         self._log.forget()
         self._takes_older_epochs = False
         self._begin(Position(offset))
+        self.sought = self._older_than
 
     def _return(self, lease: Lease, attempt: int, now_ms: int) -> Redelivery:
         return self._move(lease, lease.mask, attempt, now_ms, now_ms)

@@ -98,6 +98,8 @@ def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
         len(handed.lengths),
         lease.attempt,
         lease_ms,
+        ids=handed.ids,
+        sought=handed.sought,
     )
 
 

@@ -1,7 +1,8 @@
 """The `dmq` command: arguments only, no logic.
 
-What always holds: a group of commands is imported when it is called and not before, so that `dmq --help` is quick; an
-error DMQ raises on purpose ends as one sentence on stderr and exit code 1, a wrong call as exit code 2.
+What always holds: a command is imported when it is called and not before, so that `dmq --help` is quick; an error DMQ
+raises on purpose ends as one sentence on stderr and exit code 1, or 3 if no broker answered; a wrong call is exit
+code 2.
 """
 
 from __future__ import annotations
@@ -16,52 +17,81 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 import dmq
-from dmq.errors import DMQError
+from dmq.errors import DMQError, NotConnected
 
-__all__ = ["GROUPS", "LazyGroup", "command", "main"]
+__all__ = ["COMMANDS", "LazyCommand", "command", "load", "main"]
 
-# Name of a group: the module that has it as `app`, and the line `dmq --help` shows for it.
-GROUPS: Mapping[str, tuple[str, str]] = {
+# Name of a command or a group of them: the module that has it as `app`, and the line `dmq --help` shows for it.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "dev": ("dmq.cli.dev", "Run everything in one process, to try things out."),
+    "broker": ("dmq.cli.broker", "Run a broker."),
+    "topic": ("dmq.cli.topic", "Create, list, show, change and delete topics."),
+    "group": ("dmq.cli.group", "Look at consumer groups, and move them."),
+    "send": ("dmq.cli.send", "Publish messages from arguments, files or stdin."),
+    "tail": ("dmq.cli.tail", "Follow a topic as messages arrive, without consuming."),
+    "peek": ("dmq.cli.peek", "Look at stored messages, without consuming."),
+    "find": ("dmq.cli.find", "Find messages by key or id."),
+    "cluster": ("dmq.cli.cluster", "List the brokers."),
+    "top": ("dmq.cli.top", "Watch rates, topics and lag live."),
+    "bench": ("dmq.cli.bench", "Measure, beside a raw baseline."),
+    "doctor": ("dmq.cli.doctor", "Find what is wrong here, and how to mend it."),
+    "config": ("dmq.cli.config", "Show the settings in force."),
     "journal": ("dmq.cli.journal", "Look into a data directory and check it, offline."),
 }
 
+_NOT_CONNECTED = 3
 
-class LazyGroup(TyperGroup):
-    """Stands in for a group of commands until one of them is called."""
+
+def load(module: str) -> Any:
+    """The real command, or group of commands, that a module has as `app`."""
+    app: typer.Typer = importlib.import_module(module).app
+    app.rich_markup_mode = None  # plain help: drawing boxes takes longer than everything else together
+    is_group = app.registered_callback is not None or len(app.registered_commands) != 1
+    return get_group(app) if is_group else get_command(app)
+
+
+class LazyCommand(TyperGroup):
+    """Stands in for a command or a group of commands until it is called."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
-        super().__init__(name=name, help=summary)
+        super().__init__(name=name, help=summary, rich_markup_mode=None)
         self._module = module
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        # Everything that goes into the group, help and completion included, starts here.
-        app: typer.Typer = importlib.import_module(self._module).app
-        return get_group(app).make_context(*args, **kwargs)
+        # Everything that goes into the command, help and completion included, starts here.
+        return load(self._module).make_context(*args, **kwargs)
 
 
-def command(groups: Mapping[str, tuple[str, str]] = GROUPS) -> TyperGroup:
-    """The whole command, with these groups below it."""
-    app = typer.Typer(name="dmq", no_args_is_help=True, pretty_exceptions_enable=False)
+def command(commands: Mapping[str, tuple[str, str]] = COMMANDS) -> TyperGroup:
+    """The whole command, with these below it."""
+    app = typer.Typer(name="dmq", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(_top)
     top = get_command(app)  # unlike get_group, with shell completion
     assert isinstance(top, TyperGroup)
-    for name, (module, summary) in groups.items():
-        top.add_command(LazyGroup(name, module, summary))
+    for name, (module, summary) in commands.items():
+        top.add_command(LazyCommand(name, module, summary))
     return top
 
 
-def main(arguments: Sequence[str] | None = None, groups: Mapping[str, tuple[str, str]] = GROUPS) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, commands: Mapping[str, tuple[str, str]] = COMMANDS) -> NoReturn:
     """Run one command and leave the process with its exit code.
 
     Parameters:
         arguments: what follows `dmq`; None takes the process's own.
-        groups: the groups of commands there are.
+        commands: the commands there are.
     """
+    code = 1
     try:
-        command(groups).main(args=arguments, prog_name="dmq")
+        command(commands).main(args=arguments, prog_name="dmq")
     except DMQError as error:
-        print(f"dmq: {error}", file=sys.stderr)
-    sys.exit(1)
+        print(f"dmq: {_printable(error.message)}", file=sys.stderr)
+        code = _NOT_CONNECTED if isinstance(error, NotConnected) else 1
+    sys.exit(code)
+
+
+def _printable(text: str) -> str:
+    """On one line: what a stranger wrote into an error must not steer the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,6 @@ from dmq.storage.inspection import (
     inspect_units,
     open_journal,
     segment_named,
-    time_text,
     unit_facts,
 )
 from dmq.storage.pool import FilePool
@@ -129,7 +129,7 @@ def _unit_lines(row: dict[str, Any]) -> Iterator[str]:
     mark = "  snapshot" if row["snapshot"] else ""
     yield (
         f"{row['offset']:>20} {row['bytes']:>10} {row['epoch']:>6} {row['records']:>8} {row['batches']:>8} "
-        f"{time_text(row['stored_at_ms'])} {row['flushed_through']}{mark}"
+        f"{_time_text(row['stored_at_ms'])} {row['flushed_through']}{mark}"
     )
     yield from map(_record_line, row.get("content", ()))
 
@@ -148,9 +148,9 @@ def _record_line(row: dict[str, Any]) -> str:
         "business_id": row["business_id"],
         "priority": row["priority"],
         "flags": ",".join(row["flags"]) or None,
-        "sent": time_text(row["sent_at_ms"]),
-        "received": time_text(row["received_at_ms"]),
-        "stored": time_text(row["stored_at_ms"]),
+        "sent": _time_text(row["sent_at_ms"]),
+        "received": _time_text(row["received_at_ms"]),
+        "stored": _time_text(row["stored_at_ms"]),
         "client": row["client"],
         "body": row["body_bytes"],
         "body_stored": row["stored_body_bytes"] if "compressed" in row["flags"] else None,
@@ -158,6 +158,14 @@ def _record_line(row: dict[str, Any]) -> str:
     }
     told = " ".join(f"{name}={_word(value)}" for name, value in named.items() if value is not None)
     return f"{head}{row['topic']}/{row['queue']} at {row['queue_offset']}: {told}"
+
+
+def _time_text(ms: int) -> str:
+    """A time as ISO 8601 in UTC; the bare number where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    except (OverflowError, ValueError, OSError):
+        return str(ms)
 
 
 def _word(value: object) -> str:
@@ -194,7 +202,7 @@ def _show_facts(facts: dict[str, Any], form: Format) -> None:
         typer.echo(json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
-        shown = time_text(value) if name.endswith("_ms") else value
+        shown = _time_text(value) if name.endswith("_ms") else value
         label = name.removesuffix("_ms").replace("_", " ")
         items = [f"{key}: {item}" for key, item in value.items()] if isinstance(value, dict) else value
         if isinstance(items, list) and items:
@@ -228,10 +236,26 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
+    with contextlib.ExitStack() as shown:
+        update: Callable[[int, int], None] | None = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal update
+            if total < _PROGRESS_BYTES_MIN:
+                return
+            if update is None:
+                update = shown.enter_context(_bar())
+            update(done, total)
+
+        yield show
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = ("checking", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=total >= _PROGRESS_BYTES_MIN)
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -51,7 +51,7 @@ class Batch(Fate):
 
     __slots__ = (
         "body", "broker", "bytes", "count", "deadline", "dues", "extras", "has_extras", "is_attended",
-        "is_refreshed", "is_sealed", "is_unanswered", "keys", "lane", "last_error", "messages", "moves", "pending",
+        "is_refreshed", "is_sealed", "is_unanswered", "is_worth_a_look", "keys", "lane", "last_error", "messages", "moves", "pending",
         "queue", "refusals", "resends", "sent_at",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class Batch(Fate):
         self.bytes = 0
         self.count = 0
         self.is_sealed = False
+        self.is_worth_a_look = False
         self.is_attended = False  # somebody is interested who does not read
         # once it leaves
         self.queue = -1
@@ -182,7 +183,11 @@ class Accumulator:
         return lane
 
     def append(self, lane: Lane, message: Message, size: int, due_ms: int = 0, extra: bytes = b"") -> Batch:
-        """Put a message into the batch that gathers; it is the last one there. The window was asked before."""
+        """Put a message into the batch that gathers; it is the last one there. The window was asked before.
+
+        `Batch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
+        before; if it has not, the end of what is under way will look again.
+        """
         batch = lane.gathering
         if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
             if batch is not None:
@@ -198,10 +203,16 @@ class Accumulator:
             batch.extras.append(extra)
         if lane.key.is_delayed:
             batch.dues.append(due_ms)
-        batch.count += 1
-        batch.bytes += size
+        count = batch.count = batch.count + 1
+        total = batch.bytes = batch.bytes + size
         self.bytes += size
         self.messages += 1
+        batch.is_worth_a_look = (
+            not lane.under_way
+            or count == 1
+            or count == SECOND_MESSAGES_MIN
+            or total >= SECOND_BYTES_MIN > total - size
+        )
         return batch
 
     def add(self, batch: Batch) -> None:

@@ -117,6 +117,12 @@ class Admin:
         """Look at messages from a place on, without consuming them."""
         return self._run(calls.peek(topic, queue, at, limit, tags))
 
+    def read(
+        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
+    ) -> tuple[list[StoredMessage], int]:
+        """Messages of one queue from an offset on, and the offset from which to read for more."""
+        return self._run(calls.read(topic, queue, offset, limit, tags))
+
     def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """What each queue keeps, and where a place lies in it."""
         return self._run(calls.offsets(topic, queue, at))

@@ -184,7 +184,8 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
     asked = Find(topic, key, None if wanted is None else wanted.to_bytes(), limit)
     frame = yield Command.FIND, asked
     reply = decode_response(frame)
-    return [StoredMessage.of(record, wanted) for record in _records(frame, len(reply.found))]
+    ids = [MessageId.from_bytes(found.message_id) if found.message_id else wanted for found in reply.found]
+    return [StoredMessage.of(record, id) for record, id in zip(_records(frame, len(ids)), ids, strict=True)]
 
 
 def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call[list[StoredMessage]]:
@@ -192,6 +193,13 @@ def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call
     frame = yield Command.PEEK, asked
     reply = decode_response(frame)
     return [StoredMessage.of(record) for record in _records(frame, sum(span.count for span in reply.spans))]
+
+
+def read(topic: str, queue: int, offset: int, limit: int, tags: str) -> Call[tuple[list[StoredMessage], int]]:
+    frame = yield Command.PEEK, Peek(topic, queue, Point(PointKind.OFFSET, offset), limit, 0, tags)
+    reply = decode_response(frame)
+    messages = [StoredMessage.of(record) for record in _records(frame, sum(span.count for span in reply.spans))]
+    return messages, reply.spans[-1].end_offset if reply.spans else offset
 
 
 def offsets(topic: str, queue: int | None, at: When) -> Call[list[QueueRange]]:

@@ -30,7 +30,7 @@ from dmq.client.waiting import FOREVER, Waiter
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.protocol import Buffer, Frame, Header
-from dmq.protocol.session import Hello, Limits
+from dmq.protocol.session import Hello, HelloReply, Limits
 
 __all__ = ["Connection"]
 
@@ -121,6 +121,12 @@ class Connection:
         return connection
 
     # --- asking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def reply(self) -> HelloReply:
+        """What the broker answered to the hello."""
+        assert self._session.reply is not None
+        return self._session.reply
 
     @property
     def broker(self) -> str:

@@ -98,10 +98,12 @@ class Fate:
         if not self.is_done:
             waiter = Waiter()
             self.add_waiter(waiter)
-            while (left := deadline - time.monotonic()) > 0:
-                if self.is_done:
-                    break
+            while not self.ended() and (left := deadline - time.monotonic()) > 0:
                 waiter.wait(left)
+        return self.is_done
+
+    def ended(self) -> bool:
+        """`is_done`, asked for anew: what another thread may have changed meanwhile."""
         return self.is_done
 
     def receipt(self, index: int) -> Receipt:

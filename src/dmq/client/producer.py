@@ -136,9 +136,8 @@ class Producer:
             future.add_done_callback(
                 lambda done: tell(None, batch.error) if batch.error is not None else tell(done.result(), None)
             )
-        lane = batch.lane
-        if not lane.under_way or batch.is_large:
-            self._sender.pump(lane)
+        if batch.is_worth_a_look:
+            self._sender.pump(draft.lane)
         return future
 
     def send_many(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -75,17 +75,14 @@ class Options:
         self.resend_after = resend_after
 
 
-class Draft:
+class Draft(NamedTuple):
     """A message that was checked and knows its lane, but is not in it yet."""
 
-    __slots__ = ("due_ms", "extra", "lane", "message", "size")
-
-    def __init__(self, lane: Lane, message: Message, size: int, due_ms: int, extra: bytes) -> None:
-        self.lane = lane
-        self.message = message
-        self.size = size
-        self.due_ms = due_ms
-        self.extra = extra
+    lane: Lane
+    message: Message
+    size: int
+    due_ms: int
+    extra: bytes
 
 
 class Core:
@@ -101,6 +98,7 @@ class Core:
         retries = Retries(options.retries, options.resend_after)
         self.sender: Final = Sender(check_name(app, "app"), self.accumulator, retries, routes, lines, clock, compressor)
         self.lock: Final = self.sender.lock
+        self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
 
     def check_open(self) -> None:
         """Refuse to work once closed.
@@ -136,14 +134,25 @@ class Core:
         """
         message = make_message(body, key, tag, business_id, ordered, priority, properties)
         check_message(topic, message, self.sender.body_bytes_max)
-        level = parse_durability(durability)
-        _check_group(level, consumed_by)
         extra, due = b"", 0
-        if delay or deliver_at is not None or ttl is not None:
+        if not ordered and not route.is_priority and not consumed_by and ttl is None and not delay and not deliver_at:
+            lane = self._plain.get((topic, durability))
+            if lane is not None:
+                return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, b"")
+            lane = self._lane(route, message, topic, durability, False, "")
+            self._plain[topic, durability] = lane
+        else:
             now_ms = self.clock.now_ms()
             extra, due = expiry(ttl, now_ms), due_ms(delay, deliver_at, now_ms)
-        lane = self.lane(LaneKey(topic, choose_queue(route, message), level, bool(due), consumed_by))
+            lane = self._lane(route, message, topic, durability, bool(due), consumed_by)
         return Draft(lane, message, len(message.body) + MESSAGE_BYTES, due, extra)
+
+    def _lane(
+        self, route: Route, message: Message, topic: str, durability: str, is_delayed: bool, consumed_by: str
+    ) -> Lane:
+        level = parse_durability(durability)
+        _check_group(level, consumed_by)
+        return self.lane(LaneKey(topic, choose_queue(route, message), level, is_delayed, consumed_by))
 
     def lane(self, key: LaneKey) -> Lane:
         with self.lock:
@@ -152,10 +161,9 @@ class Core:
     def put(self, draft: Draft, *, attended: bool, deadline: float | None) -> tuple[Batch, int] | None:
         """Put a message into its lane: its batch and its place there; None if the window is full."""
         with self.lock:
-            accumulator = self.accumulator
-            if self.sender.closed_by is not None or not accumulator.has_room(draft.size, 1):
+            if self.sender.closed_by is not None or not self.accumulator.has_room(draft.size, 1):
                 return None
-            batch = accumulator.append(draft.lane, draft.message, draft.size, draft.due_ms, draft.extra)
+            batch = self.accumulator.append(*draft)
             if attended:
                 batch.is_attended, batch.deadline = True, None
             elif not batch.is_attended and deadline is not None:

@@ -151,7 +151,7 @@ class StoredMessage:
     sent_at_ms: int
     stored_at_ms: int
     app: str
-    properties: Mapping[str, str] = field(default=_NOTHING)
+    properties: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     @classmethod
     def of(cls, record: RecordView, message_id: MessageId | None = None) -> StoredMessage:

@@ -111,12 +111,8 @@ class Sender:
         self._under_way: dict[Batch, Link] = {}
         self._is_scanning = False
         self.closed_by: DMQError | None = None
-
-    @property
-    def body_bytes_max(self) -> int:
-        """What the broker takes as a body, after compression."""
-        link = self._lines.current()
-        return _BODY_BYTES_MAX if link is None else link.limits.body_bytes_max
+        self.body_bytes_max = _BODY_BYTES_MAX
+        """What the broker in use takes as a body, after compression."""
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -312,6 +308,7 @@ class Sender:
 
     def connected(self, link: Link) -> None:
         """A link is in use: what was parked goes out over it, then what has gathered."""
+        self.body_bytes_max = link.limits.body_bytes_max
         with self.lock:
             parked, self._parked = self._parked, []
         held = []

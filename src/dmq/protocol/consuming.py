@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dmq.protocol.header import LIST_MAX, U16, U32, Amount, Bits, Header, Name, OptionalName, Queue, Text
+from dmq.protocol.header import LIST_MAX, U16, U32, U64, Amount, Bits, Header, Name, OptionalName, Queue, Text
 
 __all__ = [
     "Credit",
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Range = tuple[Amount, Annotated[int, Meta(ge=1, le=LIST_MAX)]]  # first queue offset, count
+IdRun = tuple[Annotated[int, Meta(ge=1, le=LIST_MAX)], U64, U64]  # count, producer id, first sequence
 
 
 class PointKind(IntEnum):
@@ -92,6 +93,10 @@ class Lease(Header, frozen=True):
     attempt: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
     lease_ms: U32  # counted from when the frame was sent
     topic: OptionalName = ""  # if it is not the one asked for: the group's retry topic
+    # Who sent the messages, in order, batch by batch; producer 0 stands for records that were moved and carry their ids.
+    ids: Annotated[list[IdRun], Meta(max_length=LIST_MAX)] = []
+    # Rises when the group's position in this queue is set by hand: what comes from then on may have been here before.
+    sought: Amount = 0
 
 
 class PullReply(Header, frozen=True):
@@ -193,7 +198,7 @@ class Outcome(IntEnum):
     NACK = 2  # again, after `delay_ms` or as the retry table says
     REJECT = 3  # never again: a dead letter
     EXTEND = 4  # not yet: the lease runs for `delay_ms` from now
-    RELEASE = 5  # not touched: hand it to somebody else at once, the attempt does not count
+    RELEASE = 5  # not touched: hand it to somebody else, at once or after `delay_ms`; the attempt does not count
 
 
 class Settlement(Header, frozen=True):

@@ -94,6 +94,7 @@ class Found(Header, frozen=True):
     queue: Queue
     offset: Amount
     journal_offset: Amount
+    message_id: Annotated[bytes, Meta(max_length=16)] = b""
 
 
 class FindReply(Header, frozen=True):

@@ -219,6 +219,10 @@ class Section:
     def entry(self, index: int) -> Any:
         return self.block(index // self._per_block)[index % self._per_block]
 
+    def neighbours(self, index: int) -> Table:
+        """The entries of the block an entry stands in."""
+        return self.block(index // self._per_block)
+
 
 class BlockFile:
     """A table file open for reading."""

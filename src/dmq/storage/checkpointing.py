@@ -92,7 +92,7 @@ class CheckpointPlan:
         run = derived.queues.write_frozen(self._sequence)
         paths = [r.path for r in derived.queues.runs] + ([] if run is None else [run])
         self._merged = derived.queues.merge(self._sequence, paths, derived.first_kept)
-        index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self._journal_start)
+        self._index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self._journal_start)
         positions = write_positions(files, self._sequence, self._positions)
         for folder in (runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER):
             files.sync_dir(folder)
@@ -102,7 +102,7 @@ class CheckpointPlan:
             positions=positions,
             runs=[r.path for r in self._merged.runs],
             filed=sorted(self._filed.items()),
-            index=index,
+            index=[file.path for file in self._index],
         )
         write_checkpoint(files, self.checkpoint)
 
@@ -117,9 +117,9 @@ class CheckpointPlan:
             self.is_flushed = True
 
     def adopt(self) -> None:
-        """Use the new files."""
+        """Use the new files; they are open already, so nothing here can fail half-way."""
         self._derived.queues.adopt(self._merged)
-        self._derived.lookup.adopt(self.checkpoint.index)
+        self._derived.lookup.adopt(self._index)
 
     def abandon(self) -> None:
         """Writing failed: keep what was set aside for the next checkpoint."""

@@ -187,7 +187,7 @@ class Derived:
         self.state.restore(checkpoint.state)
         self.state.positions.load(positions)
         self.queues.restore(checkpoint.runs, dict(checkpoint.filed))
-        self.lookup.adopt(checkpoint.index)
+        self.lookup.restore(checkpoint.index)
         self.wheel.restore(checkpoint.wheel, unpack_offsets(checkpoint.wheel_done).tolist())
         self.damage = list(checkpoint.damage)
         self.applied = checkpoint.offset

@@ -35,9 +35,13 @@ def checksum(
     tags: npt.NDArray[np.uint16],
 ) -> npt.NDArray[np.uint64]:
     """splitmix64's finisher over a linear mix of the fields; a whole batch at a time."""
-    x = offsets.astype(np.uint64) * _A
-    x ^= (lengths.astype(np.uint64) << np.uint64(16) | tags) * _B
-    place = queue_offsets.astype(np.uint64) * _C
+    x = np.asarray(offsets, np.uint64) * _A
+    shape = lengths.astype(np.uint64)
+    shape <<= np.uint64(16)
+    shape |= tags
+    shape *= _B
+    x ^= shape
+    place = np.asarray(queue_offsets, np.uint64) * _C
     place += np.asarray(key, np.uint64) * _A
     x += place
     x ^= x >> np.uint64(30)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -44,7 +43,6 @@ __all__ = [
     "open_journal",
     "restored_state",
     "segment_named",
-    "time_text",
     "unit_facts",
 ]
 
@@ -59,14 +57,6 @@ _FLAGS: Final = {
 _QUEUE_FILE: Final = re.compile(r"(\d{20})\.queue")
 _SEGMENT: Final = re.compile(r"0*(\d{1,20})(\.journal)?")
 Facts = dict[str, Any]
-
-
-def time_text(ms: int) -> str:
-    """A time as ISO 8601 in UTC; the bare number where no calendar has it."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
-    except (OverflowError, ValueError, OSError):
-        return str(ms)
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

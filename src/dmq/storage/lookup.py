@@ -106,6 +106,7 @@ class Lookup:
         self._active = _Pending()
         self._frozen: _Pending | None = None
         self.files: list[IndexFile] = []
+        self._near: list[int] = []  # where some units start that follow each other: those asked for last
 
     @property
     def units_buffered(self) -> int:
@@ -167,14 +168,35 @@ class Lookup:
         Raises:
             DerivedDamaged: the files do not cover the offset.
         """
+        return self.units_from(offset, 0)[0]
+
+    def units_from(self, offset: int, size: int) -> tuple[int, int | None]:
+        """Which units to read for an offset: from the one that holds it on, as many as fit, at least that one.
+
+        Returns the first one's start, and where the one after the last starts; None where that is not at hand.
+
+        Raises:
+            DerivedDamaged: the files do not cover the offset.
+        """
+        starts = self._starts_around(offset)
+        at = bisect_right(starts, offset) - 1
+        start = starts[at]
+        after = max(bisect_right(starts, start + size) - 1, at + 1)
+        return start, starts[after] if after < len(starts) else None
+
+    def _starts_around(self, offset: int) -> Sequence[int]:
+        """Where the units around an offset start, from at or before it."""
         for pending in reversed(self._pending()):
             if pending.starts and offset >= pending.starts[0]:
-                return pending.starts[bisect_right(pending.starts, offset) - 1]
+                return pending.starts
+        if self._near and self._near[0] <= offset < self._near[-1]:
+            return self._near
         for file in reversed(self.files):
             if file.start <= offset:
                 at = file.units.lower_bound(lambda entry: int(entry[0]) <= offset) - 1
                 if at >= 0:
-                    return int(file.units.entry(at)[0])
+                    self._near = file.units.neighbours(at)["start"].tolist()
+                    return self._near
         raise DerivedDamaged(f"no index file covers journal offset {offset}")
 
     def first_unit_since(self, time_ms: int, start: int) -> int | None:
@@ -209,15 +231,15 @@ class Lookup:
             getattr(self._frozen, name).extend(getattr(self._active, name))
         self._active, self._frozen = self._frozen, None
 
-    def write_frozen(self, start: int, end: int, journal_start: int) -> list[str]:
+    def write_frozen(self, start: int, end: int, journal_start: int) -> list[IndexFile]:
         """Write what was set aside as covering [start, end) of the journal, and merge where it is time to.
 
-        Returns the paths of the files that now make up the index, oldest first.
+        Returns the files that now make up the index, oldest first, for `adopt`.
         """
         assert self._frozen is not None
         kept = [file for file in self.files if file.end > journal_start]
         if not self._frozen.starts:
-            return [file.path for file in kept]
+            return kept
         tables = self._frozen.tables()
         path = f"{FOLDER}/{start:020d}-{end:020d}.index"
         write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
@@ -228,7 +250,7 @@ class Lookup:
         if first is not None:
             merged = self._merge(near[first:], journal_start)
             kept = [*kept[: len(kept) - len(near) + first], merged]
-        return [file.path for file in kept]
+        return kept
 
     def _merge(self, files: list[IndexFile], journal_start: int) -> IndexFile:
         tables = [
@@ -241,10 +263,13 @@ class Lookup:
         self._pool.drop(path)
         return IndexFile(self._pool, self._cache, path)
 
-    def adopt(self, paths: list[str]) -> None:
+    def restore(self, paths: list[str]) -> None:
+        """Become what a checkpoint says; called on a new index only."""
+        self.files = [IndexFile(self._pool, self._cache, path) for path in paths]
+
+    def adopt(self, files: list[IndexFile]) -> None:
         """Use the files of a checkpoint that is now in force."""
-        known = {file.path: file for file in self.files}
-        self.files = [known.get(path) or IndexFile(self._pool, self._cache, path) for path in paths]
+        self.files = files
         self._frozen = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections import OrderedDict
 
@@ -17,7 +18,7 @@ class FilePool:
     def __init__(self, files: Files, open_max: int) -> None:
         self._files = files
         self._open: OrderedDict[str, File] = OrderedDict()
-        self._open_max = open_max
+        self._open_max = min(open_max, _descriptors_left_to_us())
         self._lock = threading.RLock()
         self._held = False
         self._parked: list[File] = []
@@ -80,6 +81,12 @@ class FilePool:
         with self._lock:
             self.release()
             self._close_open()
+
+
+def _descriptors_left_to_us() -> int:
+    """Half of what the process may open: the other half is for writing, folders, and everybody else's sockets."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if allowed == resource.RLIM_INFINITY else max(4, allowed // 2)
 
 
 def remove_tree(files: Files, pool: FilePool, path: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dmq.storage.entries import ENTRY_BYTES, ENTRY_DTYPE, Entries, valid
+from dmq.storage.entries import ENTRY_BYTES, ENTRY_DTYPE, Entries, checksum
 from dmq.storage.files import Files
 from dmq.storage.frames import DerivedDamaged, read_exactly
 from dmq.storage.merging import merge_from
@@ -31,6 +31,8 @@ FOLDER: Final = "queue"
 # A queue gets entries into its own file only so many at a time: each file written costs a flush.
 DRAIN_MIN: Final = 1024
 FILE_ENTRIES_MAX: Final = 1 << 20
+# So many entries are read at a time: a reader that asks for a million may be content with a few.
+_PIECE: Final = 4096
 _FILE: Final = re.compile(r"(\d{20})\.queue")
 
 
@@ -90,7 +92,7 @@ class QueueIndex:
         """
         at = start
         while at < stop:
-            piece = self._piece(key, at, stop)
+            piece = self._piece(key, at, min(stop, at + _PIECE))
             at += len(piece.offsets)
             yield piece
 
@@ -271,11 +273,10 @@ def _of_tail(tail: Tail, at: int, stop: int) -> Columns:
 
 
 def _checked(key: int, first: int, entries: Entries, path: str) -> Columns:
-    if not valid(key, first, entries).all():
+    offsets = entries["offset"].astype(np.uint64)
+    lengths = entries["length"].astype(np.uint32)
+    tags = entries["tag"].astype(np.uint16)
+    numbers = np.arange(first, first + len(entries), dtype=np.uint64)
+    if not np.array_equal(checksum(key, numbers, offsets, lengths, tags), entries["check"]):
         raise DerivedDamaged(f"{path} has wrong entries for queue {key & 255} of topic {key >> 8}")
-    return Columns(
-        first,
-        entries["offset"].astype(np.uint64),
-        entries["length"].astype(np.uint32),
-        entries["tag"].astype(np.uint16),
-    )
+    return Columns(first, offsets, lengths, tags)

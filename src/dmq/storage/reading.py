@@ -19,6 +19,7 @@ from dmq.records.decoding import RecordView
 from dmq.records.hashes import id_hash, key_hash
 from dmq.storage import units
 from dmq.storage.derived import Derived, message_id_of
+from dmq.storage.identities import Identities
 from dmq.storage.journal import Journal
 from dmq.storage.queues import Columns
 from dmq.storage.state import Topic, queue_key
@@ -75,6 +76,7 @@ class Reader:
         self.derived = derived
         self.cache = WindowCache(cache_bytes)
         self._read_on = -1  # where the last window read from disk ended
+        self.identities = Identities(self.bytes_at, lambda offset: self.derived.lookup.unit_holding(offset))
 
     # --- a queue ----------------------------------------------------------------------------------------------------
 
@@ -187,21 +189,26 @@ class Reader:
         found = self.cache.get(start, end)
         if found is not None:
             return found
-        unit_start = self.derived.lookup.unit_holding(start)
-        self._load(unit_start)
+        unit_start, after = self.derived.lookup.units_from(start, _FIRST_WINDOW)
+        if unit_start == self._read_on:
+            after = self.derived.lookup.units_from(start, _WINDOW)[1]
+        self._load(unit_start, after)
         found = self.cache.get(start, end)
         if found is None:
             raise self._quarantine(unit_start)
         return found
 
-    def _load(self, unit_start: int) -> None:
-        """Read whole units from one on, verify them, and keep them; more at a time when reading on."""
+    def _load(self, unit_start: int, after: int | None) -> None:
+        """Read whole units from one on, verify them, and keep them.
+
+        Parameters:
+            after: where the unit after them starts, so that no byte is read in vain; None if that is not known.
+        """
         segment = self._journal.segment_at(unit_start)
         if segment is None:
             raise self._quarantine(unit_start)
         left = segment.end - unit_start
-        window = _WINDOW if unit_start == self._read_on else _FIRST_WINDOW
-        raw = self._journal.read_available(unit_start, window)
+        raw = self._journal.read_available(unit_start, _FIRST_WINDOW if after is None else after - unit_start)
         header = units.read_header(raw)
         if header is not None and len(raw) < header.length <= left:
             raw = self._journal.read_available(unit_start, header.length)
@@ -214,7 +221,8 @@ class Reader:
             header = units.read_header(raw, good)
         if not good:
             raise self._quarantine(unit_start)
-        self.cache.put(unit_start, raw if good == len(raw) else raw[:good])
+        data = raw if good == len(raw) else raw[:good]
+        self.cache.put(unit_start, data, passing=unit_start == self._read_on)
         self._read_on = unit_start + good
 
     def _quarantine(self, unit_start: int) -> Damaged:
@@ -342,28 +350,22 @@ def _choose(
     Returns (entries, queue offsets, where to read on, whether the room is used up).
     """
     count = len(columns.offsets)
-    chosen: Any
-    if tags is None:
-        chosen = slice(0, min(count, room))
-        lengths = columns.lengths[chosen]
-        taken = len(lengths)
-    else:
-        chosen = np.flatnonzero(np.isin(columns.tags, np.asarray(tags, np.uint16)) | (columns.lengths == 0))[:room]
-        lengths = columns.lengths[chosen]
-        taken = len(chosen)
-    sizes = np.cumsum(lengths, dtype=np.int64)
+    wanted: npt.NDArray[np.int64] | None = None
+    if tags is not None:
+        wanted = np.flatnonzero(np.isin(columns.tags, np.asarray(tags, np.uint16)) | (columns.lengths == 0))[:room]
+    taken = min(count, room) if wanted is None else len(wanted)
+    sizes = np.cumsum(columns.lengths[:taken] if wanted is None else columns.lengths[wanted], dtype=np.int64)
     fit = taken if not taken or int(sizes[-1]) <= space else int(np.searchsorted(sizes, space, side="right"))
     if first and taken and not fit:
         fit = 1
     full = fit < taken or fit == room
-    indexes = np.arange(taken) if tags is None else chosen
-    indexes = indexes[:fit]
-    where = columns.first + indexes.astype(np.uint64)
-    if fit < taken:
-        after = columns.first + (int(indexes[-1]) + 1 if fit else 0)
-    elif fit == room and fit:
-        after = columns.first + int(indexes[-1]) + 1
-    else:
+    if not full:
         after = columns.first + count
-    entries = Columns(columns.first, columns.offsets[indexes], columns.lengths[indexes], columns.tags[indexes])
-    return entries, where, after, full
+    elif not fit:
+        after = columns.first
+    else:
+        after = columns.first + (fit if wanted is None else int(wanted[fit - 1]) + 1)
+    chosen: Any = slice(0, fit) if wanted is None else wanted[:fit]
+    where = np.arange(fit) if wanted is None else wanted[:fit]
+    entries = Columns(columns.first, columns.offsets[chosen], columns.lengths[chosen], columns.tags[chosen])
+    return entries, where.astype(np.uint64) + np.uint64(columns.first), after, full

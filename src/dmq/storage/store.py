@@ -22,10 +22,10 @@ from dmq.settings import StoreSettings
 from dmq.storage import retention
 from dmq.storage.appending import Batch, Placement
 from dmq.storage.checkpointing import CheckpointPlan
-from dmq.storage.events import EpochStarted, Event, TopicDropped, TopicPut
+from dmq.storage.events import Archived, EpochStarted, Event, PositionSet, TopicDropped, TopicPut
 from dmq.storage.files import Files
 from dmq.storage.frames import DerivedDamaged
-from dmq.storage.opening import mark_running, open_directory, rebuild, unmark_running
+from dmq.storage.opening import Opened, mark_running, open_directory, rebuild, unmark_running
 from dmq.storage.pool import FilePool
 from dmq.storage.reading import Reader
 from dmq.storage.recovery import Recovered
@@ -86,6 +86,13 @@ class MessageStore(StoreView):
 
     def _open(self, server: bytes) -> None:
         opened = open_directory(self._files, self._pool, self.settings)
+        try:
+            self._start(opened, server)
+        except BaseException:
+            opened.journal.close()
+            raise
+
+    def _start(self, opened: Opened, server: bytes) -> None:
         self._journal = opened.journal
         self._derived = opened.derived
         self._checkpointer = opened.checkpointer
@@ -205,6 +212,14 @@ class MessageStore(StoreView):
     def confirm_replicated(self, offset: int) -> None:
         """Every in-sync replica has everything below a journal offset, flushed."""
         self._writer.confirm_replicated(offset)
+
+    def set_position(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Put a group at an offset; written with the next flush."""
+        self.append([PositionSet(group, self._queue(topic, queue)[0].id, queue, offset)])
+
+    def archived(self, offset: int) -> None:
+        """The archive has everything below a journal offset; written with the next flush."""
+        self.append([Archived(offset)])
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -333,12 +348,21 @@ class MessageStore(StoreView):
         )
         if going is None:
             return 0
+        if self.visible != self.end:
+            # What was ended by a unit that is not visible yet must not be carried forward behind it.
+            self.flush()
+            if self.visible != self.end:
+                return 0
         for items in retention.carried_forward(self._derived, self._reader, self.start, going, self._clock.now_ms()):
             self._writer.append(items, Durability.FLUSHED, atomic=True, upkeep=True)
-        # The checkpoint in force must not need what goes; taking one also flushes what was carried forward.
-        self.checkpoint()
-        if self._checkpointed < going.kept_from:
-            return 0
+        # The checkpoint in force should not need what goes, or the next start must build everything anew.
+        in_force = self._checkpointer.in_force
+        if in_force is None or in_force.offset < going.kept_from:
+            try:
+                self.checkpoint()
+            except DiskFull as error:
+                log.warning("no space for a checkpoint before segments go", extra={"error": str(error)})
+        self.flush()
         self._derived.begin_at(going.kept_from, going.firsts)
         self._reader.cache.clear()
         self._journal.drop_first(going.segments)

@@ -35,6 +35,7 @@ from dmq.storage.units import SNAPSHOT, Unit
 
 __all__ = ["Finding", "Kind", "Report", "holder", "verify"]
 
+Ranges = list[tuple[int, int]]
 Kind = Literal["torn tail", "derived", "damage"]
 
 _ADVICE: Final[dict[Kind, str]] = {
@@ -42,6 +43,7 @@ _ADVICE: Final[dict[Kind, str]] = {
     "derived": "nothing is lost: the next start builds it anew from the journal; have the disk checked",
     "damage": "restore it from a replica or a backup, and have the disk checked; reads of it say so, the rest is good",
 }
+_STALE: Final = "it was restored since: stop DMQ, delete the checkpoint, and the next start builds all of it anew"
 _FINDINGS_MAX: Final = 1000
 _RETRIES: Final = 5
 
@@ -73,6 +75,15 @@ class Report(NamedTuple):
 
 
 class _Findings(list[Finding]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.damaged: Ranges = []
+
+    def add_damaged(self, start: int, end: int, what: str) -> None:
+        """A range of the journal."""
+        self.damaged.append((start, end))
+        self.add("damage", f"journal {start}-{end}", f"{end - start} bytes {what}")
+
     def add(self, kind: Kind, where: str, what: str, advice: str | None = None) -> None:
         if len(self) < _FINDINGS_MAX:
             self.append(Finding(kind, where, what, advice or _ADVICE[kind]))
@@ -166,17 +177,15 @@ def _verify_journal(
                 pass  # its owner dropped it meanwhile
             elif end == journal.end and start >= durable and not scanner.was_durable(start):
                 in_use = f"process {owner} is perhaps writing it just now; else " if owner else ""
-                findings.add(
-                    "torn tail", f"journal {start}-{end}", f"{end - start} bytes are no unit",
-                    in_use + _ADVICE["torn tail"],
-                )  # fmt: skip
+                what = f"{end - start} bytes are no unit"
+                findings.add("torn tail", f"journal {start}-{end}", what, in_use + _ADVICE["torn tail"])
             else:
                 what = "are missing" if segment is None else "fail their checksum"
-                findings.add("damage", f"journal {start}-{end}", f"{end - start} bytes {what}")
+                findings.add_damaged(start, end, what)
         if progress is not None:
             progress(end - journal.start, journal.end - journal.start)
     if durable > journal.end:
-        findings.add("damage", f"journal {journal.end}-{durable}", f"{durable - journal.end} bytes are missing")
+        findings.add_damaged(journal.end, durable, "are missing")
     return units, records
 
 
@@ -209,7 +218,7 @@ def _verify_derived(files: Files, pool: FilePool, journal: Journal, owner: int |
     for _ in range(_RETRIES):
         found = _Findings()
         checkpoint = _checkpoint(files, pool, found)
-        entries = 0 if checkpoint is None else _verify_named(files, pool, journal, checkpoint, found)
+        entries = 0 if checkpoint is None else _verify_named(files, pool, journal, checkpoint, findings.damaged, found)
         pool.close()
         if not found or owner is None:
             break
@@ -221,12 +230,16 @@ def _verify_derived(files: Files, pool: FilePool, journal: Journal, owner: int |
     return entries
 
 
-def _verify_named(files: Files, pool: FilePool, journal: Journal, checkpoint: Checkpoint, findings: _Findings) -> int:
+def _verify_named(
+    files: Files, pool: FilePool, journal: Journal, checkpoint: Checkpoint, damaged: Ranges, findings: _Findings
+) -> int:
     if checkpoint.journal_id != journal.id:
         findings.add("derived", "checkpoint", "it is another journal's")
     for start, end in checkpoint.damage:
-        if end > journal.start:
-            findings.add("damage", f"journal {start}-{end}", "was found damaged before, and is passed over")
+        if end > journal.start and not any(s < end and start < e for s, e in damaged):
+            findings.add(
+                "derived", "checkpoint", f"says that journal {start}-{end} is damaged, which it is not", _STALE
+            )
     cache = BlockCache(16)
     checks: list[tuple[str, Callable[[], object]]] = [
         (checkpoint.positions, lambda: read_positions(pool, checkpoint.positions)),
@@ -246,17 +259,14 @@ def _verify_named(files: Files, pool: FilePool, journal: Journal, checkpoint: Ch
     return _verify_entries(files, pool, checkpoint, state, findings)
 
 
-def _read_index(pool: FilePool, cache: BlockCache, path: str) -> None:
-    for section in lookup.IndexFile(pool, cache, path).sections:
-        for _ in section.pieces():
-            pass
+def _read_index(pool: FilePool, cache: BlockCache, path: str) -> int:
+    return sum(len(table) for section in lookup.IndexFile(pool, cache, path).sections for table in section.pieces())
 
 
-def _read_wheel(files: Files, pool: FilePool, cache: BlockCache, run: wheel.WheelFile) -> None:
+def _read_wheel(files: Files, pool: FilePool, cache: BlockCache, run: wheel.WheelFile) -> int:
     opened = wheel.Wheel(files, pool, cache, max(1, len(run.taken)))
     opened.restore([run], [])
-    for _ in opened.each():
-        pass
+    return sum(map(len, opened.each()))
 
 
 def _verify_entries(files: Files, pool: FilePool, checkpoint: Checkpoint, state: State, findings: _Findings) -> int:
@@ -285,9 +295,8 @@ def _verify_entries(files: Files, pool: FilePool, checkpoint: Checkpoint, state:
         except DerivedDamaged as error:
             findings.add("derived", f"{topic.name}/{key & 255}", str(error))
             continue
-        if following != state.next.get(key, 0) and not broken:
-            findings.add(
-                "derived", f"{topic.name}/{key & 255}",
-                f"index entries end at {following}, not at {state.next.get(key, 0)}",
-            )  # fmt: skip
+        expected = state.next.get(key, 0)
+        if following != expected and not broken:
+            what = f"index entries end at {following}, not at {expected}"
+            findings.add("derived", f"{topic.name}/{key & 255}", what)
     return good

@@ -14,6 +14,7 @@ from dmq.errors import StoreClosed, UnknownTopic
 from dmq.model import MessageId
 from dmq.storage.derived import Derived
 from dmq.storage.frames import DerivedDamaged
+from dmq.storage.identities import IdRun
 from dmq.storage.journal import Journal
 from dmq.storage.positions import Position
 from dmq.storage.reading import Found, Reader, Slice
@@ -158,6 +159,10 @@ class StoreView(ABC):
         """
         found, _ = self._queue(topic, queue)
         return self._healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags))
+
+    def id_runs(self, topic: Topic, queue: int, offsets: Sequence[int], pieces: Sequence[memoryview]) -> list[IdRun]:
+        """The ids of records that `read` gave, as runs; see `dmq.storage.identities`."""
+        return self._healed(lambda: self._reader.identities.runs(topic.id, queue, offsets, pieces))
 
     def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes, int]:
         """Whole visible units, verbatim, from a unit's start on, and the offset to go on with."""

@@ -5,9 +5,10 @@ time; only the few that are due next are in memory, so millions pending cost lit
 (the queue of the schedule topic it was stored in), and fragments are independent of each other, so that workers can
 share them out.
 
-What always holds: an entry is handed out by `take` at most once until it is `done` or given back by `release`; it is
-pending until a DelaysDone event names it, whatever happens in between; in a fragment, everything outside `near` comes
-at or after `bound`. Only the store's owner calls anything here, checkpoints included.
+What always holds: an entry is handed out by `take` at most once until it is `done` or given back by `release`, and not
+any more once a DelaysDone event that names it is written; it is pending until that event is visible, whatever happens
+in between; in a fragment, everything outside `near` comes at or after `bound`. Only the store's owner calls anything
+here, checkpoints included.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Wheel:
         self._runs: list[_Run] = []
         self._flights: dict[int, _Flight] = {}
         self._done: set[int] = set()  # done, but still to be met where entries are loaded from
+        self._ending: set[int] = set()  # their end is written, but not visible yet
         self.pending = 0
 
     # --- taking in --------------------------------------------------------------------------------------------------
@@ -104,9 +106,14 @@ class Wheel:
         """Records that were delivered, cancelled or carried forward."""
         for offset in offsets:
             self.pending -= 1
+            self._ending.discard(offset)
             flight = self._flights.pop(offset, None)
             if flight is None or flight.copied:
                 self._done.add(offset)
+
+    def ending(self, offsets: Iterable[int]) -> None:
+        """Records whose end is written and becomes visible soon: they are not handed out meanwhile."""
+        self._ending.update(offsets)
 
     # --- handing out ------------------------------------------------------------------------------------------------
 
@@ -129,7 +136,8 @@ class Wheel:
                     self._flights[offset].copied = False
                     continue
                 self._flights[offset] = _Flight(due, length, number)
-                taken.append(Delay(due, offset, length))
+                if offset not in self._ending:
+                    taken.append(Delay(due, offset, length))
         return taken
 
     def release(self, offsets: Iterable[int]) -> None:
@@ -140,7 +148,8 @@ class Wheel:
                 self._fragments[flight.fragment].insert(flight.due_ms, offset, flight.length)
 
     def take_over_flights(self, other: Wheel) -> None:
-        """After a rebuild: what the replaced wheel had handed out stays handed out."""
+        """After a rebuild: what the replaced wheel had handed out stays handed out, what was ending is ending."""
+        self._ending = other._ending
         for offset, flight in other._flights.items():
             self._flights[offset] = flight
             flight.copied = True

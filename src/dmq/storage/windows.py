@@ -7,7 +7,7 @@ What always holds: a window holds whole units, one after another without a gap; 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 from dmq.storage.files import Buffer
@@ -15,6 +15,7 @@ from dmq.storage.files import Buffer
 __all__ = ["WindowCache"]
 
 _WINDOW_BYTES: Final = 1 << 20
+_PASSING_MAX: Final = 3
 
 
 class _Window:
@@ -44,6 +45,7 @@ class WindowCache:
         self._starts: list[int] = []
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._tail: _Window | None = None
+        self._passing: deque[int] = deque()
 
     def get(self, start: int, end: int) -> memoryview | None:
         """The bytes [start, end) of the journal, which lie within one unit, if they are here."""
@@ -56,11 +58,23 @@ class WindowCache:
         self._windows.move_to_end(window.start)
         return window.get(start, end)
 
-    def put(self, start: int, buffer: Buffer) -> None:
-        """Whole, verified units that begin at an offset."""
+    def put(self, start: int, buffer: Buffer, *, passing: bool = False) -> None:
+        """Whole, verified units that begin at an offset.
+
+        Parameters:
+            passing: they are read one after another, so earlier ones of this kind will hardly be wanted again: only
+                the last few stay. Thus reading a backlog leaves what was just written where it is, and takes the same
+                memory again and again, which the processor still has at hand.
+        """
         if start in self._windows:
             self._drop(start)
         self._insert(_Window(start, buffer))
+        if passing:
+            self._passing.append(start)
+            if len(self._passing) > _PASSING_MAX:
+                gone = self._passing.popleft()
+                if gone in self._windows and gone not in self._passing:
+                    self._drop(gone)
 
     def put_tail(self, start: int, buffer: Buffer) -> None:
         """A unit that was just written; small ones gather in one window."""
@@ -97,4 +111,5 @@ class WindowCache:
         self._starts.clear()
         self._windows.clear()
         self._tail = None
+        self._passing.clear()
         self._bytes = 0

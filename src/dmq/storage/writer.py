@@ -15,7 +15,7 @@ from dmq.settings import StoreSettings
 from dmq.storage import units
 from dmq.storage.appending import Batch, Draft, Placement, draft_units, event_part
 from dmq.storage.derived import Derived
-from dmq.storage.events import Event, SnapshotTaken
+from dmq.storage.events import DelaysDone, Event, SnapshotTaken, unpack_offsets
 from dmq.storage.files import Files
 from dmq.storage.journal import Journal
 from dmq.storage.producers import Place
@@ -110,6 +110,8 @@ class Writer:
                 for index, row in zip(draft.items, unit.rows, strict=True):
                     item = items[index]
                     topic = item.topic if isinstance(item, Batch) else ""
+                    if isinstance(item, DelaysDone) and self.visibility.visible < unit.end:
+                        self.derived.wheel.ending(unpack_offsets(item.offsets).tolist())
                     placed[index] = Placement(
                         topic, row.queue, row.first_queue_offset, row.records, unit.start, unit.end
                     )

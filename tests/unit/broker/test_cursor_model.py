@@ -406,7 +406,7 @@ class OrderedMachine(CursorMachine):
     ordered = True
 
 
-LENGTH = settings(max_examples=sample_size(share=150, whole=3000), stateful_step_count=sample_size(share=50, whole=80))
+LENGTH = settings(max_examples=sample_size(share=150, whole=1000), stateful_step_count=sample_size(share=50, whole=80))
 TestUnordered = pytest.mark.sampled(CursorMachine.TestCase)
 TestUnordered.settings = LENGTH
 TestOrdered = pytest.mark.sampled(OrderedMachine.TestCase)

@@ -122,7 +122,7 @@ def examples() -> dict[str, bytes]:
     hello = Hello("shop", "web-1", 1, 1, "dmq-python 0.1.0")
     limits = Limits(16 << 20, 4 << 20, 10_000, 1000, 8 << 20, 10_000)
     reply = HelloReply("b1", "127.0.0.1:9611", 1, limits, [], "web-1", "dmq 0.1.0", 1_700_000_000_000)
-    lease = Lease(3, 1, 9, 77, 78, 1, 1, 30_000)
+    lease = Lease(3, 1, 9, 77, 78, 1, 1, 30_000, ids=[(1, 0x1234, 7)])
     stored = bytes(record.data)
     lengths = pack_records([len(stored)])
     limited = RateLimited("topic orders is over 100 messages a second: wait", retry_after_ms=250)

@@ -163,7 +163,7 @@ def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) 
     pusher = Pusher(session, asked.subscription, consumption, member, asked.batch or messages, lease_ms, allowed)
     session.pushers[asked.subscription] = pusher
     consumption.sinks[member.name] = pusher
-    lost = _lost(consumption, member, asked.holding)
+    lost = _take_stock(consumption, member, asked.holding, broker.now_ms)
     reply = SubscribeReply(
         asked.subscription, consumption.topic.config.queues, messages, size, lease_ms, settings.offline_delay_ms, lost
     )
@@ -172,14 +172,17 @@ def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) 
     broker.pump_soon(consumption)
 
 
-def _lost(consumption: Consumption, member: Member, holding: list[LeaseRef]) -> list[LeaseRef]:
-    """Which leases a member thinks it has that it has not; what it has and does not think of goes to others."""
-    mine = {
-        (queue, lease.epoch, lease.number)
-        for queue, c in consumption.cursors.items()
-        for lease in c.leases()
-        if lease.holder is member
-    }
+def _take_stock(consumption: Consumption, member: Member, holding: list[LeaseRef], now_ms: int) -> list[LeaseRef]:
+    """Which leases a member thinks it has that it has not; what it has and does not think of is handed out again."""
+    held = {(ref.queue, ref.epoch, ref.lease) for ref in holding}
+    mine = set()
+    for queue, cursor in consumption.cursors.items():
+        for lease in cursor.leases():
+            if lease.holder is member:
+                mine.add((queue, lease.epoch, lease.number))
+                if (queue, lease.epoch, lease.number) not in held:
+                    cursor.nack(lease.epoch, lease.number, None, now_ms, was_tried=False)
+                    consumption.selection.mark(queue)
     return [ref for ref in holding if (ref.queue, ref.epoch, ref.lease) not in mine]
 
 

@@ -62,7 +62,10 @@ def find(broker: Broker, session: Session, frame: Frame, asked: headers.Find) ->
     message_id = None if asked.message_id is None else MessageId.from_bytes(asked.message_id)
     everything = broker.store.find(key=asked.key, message_id=message_id, topic=asked.topic or None)
     found = everything[: asked.max_messages]
-    rows = [headers.Found(f.topic, f.record.queue, f.record.queue_offset, f.journal_offset) for f in found]
+    rows = [
+        headers.Found(f.topic, f.record.queue, f.record.queue_offset, f.journal_offset, f.message_id.to_bytes())
+        for f in found
+    ]
     pieces = [broker.store.raw_record(f) for f in found]
     session.answer(
         frame,

@@ -65,7 +65,7 @@ def _apply(broker: Broker, consumption: Consumption, said: Settlement) -> None:
             cursor.nack(said.epoch, said.lease, ranges, now_ms, max(0, said.delay_ms))
             consumption.selection.mark(said.queue)
         case Outcome.RELEASE:
-            cursor.nack(said.epoch, said.lease, ranges, now_ms, was_tried=False)
+            cursor.nack(said.epoch, said.lease, ranges, now_ms, max(0, said.delay_ms), was_tried=False)
             consumption.selection.mark(said.queue)
         case Outcome.EXTEND:
             lease_ms = said.delay_ms if said.delay_ms >= 0 else int(broker.settings.lease_seconds * 1000)

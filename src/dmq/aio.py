@@ -1,0 +1,11 @@
+"""DMQ for asyncio: `async with dmq.aio.connect("dmq://127.0.0.1:9611", app="shop") as client: …`.
+
+The same names and meanings as `dmq`, with `await`.
+"""
+
+from __future__ import annotations
+
+from dmq.client.aio_client import AioClient, connect
+from dmq.client.aio_producer import AioProducer, AioSendFuture
+
+__all__ = ["AioClient", "AioProducer", "AioSendFuture", "connect"]

@@ -1,0 +1,76 @@
+"""`dmq dev`: everything in one process, on embedded defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.options import ConfigFile, Settings, make_app
+from dmq.cli.serving import Insecure, LogFormat, LogLevel, resolve, serve, set_up_logs
+
+if TYPE_CHECKING:
+    from dmq.broker.server import BrokerServer
+
+__all__ = ["app"]
+
+app = make_app("Run everything in one process, to try things out.")
+
+
+@app.command()
+def dev(
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data goes.  [default: dmq-data]")] = None,
+    host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="Port for clients; 0 takes any free one.  [default: 9611]")
+    ] = None,
+    console_port: Annotated[int, typer.Option(metavar="N", help="Port of the status page; 0 takes any.")] = 9680,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="N", help="Port for metrics and health; 0 takes any.  [default: 9690]")
+    ] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    insecure: Insecure = False,
+) -> None:
+    """Run a broker with a status page in one process, until Ctrl-C.
+
+    Topics are created when they are first used. The data stays in DIR: the next start finds it again.
+    """
+    flags = {
+        "broker.data": data,
+        "broker.host": host,
+        "broker.port": port,
+        "broker.metrics_port": metrics_port,
+    }
+    resolved = resolve(config, flags, settings)
+    if resolved.source_of("broker.auto_create") == "default":
+        resolved = resolve(config, {**flags, "broker.auto_create": True}, settings)
+    set_up_logs(LogLevel.WARNING, LogFormat.TEXT)
+    folder = Path(resolved.settings.broker.data).resolve()
+    serve(
+        resolved.settings,
+        insecure=insecure,
+        status_port=console_port,
+        on_ready=lambda server: _welcome(server, folder),
+    )
+    typer.echo(f"stopped; the messages are kept in {folder}")
+
+
+def _welcome(server: BrokerServer, folder: Path) -> None:
+    address = server.broker.address
+    host = address.rpartition(":")[0]
+    url = f"dmq://{address}"
+    # A default needs no saying.
+    flag = "" if address == "127.0.0.1:9611" else f" --url {url}"
+    typer.echo(
+        f"DMQ is ready at {url}\n"
+        f"  status page  http://{host}:{server.status_port}/\n"
+        f"  metrics      http://{host}:{server.metrics_port}/metrics\n"
+        f"  data         {folder}\n"
+        "In another terminal:\n"
+        f'  dmq send hello "my first message"{flag}\n'
+        f"  dmq tail hello --from earliest{flag}\n"
+        "Ctrl-C stops it.",
+    )
+    typer.get_text_stream("stdout").flush()

@@ -1,0 +1,72 @@
+"""Messages as lines, rows and JSON: what `tail`, `peek` and `find` print, and what `send --json-lines` reads back."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from dmq.cli.output import moment, printable
+
+if TYPE_CHECKING:
+    from dmq.client.reports import StoredMessage
+
+__all__ = ["body_text", "message_facts", "message_line", "message_row"]
+
+_SHOWN_CHARS = 80
+
+
+def message_facts(message: StoredMessage) -> dict[str, Any]:
+    """Everything, for JSON. A body that is no UTF-8 comes as `body_base64` instead of `body`."""
+    facts: dict[str, Any] = {
+        "id": None if message.id is None else str(message.id),
+        "topic": message.topic,
+        "queue": message.queue,
+        "offset": message.offset,
+        "key": message.key,
+        "tag": message.tag,
+        "business_id": message.business_id,
+        "priority": message.priority,
+        "app": message.app,
+        "sent_at_ms": message.sent_at_ms,
+        "stored_at_ms": message.stored_at_ms,
+        "properties": dict(message.properties),
+    }
+    try:
+        facts["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        facts["body_base64"] = base64.b64encode(message.body).decode()
+    return facts
+
+
+def body_text(body: bytes) -> str:
+    """A body on one line, nothing left out; bytes that are no UTF-8 are written as in Python."""
+    try:
+        return printable(body.decode())
+    except UnicodeDecodeError:
+        return repr(body)
+
+
+def message_line(message: StoredMessage) -> str:
+    """One message on one line."""
+    named = (("key", message.key), ("tag", message.tag), ("business_id", message.business_id))
+    parts = [f"{name}={printable(value)}" for name, value in named if value is not None]
+    parts += [f"{printable(name)}={printable(value)}" for name, value in message.properties.items()]
+    return " ".join(
+        (moment(message.stored_at_ms), f"{message.queue}/{message.offset}", *parts, body_text(message.body))
+    )
+
+
+def message_row(message: StoredMessage) -> dict[str, Any]:
+    """One message as a row of a table; a long body is cut, and JSON has all of it."""
+    body = body_text(message.body)
+    return {
+        "topic": message.topic,
+        "queue": message.queue,
+        "offset": str(message.offset),
+        "stored": moment(message.stored_at_ms),
+        "id": None if message.id is None else str(message.id),
+        "key": message.key,
+        "tag": message.tag,
+        "bytes": len(message.body),
+        "body": body if len(body) <= _SHOWN_CHARS else f"{body[:_SHOWN_CHARS]}…",
+    }

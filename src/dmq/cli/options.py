@@ -1,0 +1,113 @@
+"""What many commands take: where the broker is, how to show results, places in a queue, times."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dmq.client.client import Client
+
+__all__ = [
+    "APP",
+    "ConfigFile",
+    "Format",
+    "Formatted",
+    "GroupName",
+    "InTopic",
+    "Settings",
+    "TopicName",
+    "Url",
+    "connected",
+    "make_app",
+    "parse_pairs",
+    "parse_place",
+    "parse_seconds",
+]
+
+APP = "dmq-cli"
+DEFAULT_URL = "dmq://127.0.0.1:9611"
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Format(StrEnum):
+    """How results are shown."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Url = Annotated[str, typer.Option("--url", envvar="DMQ_URL", metavar="URL", help="Where the broker is.")]
+Formatted = Annotated[Format, typer.Option("--format", help="How to show it.")]
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+InTopic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="In this topic.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="Settings; ./dmq.toml if it is there."),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in store.segment_bytes=64MiB.")
+]
+
+
+def make_app(help: str) -> typer.Typer:
+    """A command, or a group of commands."""
+    return typer.Typer(help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@contextlib.contextmanager
+def connected(url: str, app: str = APP) -> Iterator[Client]:
+    """A connection to the broker for one command."""
+    from dmq.client.client import connect
+
+    with connect(url, app=app) as client:
+        yield client
+
+
+def parse_seconds(text: str) -> float:
+    """A length of time: `30`, `1.5s`, `10m`, `2h`, `7d`."""
+    found = _TIME.fullmatch(text if text[-1:].isalpha() else f"{text}s")
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no length of time: write 30s, 10m, 2h or 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_place(text: str) -> str | int | datetime | timedelta:
+    """A place in a queue: earliest, latest, an offset, a time back from now (10m), or a moment (ISO 8601)."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    found = _TIME.fullmatch(text)
+    if found is not None:
+        return timedelta(seconds=parse_seconds(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no place in a queue: write earliest, latest, an offset, a time back from now as in 10m, or "
+            "a moment as in 2030-01-31T12:00:00Z"
+        ) from None
+    # Without a zone it is what the clock on the wall says.
+    return moment.astimezone(UTC)
+
+
+def parse_pairs(pairs: Sequence[str] | None) -> Mapping[str, str]:
+    """Names and values, each as NAME=VALUE."""
+    parsed: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{pair!r} is no NAME=VALUE")
+        parsed[name] = value
+    return parsed

@@ -1,0 +1,99 @@
+"""Results as tables for people and JSON for programs.
+
+What always holds: results go to stdout; what a stranger wrote into a name, key or body cannot steer the terminal; in a
+pipe nothing is cut to fit a width.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from dmq.cli.options import Format
+
+__all__ = ["moment", "printable", "quantity", "show_facts", "show_rows", "show_table"]
+
+_WIDE = 100_000
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]], form: Format, *, empty: str, title: str = "") -> None:
+    """A listing: the keys of a row are the heads of the columns.
+
+    Parameters:
+        empty: what to say if there are none, as a table.
+    """
+    if form == Format.JSON:
+        typer.echo(json.dumps(list(rows), indent=2))
+    elif rows:
+        show_table([*rows[0]], [[*row.values()] for row in rows], title=title)
+    else:
+        typer.echo(empty)
+
+
+def show_facts(facts: Mapping[str, Any], form: Format) -> None:
+    """One thing: names and values."""
+    if form == Format.JSON:
+        typer.echo(json.dumps(dict(facts), indent=2))
+        return
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        typer.echo(f"{_label(name):<{width}}  {_cell(value)}")
+
+
+def show_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> None:
+    """A table, numbers to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    is_terminal = sys.stdout.isatty()
+    table = Table(
+        box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False, title=title or None, title_justify="left"
+    )
+    rows = [*rows]
+    for index, head in enumerate(heads):
+        is_number = all(isinstance(row[index], int | float | None) for row in rows)
+        # On a terminal a long text wraps; in a pipe every row is one line.
+        table.add_column(_label(head), justify="right" if is_number else "left", no_wrap=is_number or not is_terminal)
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    Console(width=None if is_terminal else _WIDE, soft_wrap=not is_terminal).print(table)
+
+
+def printable(text: str) -> str:
+    """On one line, with everything that could steer a terminal written out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def moment(at_ms: int) -> str:
+    """A moment for people, in UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{at_ms % 1000:03d}Z"
+
+
+def quantity(value: float) -> str:
+    """A number for people: 1,234,567 or 12.3 or 0.0123."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return quantity(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(key)}={_cell(item)}" for key, item in value.items()) or "-"
+    return printable(str(value))

@@ -1,0 +1,116 @@
+"""What `dmq dev` and `dmq broker` share: settings from all sources, logs, and a broker until a signal comes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmq.cli.options import parse_pairs
+
+if TYPE_CHECKING:
+    from dmq.broker.server import BrokerServer
+    from dmq.settings import ResolvedSettings, Settings
+
+__all__ = ["Insecure", "LogFormat", "LogLevel", "Logs", "resolve", "serve", "set_up_logs"]
+
+CONFIG_FILE = "dmq.toml"
+
+# What every record of the standard library has; the rest came with `extra=`.
+_PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+
+
+class LogLevel(StrEnum):
+    """What is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How it is logged."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Listen on another address than loopback, without authentication.")
+]
+LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="What is logged to stderr.")]
+Logs = Annotated[LogFormat, typer.Option("--log-format", help="How it is logged.")]
+
+
+def resolve(config: Path | None, flags: Mapping[str, object], pairs: Sequence[str] | None = None) -> ResolvedSettings:
+    """The settings in force, from `dmq.toml`, the environment and flags.
+
+    Raises:
+        InvalidSettings: one of them is unknown or bad.
+    """
+    from dmq.settings import Settings
+
+    file = config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).is_file() else None)
+    given = {key: value for key, value in flags.items() if value is not None}
+    return Settings.resolve(file, os.environ, {**parse_pairs(pairs), **given})
+
+
+def serve(
+    settings: Settings, *, insecure: bool, status_port: int | None, on_ready: Callable[[BrokerServer], None]
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C."""
+    from dmq.broker.server import BrokerServer, run
+
+    server = BrokerServer(settings, insecure=insecure, status_port=status_port)
+    run(lambda: server.serve(on_ready))
+
+
+def set_up_logs(level: LogLevel, form: LogFormat) -> None:
+    """Log to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == LogFormat.JSON else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _PLAIN}
+
+
+class TextLines(logging.Formatter):
+    """A line for people: time, level, event, then what belongs to it as name=value."""
+
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802: the name of the standard library
+        line = super().formatMessage(record)
+        return " ".join((line, *(f"{name}={value!r}" for name, value in _extras(record).items())))
+
+
+class JsonLines(logging.Formatter):
+    """A line for programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at_ms": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **_extras(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

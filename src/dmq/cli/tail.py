@@ -1,0 +1,53 @@
+"""`dmq tail`: follow a topic without consuming it."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from dmq.cli.messages import message_facts, message_line
+from dmq.cli.options import DEFAULT_URL, TopicName, Url, connected, make_app, parse_place
+
+__all__ = ["app"]
+
+app = make_app("Follow a topic as messages arrive, without consuming.")
+
+
+class LineFormat(StrEnum):
+    """How each message is shown."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command()
+def tail(
+    topic: TopicName,
+    start: Annotated[
+        str, typer.Option("--from", metavar="PLACE", help="earliest, latest, an offset, 10m back, or a moment.")
+    ] = "latest",
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages.")] = None,
+    queue: Annotated[int | None, typer.Option(min=0, max=254, help="Only this queue.")] = None,
+    tags: Annotated[str, typer.Option(metavar="TAGS", help="Only these tags, as in 'a || b'.")] = "",
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="Stop at the end of what is there.")] = False,
+    form: Annotated[
+        LineFormat, typer.Option("--format", help="How to show each message: a line of text, or of JSON.")
+    ] = LineFormat.TEXT,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Follow a topic as messages arrive, until Ctrl-C. Nothing is consumed, and no group is made.
+
+    PLACE is earliest, latest, an offset, a time back from now as in 10m, or a moment as in 2030-01-31T12:00:00Z. A
+    line has when the message was stored, its queue/offset, its key, tag and properties, and its body.
+    """
+    place = parse_place(start)
+    from dmq.client.following import follow
+
+    with connected(url) as client:
+        arriving = follow(client.admin, topic, place, queue=queue, tags=tags, ends=no_follow)
+        for message in islice(arriving, limit):
+            typer.echo(json.dumps(message_facts(message)) if form == LineFormat.JSON else message_line(message))

@@ -1,0 +1,171 @@
+"""The client on an event loop: the twin of `dmq.client.client`.
+
+What always holds: as there; one client belongs to one running loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from dmq.client.aio_admin import AioAdmin
+from dmq.client.aio_producer import AioProducer
+from dmq.client.aio_transport import AioTransport
+from dmq.client.client import ADMIN_SECONDS, make_hello
+from dmq.client.listeners import Listeners, OnEvent, OnException
+from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.routes import Routes
+from dmq.client.url import parse_url
+from dmq.clock import Clock, SystemClock
+from dmq.errors import NotConnected, Unsupported
+
+__all__ = ["AioClient", "connect"]
+
+
+class AioClosable(Protocol):
+    """What a client closes before itself."""
+
+    def close(self) -> Awaitable[None]: ...
+
+
+class _Connecting:
+    """What `connect` returns: to be awaited, or entered with `async with`."""
+
+    def __init__(self, client: AioClient) -> None:
+        self._client = client
+
+    def __await__(self) -> Generator[Any, None, AioClient]:
+        return self._client.open().__await__()
+
+    async def __aenter__(self) -> AioClient:
+        return await self._client.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+
+def connect(
+    url: str,
+    app: str = "dmq",
+    client_id: str | None = None,
+    reconnect: bool = True,
+    timeout: float | None = None,
+    on_exception: OnException | None = None,
+    on_interrupted: OnEvent | None = None,
+    on_resumed: OnEvent | None = None,
+) -> _Connecting:
+    """Connect to a broker: `client = await connect(…)`, or `async with connect(…) as client`.
+
+    Parameters and errors as of `dmq.connect`. Listeners may be coroutine functions.
+    """
+    listeners = Listeners(on_exception, on_interrupted, on_resumed)
+    return _Connecting(AioClient(url, app, client_id, reconnect, timeout, listeners))
+
+
+class AioClient:
+    """A connection to a broker, kept up. Made by `dmq.aio.connect`."""
+
+    def __init__(
+        self,
+        url: str,
+        app: str,
+        client_id: str | None,
+        reconnect: bool,
+        timeout: float | None,
+        listeners: Listeners,
+        clock: Clock | None = None,
+    ) -> None:
+        self.app: Final = app
+        self.listeners: Final = listeners
+        self._addresses = parse_url(url)
+        self._hello = make_hello(app, client_id)
+        self._reconnect = reconnect
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+        self._routes = Routes()
+        self._parts: list[AioClosable] = []
+        self._transport: AioTransport | None = None
+
+    async def open(self) -> Self:
+        """Connect.
+
+        Raises:
+            NotConnected: nobody answers.
+        """
+        self._transport = AioTransport(
+            self._addresses,
+            self._hello,
+            self._clock,
+            reconnect=self._reconnect,
+            timeout=self._timeout,
+            listeners=self.listeners,
+        )
+        await self._transport.open()
+        return self
+
+    @property
+    def transport(self) -> AioTransport:
+        """The connection below.
+
+        Raises:
+            NotConnected: the client was not opened.
+        """
+        if self._transport is None:
+            raise NotConnected("the client is not connected: await connect(…) first")
+        return self._transport
+
+    @property
+    def admin(self) -> AioAdmin:
+        return AioAdmin(self.transport, ADMIN_SECONDS if self._timeout is None else self._timeout)
+
+    def producer(
+        self,
+        app: str | None = None,
+        group: str | None = None,
+        check: Callable[..., Any] | None = None,
+        spool: str | None = None,
+        timeout: float | None = 5.0,
+        retries: int = 3,
+        window_bytes: int = 32 << 20,
+        on_full: OnFull = "block",
+        compression: str = "auto",
+        *,
+        window_messages: int = WINDOW_MESSAGES,
+        resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+    ) -> AioProducer:
+        """A producer; parameters as of `dmq.client.client.Client.producer`."""
+        if spool is not None:
+            raise Unsupported("this version keeps no spool: leave spool out, and keep the window small")
+        if group is not None or check is not None:
+            raise Unsupported("this version has no transactions: leave group and check out")
+        options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
+        producer = AioProducer(app or self.app, options, self._routes, self.transport, self._clock)
+        self.adopt(producer)
+        return producer
+
+    def adopt(self, part: AioClosable) -> None:
+        """Have it closed with the client."""
+        self._parts.append(part)
+
+    def release(self, part: AioClosable) -> None:
+        """It was closed by itself."""
+        if part in self._parts:
+            self._parts.remove(part)
+
+    async def close(self) -> None:
+        """Close everything, the last made first."""
+        while self._parts:
+            await self._parts.pop().close()
+        if self._transport is not None:
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,301 @@
+"""The producer on an event loop: the twin of `dmq.client.producer`, over the same core.
+
+What always holds: as there. Everything happens on the loop's thread; a task that is cancelled while it waits leaves its
+message on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from dmq.client.accumulator import Batch
+from dmq.client.aio_connection import AioConnection
+from dmq.client.aio_transport import AioTransport
+from dmq.client.futures import Receipts, SendFuture
+from dmq.client.producing import Core, Draft, Options
+from dmq.client.retries import Retries
+from dmq.client.routes import Route, Routes
+from dmq.client.sender import Sender
+from dmq.client.session import Push
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
+from dmq.protocol import Command, decode_response
+from dmq.protocol.admin import TopicDescribe
+
+__all__ = ["AioProducer", "AioSendFuture", "OnAioDelivery"]
+
+OnAioDelivery = Callable[[Receipt | None, DMQError | None], Awaitable[None] | None]
+
+
+class _TaskWaiter:
+    """A task that waits to be woken."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until woken, at most so long; False if nobody woke us."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._future
+        except TimeoutError:
+            return False
+        return True
+
+
+class AioSendFuture(SendFuture):
+    """What becomes of one message; `await` it for the receipt."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        if not self._fate.is_done:
+            waiter = _TaskWaiter()
+            self._fate.add_waiter(waiter)
+            yield from waiter.wait(None).__await__()
+        return self.result(0)
+
+
+class AioProducer:
+    """Sends messages. Made by `AioClient.producer`. Parameters of its methods as of `dmq.client.producer.Producer`."""
+
+    def __init__(self, app: str, options: Options, routes: Routes, transport: AioTransport, clock: Clock) -> None:
+        self._options = options
+        self._routes = routes
+        self._transport = transport
+        self._clock = clock
+        self._core = Core(app, options, routes, transport, clock)
+        self._sender: Sender = self._core.sender
+        transport.watch(self)
+
+    async def send(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Receipt:
+        """Send a message and wait until it is as safe as asked.
+
+        Raises:
+            DMQError: it was not stored as asked, or that is not known (`TimedOut`).
+        """
+        deadline = self._deadline()
+        route = self._routes.get(topic) or await self._route(topic)
+        draft = self._core.draft(
+            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+            durability, consumed_by,
+        )  # fmt: skip
+        batch, index = await self._put(draft, deadline)
+        self._sender.pump(batch.lane)
+        await self._wait(batch, deadline)
+        if batch.error is not None:
+            raise batch.error
+        return batch.receipt(index)
+
+    async def send_async(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+        on_delivery: OnAioDelivery | None = None,
+    ) -> AioSendFuture:
+        """Send a message and go on as soon as the window has room; `await` the future for the receipt.
+
+        Raises:
+            DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
+        """
+        route = self._routes.get(topic) or await self._route(topic)
+        draft = self._core.draft(
+            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+            durability, consumed_by,
+        )  # fmt: skip
+        batch, index = await self._put(draft, None)
+        future = AioSendFuture(batch, index)
+        if on_delivery is not None:
+            tell = on_delivery
+            future.add_done_callback(
+                lambda done: tell(None, batch.error) if batch.error is not None else tell(done.result(), None)
+            )
+        if batch.is_worth_a_look:
+            self._sender.pump(draft.lane)
+        return future
+
+    async def send_many(
+        self, topic: str, messages: Sequence[Message], *, durability: str = "flushed", consumed_by: str = ""
+    ) -> Receipts:
+        """Send many messages and wait for all: the fastest way in.
+
+        Raises:
+            DMQError: the first error; `detail["stored"]` says how many messages are stored nevertheless.
+        """
+        if not messages:
+            return Receipts((), 0)
+        route = self._routes.get(topic) or await self._route(topic)
+        parts: list[tuple[Batch, Sequence[int]]] = []
+        problem: DMQError | None = None
+        try:
+            for batch, indexes in self._core.many(route, topic, messages, durability, consumed_by):
+                batch.deadline = self._deadline()
+                await self._enter(batch, batch.deadline)
+                parts.append((batch, indexes))
+                self._sender.pump(batch.lane)
+                await asyncio.sleep(0)  # let answers in, and others have a turn
+        except DMQError as error:
+            problem = error
+        for batch, _ in parts:
+            try:
+                await self._wait(batch, self._deadline())
+            except DMQError as error:
+                problem = problem or error
+            problem = problem or batch.error
+        if problem is not None:
+            stored = sum(len(indexes) for batch, indexes in parts if batch.error is None and batch.is_done)
+            raise type(problem)(problem.message, **{**problem.detail, "stored": stored}) from problem
+        return Receipts(parts, len(messages))
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def _deadline(self) -> float | None:
+        timeout = self._options.timeout
+        return None if timeout is None else self._clock.monotonic() + timeout
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+
+    async def _route(self, topic: str) -> Route:
+        self._core.check_open()
+        check_name(topic, "topic")
+        answer = await self._transport.request(
+            Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout
+        )
+        route = Route.of(decode_response(answer).info.config, self._clock.monotonic())
+        self._routes.put(topic, route)
+        return route
+
+    async def _put(self, draft: Draft, deadline: float | None) -> tuple[Batch, int]:
+        self._core.refresh(draft.lane.key.topic)
+        while True:
+            put = self._core.put(draft, attended=deadline is None, deadline=deadline)
+            if put is not None:
+                return put
+            self._core.check_open()
+            if self._options.on_full != "block" or not await self._wait_for_room(deadline):
+                raise self._core.full(draft.lane.key.topic, draft.message)
+
+    async def _wait_for_room(self, deadline: float | None) -> bool:
+        waiter = _TaskWaiter()
+        self._core.accumulator.waiters.append(waiter)
+        return await waiter.wait(self._left(deadline))
+
+    async def _enter(self, batch: Batch, deadline: float | None) -> None:
+        """Let a batch of `send_many` into the window."""
+        while True:
+            self._core.check_open()
+            if self._core.accumulator.has_room(batch.bytes, batch.count):
+                self._core.accumulator.add(batch)
+                return
+            if self._options.on_full != "block" or not await self._wait_for_room(deadline):
+                raise self._core.full(batch.topic, Message(b""))
+
+    async def _wait(self, batch: Batch, deadline: float | None) -> None:
+        """Wait for a batch; raise if it takes too long."""
+        if batch.is_done:
+            return
+        left, client = self._left(deadline), self._transport.timeout
+        if client is not None and self._transport.current() is None:
+            left = client if left is None else min(left, client)
+        waiter = _TaskWaiter()
+        batch.add_waiter(waiter)
+        if await waiter.wait(left):
+            return
+        error = Retries.too_late(
+            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._options.timeout or 0.0
+        )
+        if batch.count == 1:
+            self._sender.withdraw(batch, error)
+        if not batch.ended():
+            raise error
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was sent before this call is settled, well or not.
+
+        Raises:
+            TimedOut: it is not, after so many seconds.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        for batch in self._core.accumulator.unsettled():
+            if batch.is_done:
+                continue
+            waiter = _TaskWaiter()
+            batch.add_waiter(waiter)
+            if not await waiter.wait(self._left(deadline)):
+                raise TimedOut(f"messages are still on their way after {timeout:g} s")
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait for what is on its way, then take no more. What is not settled in time fails."""
+        try:
+            if self._sender.closed_by is None:
+                await self.flush(self._options.timeout if timeout is None else timeout)
+        except TimedOut:
+            pass  # told to each message by its future
+        finally:
+            self._transport.unwatch(self)
+            self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- told by the transport --------------------------------------------------------------------------------------
+
+    def connected(self, connection: AioConnection) -> None:
+        self._sender.connected(connection)
+
+    def lost(self, connection: AioConnection, reason: DMQError) -> None:
+        pass  # its batches have heard of it themselves
+
+    def pushed(self, connection: AioConnection, push: Push) -> None:
+        pass
+
+    def unreachable(self, error: DMQError) -> None:
+        self._sender.unreachable(error)
+
+    def closed(self, error: DMQError) -> None:
+        self._sender.close(error)

@@ -1,0 +1,136 @@
+"""Connections and time that do as a test says."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from dmq.client.sender import Link
+from dmq.client.session import OnAnswer, Pending
+from dmq.client.url import Address
+from dmq.errors import DMQError, NotConnected
+from dmq.protocol import Buffer, Command, Frame, Header, Kind, error_frame, frame_head, response_head
+from dmq.protocol import FrameParser as Parser
+from dmq.protocol.producing import Produce, ProduceReply
+from dmq.protocol.session import Limits
+from dmq.testing import FakeClock
+
+LIMITS = Limits(16 << 20, 4 << 20, 30_000, 1000, 1 << 24, 30_000)
+
+
+class Request:
+    """One request that a fake link got."""
+
+    def __init__(self, command: int, header: Any, body: Sequence[Buffer], flags: int, on_answer: OnAnswer) -> None:
+        self.command = command
+        self.header = header
+        self.body = b"".join(body)
+        self.flags = flags
+        self.on_answer = on_answer
+
+    def answer(self, header: Header) -> None:
+        self.on_answer(parsed(response_head(self.command, header, 1)))
+
+    def refuse(self, error: DMQError) -> None:
+        self.on_answer(parsed(error_frame(error, self.command, 1)))
+
+    def store(self, first_offset: int = 0) -> None:
+        """Answer a PRODUCE as a broker does."""
+        produce: Produce = self.header
+        self.answer(ProduceReply(produce.queue, first_offset, 0, produce.durability))
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """What a batch that is sent again must keep."""
+        return self.header.producer_id, self.header.first_sequence, self.header.count, self.header.queue
+
+
+def parsed(data: bytes) -> Frame:
+    frame = Parser().feed(data)[0]
+    assert frame.kind == Kind.RESPONSE
+    return frame
+
+
+class FakeLink:
+    """A link that keeps what it is given."""
+
+    def __init__(self, host: str = "one") -> None:
+        self.address = Address(host, 9611)
+        self.limits = LIMITS
+        self.is_usable = True
+        self.requests: list[Request] = []
+        self.told: list[Any] = []
+        self._pending: dict[int, Request] = {}
+        self._numbers = count(1)
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        on_answer: OnAnswer,
+        flags: int = 0,
+        attended: bool = True,
+    ) -> Pending:
+        if not self.is_usable:
+            raise NotConnected("the connection is closed")
+        frame_head(Kind.REQUEST, command)
+        request = Request(command, header, body, flags, on_answer)
+        self.requests.append(request)
+        number = next(self._numbers)
+        self._pending[number] = request
+        return Pending(on_answer, number, attended)
+
+    def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:
+        if not self.is_usable:
+            raise NotConnected("the connection is closed")
+        self.told.append(header)
+
+    def forget(self, pending: Pending) -> bool:
+        return self._pending.pop(pending.correlation, None) is not None
+
+    def lose(self) -> None:
+        """Break: everything unanswered hears of it."""
+        self.is_usable = False
+        for request in [*self._pending.values()]:
+            request.on_answer(NotConnected("the connection broke"))
+
+    def produced(self) -> list[Request]:
+        return [request for request in self.requests if request.command == Command.PRODUCE]
+
+
+class FakeLines:
+    """Links and timers by hand."""
+
+    def __init__(self, clock: FakeClock, *links: FakeLink) -> None:
+        self.clock = clock
+        self.links = [*links]
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def current(self) -> Link | None:
+        return self.links[0] if self.links and self.links[0].is_usable else None
+
+    def has_other(self, link: Link) -> bool:
+        return len(self.links) > 1
+
+    def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
+        found(next((other for other in self.links if other is not link and other.is_usable), None))
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (self.clock.monotonic() + seconds, next(self._numbers), function))
+
+    def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
+        function(*arguments)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and what is due happen at its time."""
+        end = self.clock.monotonic() + seconds
+        while self._timers and self._timers[0][0] <= end:
+            due, _, function = heapq.heappop(self._timers)
+            self.clock.advance(max(0.0, due - self.clock.monotonic()))
+            function()
+        self.clock.advance(max(0.0, end - self.clock.monotonic()))
