@@ -31,8 +31,10 @@ class Stub(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self._parser = FrameParser(FRAME_BYTES_MAX)
-        self.get_buffer = self._parser.get_buffer
         self._offset = 0
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._parser.get_buffer(sizehint)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -157,9 +159,7 @@ def main() -> None:
     show(
         f"send_many, 500 a call, {level}",
         count,
-        lambda: [
-            producer.send_many("bench", messages[at : at + 500], durability=level) for at in range(0, count, 500)
-        ],
+        lambda: [producer.send_many("bench", messages[at : at + 500], durability=level) for at in range(0, count, 500)],
     )
     show(f"send_many, all at once, {level}", count, lambda: producer.send_many("bench", messages, durability=level))
     client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -144,21 +145,19 @@ def test_a_failed_flush_is_not_followed_by_an_acknowledgement_nor_tried_again() 
     for which in range(1, 12):
         run = new_run(SEED)
         rig = run.rig
-        fault = rig.files.fail("sync", lambda path, seen, n=which: path.startswith("journal/") and seen >= n)  # type: ignore[misc]
-        with pytest.raises(StoreFailed):
-            for _ in range(12):
-                sent = rig.batch("orders", 0, rig.messages(BATCH, 600))
-                rig.append([sent])
-                rig.flush()
-                run.acknowledged.append(sent)
+        fault = rig.files.fail("sync", nth_of_journal(which))
+        sent = unacknowledged(run)
         assert fault.hits == 1
         failed = next(o.path for o in reversed(rig.files.trace) if o.kind == "sync")
         visible, flushed = rig.store.visible, rig.store.flushed
-        for attempt in (rig.store.flush, rig.store.checkpoint, lambda: rig.store.append([sent.batch])):
+        for _ in range(2):
             with pytest.raises(StoreFailed):
-                attempt()
+                rig.store.flush()
+            with pytest.raises(StoreFailed):
+                rig.store.checkpoint()
+            with pytest.raises(StoreFailed):
+                rig.store.append([sent.batch])
         assert (rig.store.visible, rig.store.flushed) == (visible, flushed)
-        assert_no_sync_after_a_failed_one(rig.files, failed)
         assert not run.holds(sent)
         rig.store.close()
         assert_no_sync_after_a_failed_one(rig.files, failed)
@@ -169,6 +168,50 @@ def test_a_failed_flush_is_not_followed_by_an_acknowledgement_nor_tried_again() 
         run.deliver(rig.batch("orders", 1, rig.messages(BATCH)))
         rig.crash(random.Random(which), "nothing")
         run.check()
+
+
+def nth_of_journal(which: int) -> Callable[[str, int], bool]:
+    """From the nth operation on, those on the journal."""
+    return lambda path, seen: path.startswith("journal/") and seen >= which
+
+
+def unacknowledged(run: Run) -> Sent:
+    """Send until the store gives up; the batch it gave up at."""
+    while True:
+        sent = run.rig.batch("orders", 0, run.rig.messages(BATCH, 600))
+        try:
+            run.rig.append([sent])
+            run.rig.flush()
+        except StoreFailed:
+            return sent
+        run.acknowledged.append(sent)
+
+
+def test_a_flush_that_fails_in_another_thread_counts_although_its_segment_is_full_by_now() -> None:
+    """J-03: the kernel tells of a lost page once, and not to whoever flushed the segment in between."""
+    run = new_run(SEED)
+    rig = run.rig
+    ticket = rig.store.begin_flush()
+    while rig.store.stats()["segments"] < 2:
+        rig.append([rig.batch("orders", 0, rig.messages(BATCH, 600))])
+    rig.files.fail("sync")
+    with pytest.raises(StorageError) as caught:
+        ticket.run()
+    with pytest.raises(StoreFailed):
+        rig.store.finish_flush(ticket, caught.value)
+    assert rig.store.has_failed
+
+
+def test_a_flush_whose_segment_is_closed_by_now_has_nothing_left_to_do() -> None:
+    run = new_run(SEED)
+    rig = run.rig
+    ticket = rig.store.begin_flush()
+    while rig.store.stats()["segments"] < 4:
+        rig.append([rig.batch("orders", 0, rig.messages(BATCH, 600))])
+    ticket.run()
+    rig.store.finish_flush(ticket)
+    rig.flush()
+    run.check()
 
 
 @pytest.mark.sampled

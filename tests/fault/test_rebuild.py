@@ -17,7 +17,7 @@ from tests.sampling import SEED, sample_size
 
 FOLDERS = ("queue", "runs", "offset", "index", "delay")
 DERIVED = (*FOLDERS, "checkpoint")
-LIVES = sample_size(share=2, whole=40)
+LIVES = sample_size(share=5, whole=60)
 
 
 def lived(seed: int, settings: StoreSettings = SMALL) -> Rig:

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from dmq.errors import OffsetGone, StaleEpoch, TopicExists, UnknownTopic
+from dmq.errors import OffsetGone, StaleEpoch, StorageError, TopicExists, UnknownTopic
 from dmq.model import TopicConfig
 from dmq.records import RecordView, tag_hash
 from dmq.settings import StoreSettings
+from dmq.storage.checkpointing import CheckpointPlan
 from dmq.storage.events import DelaysDone, PositionDropped, pack_offsets
 from dmq.storage.visibility import Durability
 from dmq.storage.wheel import Delay
@@ -43,6 +44,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[Delay] = []
+        self.plan: CheckpointPlan | None = None
         self.epochs = dict.fromkeys((1, 2, 3), 0)
 
     @initialize(seed=st.integers(0, 1 << 32), which=st.sampled_from(SETTINGS))
@@ -244,14 +246,39 @@ class Life(RuleBasedStateMachine):
         self.rig.flush()
         assert self.rig.store.visible == self.rig.store.flushed == self.rig.store.end
 
+    @precondition(lambda self: self.plan is None)
     @rule()
     def checkpoint(self) -> None:
         self.rig.checkpoint()
+
+    @precondition(lambda self: self.plan is None and self.rig.settings is SMALL)
+    @rule()
+    def begin_checkpoint(self) -> None:
+        """In steps, as a broker does it: whatever comes between them is not in it."""
+        self.rig.upkeep(self._begin_checkpoint)
+
+    def _begin_checkpoint(self) -> None:
+        self.plan = self.rig.store.begin_checkpoint()
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(fails_at=st.sampled_from((None, None, 1, 3, 6, 9)))
+    def finish_checkpoint(self, fails_at: int | None) -> None:
+        plan, self.plan = self.plan, None
+        assert plan is not None
+        problem: StorageError | None = None
+        fault = self.rig.files.fail("write", fails_at or 1 << 30)
+        try:
+            plan.write()
+        except StorageError as error:
+            problem = error
+        self.rig.files.heal(fault)
+        self.rig.upkeep(lambda: self.rig.store.finish_checkpoint(plan, problem))
 
     @rule(minutes=st.integers(1, 50))
     def let_time_pass(self, minutes: int) -> None:
         self.rig.clock.advance(60.0 * minutes)
 
+    @precondition(lambda self: self.plan is None)
     @rule()
     def retain(self) -> None:
         self.rig.retain()
@@ -267,6 +294,7 @@ class Life(RuleBasedStateMachine):
         self.rig.store.release_due([delay.offset for delay in self.taken])
         self.taken.clear()
 
+    @precondition(lambda self: self.plan is None)
     @rule()
     def close_and_reopen(self) -> None:
         self.taken.clear()
@@ -276,15 +304,18 @@ class Life(RuleBasedStateMachine):
     @rule()
     def kill_and_reopen(self) -> None:
         self.taken.clear()
+        self.plan = None
         self.rig.kill()
         self.rig.check()
 
     @rule(seed=st.integers(0, 1 << 32))
     def crash_and_reopen(self, seed: int) -> None:
         self.taken.clear()
+        self.plan = None
         self.rig.crash(random.Random(seed))
         self.rig.check()
 
+    @precondition(lambda self: self.plan is None)
     @rule(which=st.sets(st.sampled_from(DERIVED), min_size=1))
     def lose_derived_files(self, which: set[str]) -> None:
         self.taken.clear()
@@ -302,7 +333,7 @@ class Life(RuleBasedStateMachine):
 
 TestLife = pytest.mark.sampled(Life.TestCase)
 TestLife.settings = settings(
-    max_examples=sample_size(share=60, whole=4000),
+    max_examples=sample_size(share=250, whole=6000),
     stateful_step_count=sample_size(share=40, whole=60),
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,

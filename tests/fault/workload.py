@@ -30,6 +30,8 @@ def workload(rig: Rig, rounds: int = ROUNDS) -> Iterator[Step]:
         yield lambda: rig.clock.advance(300.0)
         if number % 3 == 1:
             yield rig.checkpoint
+        if number % 6 == 2:
+            yield lambda number=number: checkpoint_in_steps(rig, number)  # type: ignore[misc]
         if number % 4 == 3:
             yield rig.retain
         if number % 6 == 4:
@@ -74,6 +76,18 @@ def begin_or_end(rig: Rig, number: int) -> None:
         rig.end_transaction(rig.rng.choice(open_ones), commit=number % 2 == 0)
     else:
         rig.append([rig.half(0, rig.messages(1), ORDERS)], durability(rig))
+
+
+def checkpoint_in_steps(rig: Rig, number: int) -> None:
+    """As a broker does it: life goes on while the files are written."""
+    plan = rig.store.begin_checkpoint()
+    rig.upkeep(lambda: None)
+    assert plan is not None
+    append_many(rig, number)
+    delay(rig, number)
+    settle(rig, number)
+    plan.write()
+    rig.upkeep(lambda: rig.store.finish_checkpoint(plan))
 
 
 def settle(rig: Rig, number: int) -> None:

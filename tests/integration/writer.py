@@ -64,10 +64,10 @@ class StandStill:
     """Stops the thread that reaches a step, for ever."""
 
     def __init__(self, step: str) -> None:
-        self._step = step
+        self.step = step
 
     def reached(self, step: str) -> None:
-        if step == self._step:
+        if step == self.step:
             os.write(1, b"%s\n" % step.encode())
             threading.Event().wait()
 
@@ -145,7 +145,7 @@ def main(directory: str, log: str, stop: str) -> None:
         store.create_topic(TOPIC, TopicConfig(queues=PRODUCERS))
     except TopicExists:
         pass
-    steps._step = stop
+    steps.step = stop  # opening is over
     commit = GroupCommit(store)
     room = [threading.Semaphore(IN_FLIGHT) for _ in range(PRODUCERS)]
     numbers = [batches(producer, known) for producer in range(PRODUCERS)]

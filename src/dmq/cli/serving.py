@@ -88,14 +88,14 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 class TextLines(logging.Formatter):
     """A line for people: time, level, event, then what belongs to it as name=value."""
 
-    converter = time.gmtime
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+        self.converter = time.gmtime
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802: the name of the standard library
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         line = super().formatMessage(record)
         return " ".join((line, *(f"{name}={value!r}" for name, value in _extras(record).items())))
 

@@ -51,8 +51,8 @@ class Batch(Fate):
 
     __slots__ = (
         "body", "broker", "bytes", "count", "deadline", "dues", "extras", "has_extras", "is_attended",
-        "is_refreshed", "is_sealed", "is_unanswered", "is_worth_a_look", "keys", "lane", "last_error", "messages", "moves", "pending",
-        "queue", "refusals", "resends", "sent_at",
+        "is_refreshed", "is_sealed", "is_unanswered", "is_worth_a_look", "keys", "lane", "last_error", "messages",
+        "moves", "pending", "queue", "refusals", "resends", "sent_at",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -208,10 +208,7 @@ class Accumulator:
         self.bytes += size
         self.messages += 1
         batch.is_worth_a_look = (
-            not lane.under_way
-            or count == 1
-            or count == SECOND_MESSAGES_MIN
-            or total >= SECOND_BYTES_MIN > total - size
+            not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
         )
         return batch
 

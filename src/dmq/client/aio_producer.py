@@ -7,6 +7,7 @@ message on its way.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -30,6 +31,8 @@ from dmq.protocol.admin import TopicDescribe
 __all__ = ["AioProducer", "AioSendFuture", "OnAioDelivery"]
 
 OnAioDelivery = Callable[[Receipt | None, DMQError | None], Awaitable[None] | None]
+
+_running: set[asyncio.Future[Any]] = set()  # callbacks under way: a loop alone would let them be collected
 
 
 class _TaskWaiter:
@@ -65,6 +68,15 @@ class AioSendFuture(SendFuture):
             self._fate.add_waiter(waiter)
             yield from waiter.wait(None).__await__()
         return self.result(0)
+
+    def add_done_callback(self, function: Callable[[SendFuture], Any]) -> None:
+        """Have `function(self)` called at the end, or at once if that has been; it may be a coroutine function."""
+        if not self._fate.add_callback(lambda: function(self)):
+            result = function(self)
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(result)
+                _running.add(task)
+                task.add_done_callback(_running.discard)
 
 
 class AioProducer:

@@ -32,17 +32,14 @@ class Listeners:
         self.on_interrupted = on_interrupted
         self.on_resumed = on_resumed
 
-    def exception(self, reason: DMQError) -> None:
-        """The connection broke, for this reason."""
-        if self.on_exception is not None:
-            self.on_exception(reason)
+    def exception(self, reason: DMQError) -> Any:
+        """The connection broke, for this reason. What the listener returns is awaited on an event loop."""
+        return None if self.on_exception is None else self.on_exception(reason)
 
-    def interrupted(self) -> None:
+    def interrupted(self) -> Any:
         """There is no connection now."""
-        if self.on_interrupted is not None:
-            self.on_interrupted()
+        return None if self.on_interrupted is None else self.on_interrupted()
 
-    def resumed(self) -> None:
+    def resumed(self) -> Any:
         """There is one again, and everything goes on."""
-        if self.on_resumed is not None:
-            self.on_resumed()
+        return None if self.on_resumed is None else self.on_resumed()

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
 from typing import Any, Final, Protocol
 
 from dmq.client.accumulator import Accumulator, Batch, Lane
@@ -384,13 +385,34 @@ class Sender:
             for lane in lanes:
                 self.pump(lane)
 
-    def _call_back(self, batch: Batch, callbacks: list[Callable[[], Any]]) -> None:
-        """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back."""
+    def _call_back(self, batch: Batch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
+        """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.
+
+        Returns what is still to be awaited, where callbacks are coroutine functions.
+        """
+        waiting = []
         for callback in callbacks:
             try:
-                callback()
+                result = callback()
             except Exception:
                 log.exception("a delivery callback raised", extra={"topic": batch.topic})
+            else:
+                if result is not None and isawaitable(result):
+                    waiting.append(result)
+        if waiting:
+            return self._await_callbacks(batch, waiting)
+        self._release(batch)
+        return None
+
+    async def _await_callbacks(self, batch: Batch, waiting: list[Awaitable[Any]]) -> None:
+        for awaitable in waiting:
+            try:
+                await awaitable
+            except Exception:
+                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+        self._release(batch)
+
+    def _release(self, batch: Batch) -> None:
         with self.lock:
             waiters = self._accumulator.release(batch)
         for waiter in waiters:

@@ -151,7 +151,7 @@ def draft_units(
         else:
             part = event_part(item, now_ms)
         size = part_bytes(part)
-        if not atomic and draft.parts and draft.size + size > unit_bytes_max:
+        if draft.size + size > unit_bytes_max and draft.parts and not atomic:
             draft = Draft()
             drafts.append(draft)
         draft.add(index, part, size)

@@ -156,7 +156,7 @@ class OsFile:
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
         try:  # written out, since a context manager would cost as much as the call
-            if len(buffers) == 1 and isinstance(data := buffers[0], bytes | bytearray):
+            if len(buffers) == 1 and isinstance(data := buffers[0], (bytes, bytearray)):
                 done = os.pwrite(self._fd, data, position)
                 if done == len(data):
                     return

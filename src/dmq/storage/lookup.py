@@ -119,8 +119,8 @@ class Lookup:
         pending.times.append(unit.header.stored_at_ms)
         if isinstance(unit.offsets, np.ndarray):
             if len(unit.hashes):
-                pending.hashes.frombytes(unit.hashes.view(np.uint8).data)  # type: ignore[union-attr]
-                pending.hash_offsets.frombytes(unit.offsets[unit.hash_index].view(np.uint8).data)
+                pending.hashes.frombytes(unit.hashes.tobytes())  # type: ignore[union-attr]
+                pending.hash_offsets.frombytes(unit.offsets[unit.hash_index].tobytes())
         else:
             pending.hashes.extend(unit.hashes)
             pending.hash_offsets.extend([unit.offsets[i] for i in unit.hash_index])

@@ -67,9 +67,9 @@ class QueueIndex:
         if tail is None:
             tail = self._active[key] = Tail(first)
         if isinstance(offsets, np.ndarray):
-            tail.offsets.frombytes(offsets.view(np.uint8).data)
-            tail.lengths.frombytes(lengths.view(np.uint8).data)
-            tail.tags.frombytes(tags.view(np.uint8).data)
+            tail.offsets.frombytes(offsets.tobytes())
+            tail.lengths.frombytes(lengths.tobytes())
+            tail.tags.frombytes(tags.tobytes())
         else:
             tail.offsets.extend(offsets)
             tail.lengths.extend(lengths)

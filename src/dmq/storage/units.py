@@ -340,20 +340,23 @@ def _stamp_many(
 ) -> npt.NDArray[np.uint16]:
     """Stamp all records of all parts at once; returns their tag hashes."""
     positions = offsets - start
+    received = parts[0].received_at_ms
+    if len(parts) == 1:
+        row = parts[0].row
+        client, ipv6 = _client(row)
+        numbers = np.arange(row.first_queue_offset, row.first_queue_offset + row.records)
+        addresses = np.frombuffer(client + server, ADDRESSES_DTYPE)
+        return stamp_columns(
+            buffer, positions, offsets, row.queue, numbers, addresses, received, stored_at_ms, ipv6=ipv6
+        )
     rows = [part.row for part in parts]
     clients = [_client(row) for row in rows]
     addresses = np.frombuffer(b"".join([client + server for client, _ in clients]), ADDRESSES_DTYPE)
-    first, received = rows[0], parts[0].received_at_ms
-    if len(parts) == 1:
-        numbers = np.arange(first.first_queue_offset, first.first_queue_offset + first.records)
-        return stamp_columns(
-            buffer, positions, offsets, first.queue, numbers, addresses, received, stored_at_ms, ipv6=clients[0][1]
-        )
     counts = np.array([row.records for row in rows])
     ends = np.cumsum(counts)
     # A record's queue offset less its index in the unit is the same for all records of a batch.
     bases = np.array([row.first_queue_offset for row in rows]) - (ends - counts)
-    same = all(part.received_at_ms == received for part in parts)
+    same = len({part.received_at_ms for part in parts}) == 1
     return stamp_columns(
         buffer,
         positions,

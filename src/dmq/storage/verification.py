@@ -99,8 +99,8 @@ def holder(files: Files) -> int | None:
         text = file.read(0, 32).decode("ascii", "replace").strip()
     finally:
         file.close()
-    running = files.exists("RUNNING") and text.isdecimal() and os.path.exists(f"/proc/{text}")
-    return int(text) if running else None
+    is_running = files.exists("RUNNING") and text.isdecimal() and os.path.exists(f"/proc/{text}")
+    return int(text) if is_running else None
 
 
 def verify(files: Files, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -177,8 +177,7 @@ def _verify_journal(
                 pass  # its owner dropped it meanwhile
             elif end == journal.end and start >= durable and not scanner.was_durable(start):
                 in_use = f"process {owner} is perhaps writing it just now; else " if owner else ""
-                what = f"{end - start} bytes are no unit"
-                findings.add("torn tail", f"journal {start}-{end}", what, in_use + _ADVICE["torn tail"])
+                findings.add("torn tail", f"journal {start}-{end}", "no whole unit", in_use + _ADVICE["torn tail"])
             else:
                 what = "are missing" if segment is None else "fail their checksum"
                 findings.add_damaged(start, end, what)
@@ -297,6 +296,5 @@ def _verify_entries(files: Files, pool: FilePool, checkpoint: Checkpoint, state:
             continue
         expected = state.next.get(key, 0)
         if following != expected and not broken:
-            what = f"index entries end at {following}, not at {expected}"
-            findings.add("derived", f"{topic.name}/{key & 255}", what)
+            findings.add("derived", f"{topic.name}/{key & 255}", f"its index ends at {following}, not at {expected}")
     return good

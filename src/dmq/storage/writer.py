@@ -6,6 +6,7 @@ becomes visible, in order; a segment opens with a snapshot of everything before 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,9 +43,10 @@ class FlushTicket:
     def run(self) -> None:
         try:
             self._file.sync()
-        except StorageError:
-            # The file may be closed by now, its segment being long flushed and full.
-            if self._journal.flushed < self.end:
+        except StorageError as error:
+            # The file may be closed by now, its segment being long flushed and full. Any other error counts: the kernel
+            # tells of a lost page once, so whoever flushed the segment meanwhile may not have heard of it.
+            if error.detail.get("errno") != errno.EBADF or self._journal.flushed < self.end:
                 raise
 
 

@@ -21,6 +21,9 @@ __all__ = ["produce"]
 
 # What a client may say of its own records; the other flags are the broker's.
 _FLAGS: Final = COMPRESSED | ORDERED
+# As plain numbers: an operation on an enum costs more than all the rest of the checks.
+_NOT_SERVED: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
+_NAMED: Final = int(ProduceFlag.NAMED)
 _CONSUMED_MS: Final = 30_000
 
 
@@ -28,7 +31,7 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
     broker.check_running()
     if asked.durability == Durability.REPLICATED:
         raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
-    if asked.flags & (ProduceFlag.DUES | ProduceFlag.HALF):
+    if asked.flags & _NOT_SERVED:
         raise Unsupported("this broker does not take delayed or transactional messages")
     if asked.topic.startswith("%"):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
@@ -53,7 +56,7 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
         producer_id=asked.producer_id,
         producer_epoch=asked.producer_epoch,
         first_sequence=asked.first_sequence,
-        named=bool(asked.flags & ProduceFlag.NAMED),
+        named=bool(asked.flags & _NAMED),
         address=session.address16,
         port=session.port,
         received_at_ms=broker.clock.now_ms(),

@@ -1,0 +1,215 @@
+"""`dmq bench`: produce, consume, latency, store, each beside what this machine can do without DMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmq.cli.options import Format, Formatted, make_app
+from dmq.cli.output import show_table
+
+if TYPE_CHECKING:
+    from dmq.testing.measuring import BrokerCpu, Figure, Load, Progress
+
+__all__ = ["app"]
+
+app = make_app("Measure, beside a raw baseline.")
+
+
+class Durability(StrEnum):
+    """How safe a message is before it counts."""
+
+    STORED = "stored"
+    FLUSHED = "flushed"
+
+
+class Body(StrEnum):
+    """What bodies are made of."""
+
+    RANDOM = "random"
+    JSON = "json"
+
+
+Messages = Annotated[int, typer.Option(min=1, max=100_000_000, help="So many messages in each round.")]
+Size = Annotated[int, typer.Option(min=1, max=1_000_000, help="Bytes of a body.")]
+Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages at a time.")]
+Durable = Annotated[Durability, typer.Option(help="How safe before it counts.")]
+Bodies = Annotated[Body, typer.Option("--body", help="What bodies are made of; all are different.")]
+Rounds = Annotated[int, typer.Option(min=1, max=1000, help="Rounds after one that warms up; medians are shown.")]
+Seed = Annotated[int, typer.Option(help="Of the random bodies.")]
+BenchUrl = Annotated[
+    str | None,
+    typer.Option("--url", envvar="DMQ_URL", metavar="URL", help="A broker; one is started for the run if left out."),
+]
+
+
+@app.command()
+def produce(
+    messages: Messages = 100_000,
+    size: Size = 200,
+    batch: Batch = 500,
+    durability: Durable = Durability.STORED,
+    connections: Annotated[
+        int, typer.Option(min=1, max=10_000, help="More than 1: each sends one message at a time.")
+    ] = 1,
+    is_async: Annotated[bool, typer.Option("--async", help="send_async, with a future for each message.")] = False,
+    body: Bodies = Body.RANDOM,
+    rounds: Rounds = 3,
+    seed: Seed = 1,
+    url: BenchUrl = None,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Publish: send_many by batches, send one at a time with --batch 1, or send_async with --async.
+
+    Beside it stands a process that only receives the same bytes on loopback and writes them to a file.
+    """
+    load = _load(messages, size, batch, durability, body, rounds, seed)
+    from dmq.testing.throughput import produce as measure
+    from dmq.testing.throughput import produce_connections
+
+    with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
+        if connections > 1:
+            figure = produce_connections(at, load, connections, cpu, progress)
+        else:
+            figure = measure(at, load, cpu, progress, is_async=is_async)
+    _show([figure], load, form)
+
+
+@app.command()
+def consume(
+    messages: Messages = 100_000,
+    size: Size = 200,
+    batch: Batch = 500,
+    push: Annotated[bool, typer.Option("--push", help="A handler for each message, instead of pull and ack.")] = False,
+    body: Bodies = Body.RANDOM,
+    rounds: Rounds = 3,
+    seed: Seed = 1,
+    url: BenchUrl = None,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Consume what was published before: pull and ack by batches, or with --push a handler for each message.
+
+    Body and key of every message are touched. Beside it stands a process that only receives the same bytes on
+    loopback and writes them to a file.
+    """
+    load = _load(messages, size, batch, Durability.STORED, body, rounds, seed)
+    from dmq.testing.throughput import consume as measure
+
+    with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
+        figure = measure(at, load, cpu, progress, is_push=push)
+    _show([figure], load, form)
+
+
+@app.command()
+def latency(
+    messages: Messages = 5_000,
+    size: Size = 200,
+    rate: Annotated[float, typer.Option(min=1, max=100_000, help="Messages a second for send to handler.")] = 1000.0,
+    seed: Seed = 1,
+    url: BenchUrl = None,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """One message at a time: send, and from send to a waiting handler.
+
+    Beside it stand a bare echo over loopback and an fdatasync. Flushed sends are a tenth of the messages.
+    """
+    load = _load(messages, size, 1, Durability.STORED, Body.RANDOM, 1, seed)
+    from dmq.testing.latency import latency as measure
+
+    with _broker(url) as (at, _), _progress(messages * 4) as progress:
+        figures = measure(at, load, tempfile.gettempdir(), progress, rate=rate)
+    _show(figures, load, form)
+
+
+@app.command()
+def store(
+    messages: Messages = 100_000,
+    size: Size = 200,
+    batch: Batch = 500,
+    durability: Durable = Durability.STORED,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="On the disk of this directory; nothing is left there.")
+    ] = None,
+    body: Bodies = Body.RANDOM,
+    rounds: Rounds = 3,
+    seed: Seed = 1,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """The message store alone, without broker and network. Beside it stands a plain write of the same bytes."""
+    load = _load(messages, size, batch, durability, body, rounds, seed)
+    if data is not None and not data.is_dir():
+        raise typer.BadParameter(f"{data} is no directory: choose one that is there")
+    from dmq.testing.storing import store as measure
+
+    with _progress(messages * (rounds + 1)) as progress:
+        figure = measure(load, data or Path(tempfile.gettempdir()), progress)
+    _show([figure], load, form)
+
+
+def _load(messages: int, size: int, batch: int, durability: Durability, body: Body, rounds: int, seed: int) -> Load:
+    from dmq.testing.measuring import Load
+
+    return Load(messages, size, batch, durability.value, rounds, seed, body is Body.JSON)
+
+
+@contextlib.contextmanager
+def _broker(url: str | None) -> Iterator[tuple[str, BrokerCpu]]:
+    """The broker asked for, or one of our own for as long as it is needed."""
+    if url is not None:
+        yield url, lambda: 0.0
+        return
+    from dmq.testing.processes import BrokerProcess
+
+    # A kill must not leave the broker behind.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with BrokerProcess() as broker:
+            yield broker.url, broker.cpu_seconds
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """A bar on the terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = ("measuring", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        advance: Callable[[int], None] = lambda count: bar.advance(task, count)  # noqa: E731
+        yield advance
+
+
+def _show(figures: Sequence[Figure], load: Load, form: Format) -> None:
+    from dmq.testing.measuring import machine
+
+    settings = {name: getattr(load, name) for name in load.__dataclass_fields__}
+    if form == Format.JSON:
+        result: dict[str, Any] = {
+            "machine": machine(),
+            "settings": settings,
+            "figures": [figure.plain() for figure in figures],
+        }
+        typer.echo(json.dumps(result, indent=2))
+        return
+    heads = list(dict.fromkeys(name for figure in figures for name in figure.values))
+    rows = [[figure.name, *(figure.values.get(name) for name in heads)] for figure in figures]
+    show_table(["what", *heads], rows)
+    for figure in figures:
+        for name, values in figure.rounds.items():
+            spread = ", ".join(f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in values)
+            typer.echo(f"{name.replace('_', ' ')}, each round: {spread}")

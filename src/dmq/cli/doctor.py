@@ -1,0 +1,102 @@
+"""`dmq doctor`: what is wrong here, and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import dmq
+from dmq.cli.options import APP, DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, make_app
+from dmq.cli.output import show_rows
+from dmq.cli.serving import Insecure, resolve
+from dmq.errors import DMQError, InvalidSettings
+
+if TYPE_CHECKING:
+    from dmq.broker.diagnosis import Finding
+
+__all__ = ["app"]
+
+app = make_app("Find what is wrong here, and how to mend it.")
+
+_SKEW_MS_MAX = 1000
+
+
+@app.command()
+def doctor(
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="The data directory of the broker here.")] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    insecure: Insecure = False,
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Check this machine and the broker, and say what to do about what is wrong.
+
+    The exit code is 1 if there is a problem; warnings leave it at 0.
+    """
+    from dmq.broker.diagnosis import State
+
+    findings = [*_machine(config, data, settings, insecure), *_broker(url)]
+    rows = [finding._asdict() for finding in findings]
+    show_rows(rows, form, empty="")
+    problems = sum(finding.state is State.PROBLEM for finding in findings)
+    warnings = sum(finding.state is State.WARNING for finding in findings)
+    if form == Format.TABLE:
+        typer.echo(f"\n{problems} problems, {warnings} warnings" if problems or warnings else "\nall is well")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _machine(config: Path | None, data: str | None, settings: list[str] | None, insecure: bool) -> Iterator[Finding]:
+    from dmq.broker.diagnosis import Finding, State, diagnose_machine
+
+    try:
+        resolved = resolve(config, {"broker.data": data}, settings)
+    except InvalidSettings as error:
+        yield Finding("settings", State.PROBLEM, error.message, "correct it; dmq config show lists them all")
+        return
+    changed = sum(source != "default" for source in resolved.sources.values())
+    yield Finding("settings", State.OK, f"{changed} of {len(resolved.sources)} are not at their default")
+    yield from diagnose_machine(resolved.settings, insecure)
+
+
+def _broker(url: str) -> Iterator[Finding]:
+    from dmq.broker.diagnosis import Finding, State
+    from dmq.client.diagnosis import look_at
+
+    try:
+        seen = look_at(url, APP)
+    except DMQError as error:
+        yield Finding("broker", State.PROBLEM, error.message, "dmq dev starts one; --url or DMQ_URL says where it is")
+        return
+    yield Finding("broker", State.OK, f"{seen.broker} answers at {url} within {seen.round_trip_ms:.1f} ms")
+    ours = f"dmq {dmq.__version__}"
+    what = f"the broker is {seen.software or 'unknown'}, this is {ours}, protocol {seen.protocol}"
+    if seen.software == ours:
+        yield Finding("version", State.OK, what)
+    else:
+        yield Finding("version", State.WARNING, what, "they understand each other; upgrade the older one")
+    what = f"the broker's clock is {abs(seen.clock_skew_ms)} ms {'ahead' if seen.clock_skew_ms >= 0 else 'behind'}"
+    if abs(seen.clock_skew_ms) > _SKEW_MS_MAX:
+        yield Finding("clock", State.WARNING, what, "have both machines keep time with NTP")
+    else:
+        yield Finding("clock", State.OK, what)
+    yield from _store(seen.stats)
+
+
+def _store(stats: dict[str, float]) -> Iterator[Finding]:
+    from dmq.broker.diagnosis import Finding, State
+
+    check = "broker's store"
+    if stats.get("store_failed"):
+        yield Finding(check, State.PROBLEM, "a flush failed: it takes no writes", "check its disk, then restart it")
+    elif stats.get("store_refusing"):
+        yield Finding(check, State.PROBLEM, "its disk is too full: writes are refused", "free some space there")
+    else:
+        yield Finding(check, State.OK, f"writes to {stats.get('store_segments', 0):.0f} segments")
+    if stats.get("store_damage"):
+        what = f"{stats['store_damage']:.0f} damaged ranges were found"
+        yield Finding(check, State.PROBLEM, what, "dmq journal verify DIR tells which, and what to do")

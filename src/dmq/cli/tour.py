@@ -1,0 +1,126 @@
+"""A tour for newcomers, behind `./scripts/demo`: start DMQ, publish, consume, look something up, and say what happened.
+
+What always holds: it runs on free ports and a directory of its own; in the end no process and no file is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dmq.errors import DMQError
+
+if TYPE_CHECKING:
+    from dmq.client.client import Client
+
+__all__ = ["main"]
+
+MESSAGES = 10_000
+_BATCH = 500
+_CONSUME_SECONDS_MAX = 60.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the tour; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="./scripts/demo", description="A tour of DMQ in half a minute.")
+    parser.add_argument("--once", action="store_true", help="end by itself, instead of keeping the status page open")
+    once = parser.parse_args(arguments).once
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        tour(once)
+    except KeyboardInterrupt:
+        say("\nStopped.")
+    except DMQError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def say(text: str) -> None:
+    """A line at once, also in a pipe."""
+    print(text, flush=True)
+
+
+def tour(once: bool) -> None:
+    """See the module."""
+    import dmq
+    from dmq.testing.processes import BrokerProcess
+
+    with BrokerProcess(command="dev", arguments=["--console-port", "0"]) as broker:
+        say(f"1. Started DMQ in one process, on an empty directory. It listens on {broker.url}")
+        with dmq.connect(broker.url, app="demo") as client:
+            client.admin.create_topic("orders", queues=4)
+            client.admin.create_group("billing", "orders")
+            say('2. Created the topic "orders", with 4 queues, and the consumer group "billing".')
+            publish(client)
+            consume(client)
+            look_up(client)
+        if once:
+            say("Done. Everything is gone again: the process and its directory.")
+            return
+        say(f"\nSee it for yourself: {broker.page} (Ctrl-C ends the demo and removes everything)")
+        while True:
+            time.sleep(3600)
+
+
+def publish(client: Client) -> None:
+    """Publish orders, each safe on disk before it counts."""
+    from dmq.model import Message
+
+    dice = random.Random(1)
+    orders = [
+        Message(
+            json.dumps({"order": number, "customer": dice.randrange(500), "amount": dice.randrange(100, 99_999) / 100})
+            .encode(),
+            key=f"order-{number}",
+            tag="created",
+        )
+        for number in range(MESSAGES)
+    ]  # fmt: skip
+    began = time.monotonic()
+    with client.producer() as producer:
+        for at in range(0, MESSAGES, _BATCH):
+            producer.send_many("orders", orders[at : at + _BATCH], durability="flushed")
+    seconds = time.monotonic() - began
+    lag = client.admin.lag("orders", "billing").total
+    say(
+        f"3. Published {MESSAGES:,} orders in {seconds:.2f} s, {MESSAGES / seconds:,.0f} a second. Every one was on "
+        f'disk before it counted.\n   "billing" has not seen any: its lag is {lag:,}.'
+    )
+
+
+def consume(client: Client) -> None:
+    """Consume them with a group."""
+    total, seen = 0.0, set()
+    began = time.monotonic()
+    with client.consumer("orders", group="billing") as consumer:
+        while len(seen) < MESSAGES and time.monotonic() - began < _CONSUME_SECONDS_MAX:
+            batch = consumer.pull(max_messages=_BATCH, wait=2.0)
+            for message in batch:
+                total += json.loads(message.body)["amount"]
+                seen.add(message.key)
+            consumer.ack(batch)
+    seconds = time.monotonic() - began
+    lag = client.admin.lag("orders", "billing").total
+    say(
+        f'4. "billing" consumed {len(seen):,} orders worth {total:,.2f} in {seconds:.2f} s, '
+        f"{len(seen) / seconds:,.0f} a second, and acknowledged them.\n   Its lag is now {lag:,}."
+    )
+    if len(seen) != MESSAGES or lag:
+        raise DMQError(f"{MESSAGES - len(seen):,} orders are missing and the lag is {lag:,}: this should not happen")
+
+
+def look_up(client: Client) -> None:
+    """Find one by its key: consumed messages stay until retention takes them."""
+    (found,) = client.admin.find("orders", key="order-4711")
+    say(f'5. Messages stay after they were consumed. "order-4711" is in queue {found.queue} at offset {found.offset}:')
+    say(f"   {found.body.decode()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,397 @@
+"""The core of a consumer: what came, what is in hand, what was said of it. No sockets, no threads, no event loop.
+
+Both consumers, the blocking one and the asyncio one, hand it what they receive and send what it gives.
+
+What always holds:
+- A message is handed out at most once for each time it was delivered; one that was acked before is acked again, in
+  silence, and one that is in hand already shares the fate of the first.
+- What is said of a message is reported once, in the order of the leases; nothing is reported of what the broker took
+  back.
+- Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
+  and no attempt is counted.
+- All state is guarded by `lock`; `on_reports` is called without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from dmq.client.delivery import SETTLED, TAKEN, WAITING, Delivery, starts_of
+from dmq.client.duplicates import DuplicateWindow
+from dmq.client.prefetch import Prefetch
+from dmq.client.settlements import Settlements, settlements_of
+from dmq.client.subscribing import ConsumerOptions
+from dmq.clock import Clock
+from dmq.errors import DMQError
+from dmq.protocol import Buffer, unpack_records
+from dmq.protocol.consuming import Lease, LeaseRef, Outcome, Settle, Settlement, SubscribeReply
+
+__all__ = ["ConsumerCore"]
+
+_NO_LIMIT: Final = 1 << 62
+# What a pool that is full gives back comes again after this long.
+REFUSED_MS: Final = 1000
+
+
+class ConsumerCore:
+    """See the module."""
+
+    def __init__(self, options: ConsumerOptions, clock: Clock, extend: Callable[[Delivery, float], object]) -> None:
+        self.options: Final = options
+        self.extend: Final = extend
+        self.lock: Final = threading.Lock()
+        self._clock = clock
+        self._prefetch = Prefetch(is_ordered=options.ordered)
+        self._settlements = Settlements(options.topic, options.group)
+        self._unsent: list[Settlement] = []
+        self._urgent_count = max(1, options.prefetch // 4)
+        self._held: dict[tuple[str, int, int, int], Delivery] = {}
+        self._done = DuplicateWindow()
+        self._in_hand = DuplicateWindow(_NO_LIMIT)  # bounded by what is out
+        self._twins: dict[tuple[int, int, int], list[tuple[Delivery, int]]] = {}
+        self._sought: dict[tuple[str, int], int] = {}
+        self._has_progress = False
+        self.member = ""
+        self.is_running = False  # handlers run: what they have is kept for them, however long they take
+        self.room: Callable[[], int] | None = None  # how many more may wait; the rest goes back
+        self.is_paused = False
+        self.duplicates = 0
+        self.ended: DMQError | None = None
+        self.on_reports: Callable[[bool], None] = lambda is_urgent: None
+
+    # --- what comes -------------------------------------------------------------------------------------------------
+
+    def received(self, leases: Sequence[Lease], body: Buffer) -> int:
+        """Messages were pushed; returns how many wait now.
+
+        Raises:
+            InvalidRequest: the frame does not add up.
+        """
+        with self.lock:
+            for delivery in self._deliveries(leases, body):
+                chosen = self._chosen(delivery)
+                if self.room is not None:
+                    chosen = self._refuse(delivery, chosen, self.room() - self._prefetch.count)
+                self._prefetch.put(delivery, chosen)
+            waiting = self._prefetch.count
+            must_report = self._settlements.count > 0
+        if must_report:
+            self.on_reports(False)
+        return waiting
+
+    def pulled(self, leases: Sequence[Lease], body: Buffer) -> list[tuple[Delivery, Sequence[int]]]:
+        """Messages were pulled: the deliveries, and which of their messages are for the user."""
+        parts: list[tuple[Delivery, Sequence[int]]] = []
+        with self.lock:
+            for delivery in self._deliveries(leases, body):
+                delivery.is_pulled = True
+                chosen = self._chosen(delivery)
+                delivery.waiting -= len(chosen)
+                if len(chosen) == delivery.count:
+                    delivery.states[:] = bytes((TAKEN,)) * delivery.count
+                else:
+                    for index in chosen:
+                        delivery.states[index] = TAKEN
+                if chosen:
+                    parts.append((delivery, chosen))
+            must_report = self._settlements.count > 0
+        if must_report:
+            self.on_reports(False)
+        return parts
+
+    def _deliveries(self, leases: Sequence[Lease], body: Buffer) -> Iterable[Delivery]:
+        lengths, data = unpack_records(body, sum(lease.count for lease in leases))
+        starts = starts_of(lengths)
+        # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
+        buffer = bytes(data)
+        now = self._clock.monotonic()
+        at = 0
+        for lease in leases:
+            mine = starts if len(leases) == 1 else starts[at : at + lease.count + 1]
+            at += lease.count
+            delivery = Delivery(self, lease, buffer, mine, now + lease.lease_ms / 1000)
+            self._held[delivery.key] = delivery
+            self._check_sought(lease)
+            yield delivery
+
+    def _check_sought(self, lease: Lease) -> None:
+        """A position that was set by hand makes old messages new."""
+        place = (lease.topic, lease.queue)
+        if lease.sought > self._sought.get(place, 0):
+            self._sought[place] = lease.sought
+            self._done.clear()
+
+    def _chosen(self, delivery: Delivery) -> Sequence[int]:
+        """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
+        chosen: Sequence[int] = range(delivery.count)
+        tags = self.options.tag_set
+        if tags is not None:
+            chosen = [index for index in chosen if delivery.record(index).tag in tags]
+            if len(chosen) != delivery.count:
+                wanted = set(chosen)
+                self._ack_silently(delivery, [index for index in range(delivery.count) if index not in wanted])
+        added = []
+        for run in delivery.id_runs(chosen):
+            if self._done.overlaps(*run) or self._in_hand.overlaps(*run):
+                for earlier in added:
+                    self._in_hand.remove(*earlier)
+                return [index for index in chosen if self._is_new(delivery, index)]
+            self._in_hand.add(*run)
+            added.append(run)
+        return chosen
+
+    def _is_new(self, delivery: Delivery, index: int) -> bool:
+        """Whether a message is neither done nor in hand; it is in hand then, and settled or bound to its twin if not."""
+        for run in delivery.id_runs((index,)):
+            if self._done.overlaps(*run):
+                self._ack_silently(delivery, (index,))
+            elif self._in_hand.overlaps(*run):
+                delivery.states[index] = TAKEN
+                delivery.waiting -= 1
+                self._twins.setdefault(run[:3], []).append((delivery, index))
+            else:
+                self._in_hand.add(*run)
+                continue
+            self.duplicates += 1
+            return False
+        return True
+
+    def _ack_silently(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        for index in indexes:
+            self._settle(delivery, index, Outcome.ACK, -1, "")
+
+    def _refuse(self, delivery: Delivery, chosen: Sequence[int], room: int) -> Sequence[int]:
+        """Give back what a full pool does not take; of an ordered group all or nothing."""
+        room = max(0, room)
+        if len(chosen) <= room or (self.options.ordered and room):
+            return chosen
+        for index in chosen[room:]:
+            self._settle(delivery, index, Outcome.RELEASE, REFUSED_MS, "")
+        return chosen[:room]
+
+    # --- what goes to handlers --------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Messages that may be taken now."""
+        return 0 if self.is_paused else self._prefetch.count
+
+    @property
+    def prefetched(self) -> tuple[int, int]:
+        """Messages and bytes that wait."""
+        return self._prefetch.count, self._prefetch.bytes
+
+    def take(self, limit: int) -> list[tuple[Delivery, int]]:
+        """The next messages for a handler, the highest priority first; none while paused."""
+        with self.lock:
+            if self.is_paused or not self._prefetch.count:
+                return []
+            self._has_progress = True
+            return self._prefetch.take(limit, self._clock.monotonic())
+
+    def untake(self, taken: Iterable[tuple[Delivery, int]]) -> None:
+        """Give back what was taken and not touched."""
+        with self.lock:
+            for delivery, index in taken:
+                self._settle(delivery, index, Outcome.RELEASE, -1, "")
+        self.on_reports(True)
+
+    # --- what is said of them ---------------------------------------------------------------------------------------
+
+    def is_settled(self, delivery: Delivery, index: int) -> bool:
+        return delivery.states[index] == SETTLED
+
+    def settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int = -1, reason: str = "") -> None:
+        """Say what became of a message; the first word counts."""
+        with self.lock:
+            if not self._settle(delivery, index, outcome, delay_ms, reason):
+                return
+            # With nothing else to do it leaves at once; else it waits for company, but not for long.
+            is_urgent = self._settlements.count >= self._urgent_count or not self._prefetch.count
+        self.on_reports(is_urgent)
+
+    def settle_many(
+        self, delivery: Delivery, indexes: Sequence[int], outcome: Outcome, delay_ms: int = -1, reason: str = ""
+    ) -> None:
+        """The same of many messages of a delivery, at once."""
+        with self.lock:
+            if outcome is Outcome.ACK and delivery.left == len(indexes) == delivery.count:
+                delivery.states[:] = bytes((SETTLED,)) * delivery.count
+                delivery.acks.extend(indexes)
+                delivery.left = 0
+                self._settlements.add(delivery, delivery.count)
+            else:
+                for index in indexes:
+                    self._settle(delivery, index, outcome, delay_ms, reason)
+        self.on_reports(True)
+
+    def _settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int, reason: str) -> bool:
+        states = delivery.states
+        if states[index] == SETTLED:
+            return False
+        if states[index] == WAITING:
+            delivery.waiting -= 1
+        states[index] = SETTLED
+        delivery.left -= 1
+        self._has_progress = True
+        if outcome is Outcome.ACK:
+            delivery.acks.append(index)
+        else:
+            delivery.others.append((index, outcome, delay_ms, reason))
+            if self.options.ordered and outcome is Outcome.NACK:
+                self._drop(delivery)  # the broker takes back what lies behind it, in order
+        self._settlements.add(delivery)
+        return True
+
+    def reports(self) -> list[Settle]:
+        """What to tell the broker now."""
+        with self.lock:
+            settlements, self._unsent = self._unsent, []
+            while dirty := self._settlements.take():
+                for delivery in dirty:
+                    self._conclude(delivery)
+                    settlements += settlements_of(delivery)
+                    if not delivery.left:
+                        self._held.pop(delivery.key, None)
+            return self._settlements.frames(settlements, self.member) if settlements else []
+
+    def not_sent(self, frames: Sequence[Settle]) -> None:
+        """There was no connection for them: they go with the next ones."""
+        with self.lock:
+            self._unsent = [settlement for frame in frames for settlement in frame.settlements] + self._unsent
+
+    def _conclude(self, delivery: Delivery) -> None:
+        """Messages are settled: they are done, or may come again; their twins go the same way."""
+        for run in delivery.id_runs(delivery.acks):
+            self._in_hand.remove(*run)
+            self._done.add(*run)
+            self._follow(run, Outcome.ACK, -1, "")
+        for index, outcome, delay_ms, reason in delivery.others:
+            for run in delivery.id_runs([index]):
+                self._in_hand.remove(*run)
+                # A second dead letter would help nobody.
+                same = Outcome.ACK if outcome == Outcome.REJECT else Outcome(outcome)
+                self._follow(run, same, delay_ms, reason)
+
+    def _follow(self, run: tuple[int, int, int, int], outcome: Outcome, delay_ms: int, reason: str) -> None:
+        if not self._twins:
+            return
+        producer, attempt, start, stop = run
+        for sequence in range(start, stop):
+            for delivery, index in self._twins.pop((producer, attempt, sequence), ()):
+                self._settle(delivery, index, outcome, delay_ms, reason)
+
+    def _drop(self, delivery: Delivery) -> None:
+        """Forget what waits of a delivery: the broker hands it out again. A twin takes its place."""
+        gone = self._prefetch.drop(delivery)
+        for run in delivery.id_runs(gone):
+            self._in_hand.remove(*run)
+            for sequence in range(run[2], run[3]):
+                twins = self._twins.pop((run[0], run[1], sequence), [])
+                for place, (twin, index) in enumerate(twins):
+                    if twin.states[index] == TAKEN:
+                        twin.states[index] = WAITING
+                        twin.waiting += 1
+                        self._in_hand.add(run[0], run[1], sequence, sequence + 1)
+                        self._prefetch.put(twin, [index])
+                        if twins[place + 1 :]:
+                            self._twins[run[0], run[1], sequence] = twins[place + 1 :]
+                        break
+        if not delivery.left and not delivery.is_dirty:
+            self._held.pop(delivery.key, None)
+
+    # --- the subscription -------------------------------------------------------------------------------------------
+
+    def holding(self) -> list[LeaseRef]:
+        """The leases we still have something of, or something to say about."""
+        with self.lock:
+            topic = self.options.topic
+            return [
+                LeaseRef(lease.topic or topic, lease.queue, lease.epoch, lease.lease)
+                for lease in (d.lease for d in self._held.values() if not d.is_pulled)
+            ]
+
+    def subscribed(self, reply: SubscribeReply) -> None:
+        """We are subscribed, again: what was lost meanwhile is not handed to anybody here any more."""
+        topic = self.options.topic
+        lost = {(ref.topic, ref.queue, ref.epoch, ref.lease) for ref in reply.lost}
+        with self.lock:
+            for delivery in [*self._held.values()]:
+                lease = delivery.lease
+                if (lease.topic or topic, lease.queue, lease.epoch, lease.lease) in lost:
+                    self._drop(delivery)
+
+    def sought(self) -> None:
+        """The position was set: what is here is not what comes next."""
+        with self.lock:
+            for delivery in [*self._held.values()]:
+                if not delivery.is_pulled:
+                    self._drop(delivery)
+            self._done.clear()
+
+    def release_waiting(self) -> None:
+        """Give all back that nobody has touched."""
+        with self.lock:
+            for delivery in [*self._held.values()]:
+                if not delivery.is_pulled:
+                    self._release(delivery)
+        self.on_reports(True)
+
+    def release_all(self) -> None:
+        """Give everything back that is not settled."""
+        with self.lock:
+            for delivery in [*self._held.values()]:
+                self._release(delivery)
+                for index, state in enumerate(delivery.states):
+                    if state == TAKEN:
+                        self._settle(delivery, index, Outcome.RELEASE, -1, "")
+
+    def _release(self, delivery: Delivery) -> None:
+        gone = self._prefetch.drop(delivery)
+        if gone:
+            delivery.others.extend((index, Outcome.RELEASE, -1, "") for index in gone)
+            self._settlements.add(delivery, len(gone))
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[Settle]:
+        """To be called four times per lease: extend what is worked on, give back what is not."""
+        with self.lock:
+            now = self._clock.monotonic()
+            lease = self.options.lease
+            has_progress, self._has_progress = self._has_progress and not self.is_paused, False
+            extended: list[Settlement] = []
+            for delivery in [*self._held.values()]:
+                left = delivery.deadline - now
+                if left <= 0:
+                    self._drop(delivery)
+                    if left < -lease:
+                        self._forget(delivery)
+                elif left <= lease / 2 and delivery.left and not delivery.is_pulled:
+                    is_handled = self.is_running and delivery.left > delivery.waiting
+                    if is_handled or (delivery.waiting and has_progress):
+                        extended.append(extension(delivery, lease))
+                        delivery.deadline = now + lease
+                    else:
+                        self._release(delivery)
+            must_report = self._settlements.count > 0
+            frames = self._settlements.frames(extended, self.member) if extended else []
+        if must_report:
+            self.on_reports(True)
+        return frames
+
+    def _forget(self, delivery: Delivery) -> None:
+        """A lease that was over long ago is nothing to remember, whatever its messages' user still says of them."""
+        taken = [index for index, state in enumerate(delivery.states) if state == TAKEN]
+        for run in delivery.id_runs(taken):
+            self._in_hand.remove(*run)
+        self._held.pop(delivery.key, None)
+
+
+def extension(delivery: Delivery, seconds: float) -> Settlement:
+    """The wish to keep a lease for so long from now."""
+    lease = delivery.lease
+    delay_ms = max(1, round(seconds * 1000))
+    return Settlement(lease.queue, lease.epoch, lease.lease, Outcome.EXTEND, delay_ms=delay_ms, topic=lease.topic)

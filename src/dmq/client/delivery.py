@@ -1,0 +1,248 @@
+"""A delivery: one lease with its messages, and what was said of each.
+
+Messages are made by the million, so a message is only (delivery, index), and everything about it is looked up when
+asked for: in the record's bytes, or in columns that many messages share.
+
+What always holds: a message waits, is taken, or is settled, and only goes forwards; it is settled once, whoever says it
+first; ranges that are reported name exactly the offsets that were settled, since an ack that comes too late counts for
+whatever it names. State is changed under the lock of its consumer only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from dmq.model import MessageId
+from dmq.protocol.consuming import Lease
+from dmq.records import RecordView, decode_columns
+from dmq.records.attributes import KEY
+from dmq.records.layout import BODY_AT, COMPRESSED, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U64
+
+if TYPE_CHECKING:
+    from dmq.client.consuming import ConsumerCore
+
+__all__ = ["SETTLED", "TAKEN", "WAITING", "Delivery"]
+
+WAITING: Final = 0
+TAKEN: Final = 1
+SETTLED: Final = 2
+
+FLAGS_AT: Final = 6
+# From this many records on, columns are cheaper than looking at one record after another.
+_MANY: Final = 16
+
+
+class Delivery:
+    """One lease. Made when its frame arrives; kept alive by its messages.
+
+    Parameters:
+        core: whose it is, told when a message is settled.
+        lease: as the broker said it.
+        buffer: all records of the frame.
+        starts: where the records of this lease begin in it, and where the last one ends.
+        deadline: when the lease is over, by the client's monotonic clock.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_offsets",
+        "_records",
+        "_run_ends",
+        "acks",
+        "attempt",
+        "buffer",
+        "core",
+        "count",
+        "deadline",
+        "is_dirty",
+        "is_pulled",
+        "lease",
+        "left",
+        "others",
+        "starts",
+        "states",
+        "waiting",
+    )
+
+    def __init__(self, core: ConsumerCore, lease: Lease, buffer: bytes, starts: Sequence[int], deadline: float) -> None:
+        self.core = core
+        self.lease = lease
+        self.buffer = buffer
+        self.starts = starts
+        self.deadline = deadline
+        self.count = count = len(starts) - 1
+        self.attempt = lease.attempt
+        self.states = bytearray(count)
+        self.left = count  # not settled
+        self.waiting = count
+        self.acks: list[int] = []  # settled, and not reported yet
+        self.others: list[tuple[int, int, int, str]] = []  # the same for all but acks: index, outcome, delay, reason
+        self.is_dirty = False
+        self.is_pulled = False
+        self._records: list[RecordView | None] | None = None
+        self._columns: tuple[list[int], list[int], list[int], bool] | None = None
+        self._offsets: list[int] | None = None
+        self._run_ends: list[int] | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What names the lease."""
+        lease = self.lease
+        return lease.topic, lease.queue, lease.epoch, lease.lease
+
+    # --- the records ------------------------------------------------------------------------------------------------
+
+    def record(self, index: int) -> RecordView:
+        """The record of a message, made once.
+
+        Raises:
+            RecordCorrupt: the bytes are no record.
+        """
+        records = self._records
+        if records is None:
+            records = self._records = [None] * self.count
+        record = records[index]
+        if record is None:
+            starts = self.starts
+            record = records[index] = RecordView(self.buffer, starts[index], starts[index + 1])
+        return record
+
+    def columns(self) -> tuple[list[int], list[int], list[int], bool]:
+        """Where bodies end, where attributes begin and how long they are, and whether any body is compressed."""
+        columns = self._columns
+        if columns is None:
+            bounds = np.array(self.starts, np.int64)
+            found = decode_columns(self.buffer, bounds[:-1], np.diff(bounds))
+            columns = self._columns = (
+                (found.body_at + found.body_size).tolist(),
+                found.attributes_at.tolist(),
+                found.attributes_size.tolist(),
+                bool((found.flags & COMPRESSED).any()),
+            )
+        return columns
+
+    def body(self, index: int) -> bytes:
+        """A message's body as it was sent."""
+        if self.count < _MANY:
+            return self.record(index).body
+        ends, _, _, is_compressed = self._columns or self.columns()
+        if is_compressed:
+            return self.record(index).body
+        return self.buffer[self.starts[index] + BODY_AT : ends[index]]
+
+    def key_of(self, index: int) -> str | None:
+        """A message's key. It stands first among the attributes, where most messages have nothing else."""
+        if self.count < _MANY:
+            return self.record(index).key
+        _, begins, sizes, _ = self._columns or self.columns()
+        if not sizes[index]:
+            return None
+        buffer, at = self.buffer, begins[index]
+        if buffer[at] != KEY:
+            return self.record(index).key
+        at += 3
+        end = at + (buffer[at - 2] << 8 | buffer[at - 1])
+        if end > begins[index] + sizes[index]:
+            return self.record(index).key  # which says what is wrong
+        return buffer[at:end].decode()
+
+    def priority(self, index: int) -> int:
+        return self.buffer[self.starts[index] + PRIORITY_AT]
+
+    def priorities(self) -> bytes:
+        """The priorities of all messages."""
+        buffer = self.buffer
+        return bytes([buffer[start + PRIORITY_AT] for start in self.starts[:-1]])
+
+    def offset(self, index: int) -> int:
+        """A message's queue offset, where it stands now."""
+        lease = self.lease
+        if lease.end_offset - lease.first_offset == self.count:
+            return lease.first_offset + index
+        return self.offsets()[index]
+
+    def offsets(self) -> Sequence[int]:
+        """The queue offsets of all messages."""
+        lease = self.lease
+        if lease.end_offset - lease.first_offset == self.count:
+            return range(lease.first_offset, lease.end_offset)
+        if self._offsets is None:
+            unpack, buffer = U64.unpack_from, self.buffer
+            self._offsets = [unpack(buffer, start + QUEUE_OFFSET_AT)[0] for start in self.starts[:-1]]
+        return self._offsets
+
+    # --- ids --------------------------------------------------------------------------------------------------------
+
+    def is_moved(self, index: int) -> bool:
+        """Whether the message was moved: its record then says what it was before."""
+        return bool(self.buffer[self.starts[index] + FLAGS_AT] & MOVED)
+
+    def message_id(self, index: int) -> MessageId | None:
+        """A message's id; None if the broker is too old to tell."""
+        if self.is_moved(index):
+            return self.record(index).message_id
+        ids = self.lease.ids
+        ends = self._run_ends
+        if ends is None:
+            ends = self._run_ends = list(accumulate(run[0] for run in ids))
+        at = bisect_right(ends, index)
+        if at >= len(ends):
+            return None
+        count, producer, first = ids[at]
+        return MessageId(producer, first + index - (ends[at] - count)) if producer else None
+
+    def attempt_of(self, index: int) -> int:
+        """Which attempt this is; what was tried before a move counts too."""
+        if self.lease.topic and self.is_moved(index):
+            return self.attempt + (self.record(index).attributes.attempt or 0)
+        return self.attempt
+
+    def id_runs(self, indexes: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
+        """The ids of some messages, as runs of (producer, attempt, first sequence, one past the last)."""
+        if not indexes:
+            return
+        ids = self.lease.ids
+        if len(indexes) == self.count and all(run[1] for run in ids):
+            for count, producer, first in ids:
+                yield producer, self.attempt, first, first + count
+            return
+        for index in indexes:
+            found = self.message_id(index)
+            if found is not None:
+                yield found.producer_id, self.attempt_of(index), found.sequence, found.sequence + 1
+
+    def ranges(self, indexes: list[int]) -> list[tuple[int, int]]:
+        """The offsets of some messages, as runs of (first, count)."""
+        lease = self.lease
+        if len(indexes) == self.count and lease.end_offset - lease.first_offset == self.count:
+            return [(lease.first_offset, self.count)]
+        indexes.sort()
+        offsets = self.offsets()
+        found: list[tuple[int, int]] = []
+        first = stop = offsets[indexes[0]]
+        for index in indexes:
+            offset = offsets[index]
+            if offset != stop:
+                found.append((first, stop - first))
+                first = offset
+            stop = offset + 1
+        found.append((first, stop - first))
+        return found
+
+    def __repr__(self) -> str:
+        lease = self.lease
+        return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
+
+
+def starts_of(lengths: Any) -> list[int]:
+    """Where records begin that stand one behind the other, and where the last one ends."""
+    if isinstance(lengths, np.ndarray):
+        bounds = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        return bounds.tolist()
+    return [0, *accumulate(lengths)]

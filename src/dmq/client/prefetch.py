@@ -1,0 +1,124 @@
+"""The prefetch: messages that are here and wait for their handler, the highest priority first (A-02, A-03). Pure.
+
+What always holds: messages of one priority leave in the order they came; in an ordered group whole leases leave one
+after another, whatever their priority, and within a lease messages leave in order; `count` and `bytes` are those of the
+messages that wait. The broker's credit bounds both: what is here or in hand is never more than was asked for, but for
+the one message that is larger than all of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from dmq.client.delivery import SETTLED, TAKEN, WAITING, Delivery
+
+__all__ = ["Prefetch"]
+
+_PRIORITIES: Final = 10
+
+
+class _Lane:
+    """What waits of one delivery in one priority."""
+
+    __slots__ = ("at", "delivery", "indexes")
+
+    def __init__(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        self.delivery = delivery
+        self.indexes = indexes
+        self.at = 0
+
+
+class Prefetch:
+    """See the module.
+
+    Parameters:
+        is_ordered: of an ordered group.
+    """
+
+    def __init__(self, *, is_ordered: bool = False) -> None:
+        self._is_ordered = is_ordered
+        self._lanes: list[deque[_Lane]] = [deque() for _ in range(_PRIORITIES)]
+        self.count = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def put(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        """Let messages of a delivery wait; all of them are `WAITING`."""
+        if not indexes:
+            return
+        self.count += len(indexes)
+        self.bytes += _size(delivery, indexes)
+        lanes = self._lanes
+        priorities = b"" if self._is_ordered else delivery.priorities()
+        if self._is_ordered or priorities.count(priorities[0]) == len(priorities):
+            lanes[0 if self._is_ordered else _bounded(priorities[0])].append(_Lane(delivery, indexes))
+            return
+        apart: dict[int, list[int]] = {}
+        for index in indexes:
+            apart.setdefault(_bounded(priorities[index]), []).append(index)
+        for priority, some in apart.items():
+            lanes[priority].append(_Lane(delivery, some))
+
+    def take(self, limit: int, now: float) -> list[tuple[Delivery, int]]:
+        """The next messages, at most so many; they are `TAKEN` then.
+
+        Of an ordered group, messages of one delivery only. What waited longer than its lease is dropped: the broker
+        hands it out again.
+        """
+        found: list[tuple[Delivery, int]] = []
+        for lanes in reversed(self._lanes):
+            while lanes:
+                lane = lanes[0]
+                delivery = lane.delivery
+                if delivery.deadline <= now:
+                    self.drop(delivery)
+                states, indexes, at = delivery.states, lane.indexes, lane.at
+                count, size = len(found), 0
+                starts = delivery.starts
+                while at < len(indexes) and len(found) < limit:
+                    index = indexes[at]
+                    at += 1
+                    if states[index] == WAITING:
+                        states[index] = TAKEN
+                        size += starts[index + 1] - starts[index]
+                        found.append((delivery, index))
+                taken = len(found) - count
+                self.count -= taken
+                self.bytes -= size
+                delivery.waiting -= taken
+                lane.at = at
+                if at >= len(indexes):
+                    lanes.popleft()
+                if len(found) >= limit or (found and self._is_ordered):
+                    return found
+        return found
+
+    def drop(self, delivery: Delivery) -> list[int]:
+        """Take all that waits of a delivery out, as settled without a word; which they were."""
+        states = delivery.states
+        gone = [index for index, state in enumerate(states) if state == WAITING]
+        for index in gone:
+            states[index] = SETTLED
+        self.count -= len(gone)
+        self.bytes -= _size(delivery, gone)
+        delivery.waiting -= len(gone)
+        delivery.left -= len(gone)
+        if not self.count:
+            for lanes in self._lanes:
+                lanes.clear()  # or what was dropped while nobody takes would pile up
+        return gone
+
+
+def _bounded(priority: int) -> int:
+    return min(priority, _PRIORITIES - 1)
+
+
+def _size(delivery: Delivery, indexes: Iterable[int]) -> int:
+    starts = delivery.starts
+    if isinstance(indexes, range):
+        return starts[indexes.stop] - starts[indexes.start] if len(indexes) else 0
+    return sum(starts[index + 1] - starts[index] for index in indexes)

@@ -1,0 +1,177 @@
+"""What a measurement is: figures with their baseline, the spread of several rounds, and the machine they are from.
+
+What always holds: a figure that a baseline was asked for is measured in the same run as that baseline, in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import random
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import dmq
+from dmq.client.client import Client, connect
+from dmq.model import Message
+
+__all__ = [
+    "APP",
+    "BrokerCpu",
+    "Figure",
+    "Load",
+    "Progress",
+    "Rates",
+    "bench_topic",
+    "latency_figure",
+    "machine",
+    "measured",
+    "percentile",
+]
+
+APP = "dmq-bench"
+
+Progress: TypeAlias = Callable[[int], None]
+BrokerCpu: TypeAlias = Callable[[], float]
+
+_POOL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent. Bodies are all different, and made before the timed part; messages are made within it."""
+
+    messages: int
+    size: int
+    batch: int
+    durability: str = "stored"
+    rounds: int = 3
+    seed: int = 1
+    is_json: bool = False
+
+    def bodies(self) -> list[bytes]:
+        """As many bodies as there are messages: random bytes, or JSON."""
+        pool = random.Random(self.seed).randbytes(_POOL_BYTES)
+        if self.is_json:
+            text = pool.hex()
+            return [self._json_body(number, text) for number in range(self.messages)]
+        span = _POOL_BYTES - self.size
+        return [self._random_body(number, pool, number * 4099 % span) for number in range(self.messages)]
+
+    def _random_body(self, number: int, pool: bytes, at: int) -> bytes:
+        return (number.to_bytes(8, "big") + pool[at : at + self.size])[: self.size]
+
+    def _json_body(self, number: int, text: str) -> bytes:
+        head = f'{{"order": {number}, "state": "created", "amount": {number % 9973}.50, "note": "'
+        at = number * 4099 % (_POOL_BYTES - self.size)
+        return (head + text[at : at + max(0, self.size - len(head) - 2)] + '"}').encode()
+
+    def groups(self, bodies: Sequence[bytes]) -> list[Sequence[bytes]]:
+        """The bodies, by batches."""
+        return [bodies[at : at + self.batch] for at in range(0, len(bodies), self.batch)]
+
+    @staticmethod
+    def made(bodies: Sequence[bytes], first: int) -> list[Message]:
+        """Messages with keys."""
+        return [Message(body, f"k-{first + number}") for number, body in enumerate(bodies)]
+
+
+@dataclass(slots=True)
+class Figure:
+    """One line of a result."""
+
+    name: str
+    values: dict[str, float | int | None]
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        return {"name": self.name, **self.values, "rounds": self.rounds}
+
+
+@dataclass(slots=True)
+class Rates:
+    """Rounds of moving messages, beside a baseline that moves the same bytes."""
+
+    messages: int
+    bytes: int
+    seconds: list[float] = field(default_factory=list)
+    baseline_seconds: list[float] = field(default_factory=list)
+    client_cpu: list[float] = field(default_factory=list)
+    broker_cpu: list[float] = field(default_factory=list)
+
+    def figure(self, name: str, **more: float | int | None) -> Figure:
+        """The medians, and every round."""
+        seconds = statistics.median(self.seconds)
+        values: dict[str, float | int | None] = {
+            "messages_per_second": self.messages / seconds,
+            "megabytes_per_second": self.bytes / seconds / 1e6,
+            "client_us_per_message": _median(self.client_cpu, 1e6 / self.messages),
+            "broker_us_per_message": _median(self.broker_cpu, 1e6 / self.messages),
+        }
+        rounds = {"messages_per_second": [self.messages / taken for taken in self.seconds]}
+        if self.baseline_seconds:
+            ratios = [raw / taken for raw, taken in zip(self.baseline_seconds, self.seconds, strict=True)]
+            values["baseline_megabytes_per_second"] = self.bytes / statistics.median(self.baseline_seconds) / 1e6
+            values["of_baseline"] = statistics.median(ratios)
+            rounds["of_baseline"] = ratios
+        return Figure(name, {**values, **more}, rounds)
+
+
+def _median(values: Sequence[float], factor: float) -> float | None:
+    return statistics.median(values) * factor if values and any(values) else None
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which a share of them lies."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def latency_figure(name: str, seconds: Sequence[float], **more: float | int | None) -> Figure:
+    """Microseconds: median, and what one in a hundred and one in a thousand takes."""
+    ordered = sorted(seconds)
+    values: dict[str, float | int | None] = {
+        "p50_us": percentile(ordered, 0.5) * 1e6,
+        "p99_us": percentile(ordered, 0.99) * 1e6,
+        "p999_us": percentile(ordered, 0.999) * 1e6,
+        "max_us": ordered[-1] * 1e6,
+    }
+    return Figure(name, {**values, **more})
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    return {
+        "dmq": dmq.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+
+
+@contextlib.contextmanager
+def bench_topic(url: str, queues: int = 4) -> Iterator[tuple[Client, str]]:
+    """A client, and a topic that is gone afterwards."""
+    with connect(url, app=APP) as client:
+        topic = f"bench-{secrets.token_hex(4)}"
+        client.admin.create_topic(topic, queues)
+        try:
+            yield client, topic
+        finally:
+            client.admin.delete_topic(topic)
+
+
+def measured(rates: Rates, run: Callable[[], None], broker_cpu: BrokerCpu, is_warm: bool) -> None:
+    """One round; it counts if the rounds before have warmed everything up."""
+    cpu, broker, began = time.process_time(), broker_cpu(), time.perf_counter()
+    run()
+    taken = time.perf_counter() - began
+    if is_warm:
+        rates.seconds.append(taken)
+        rates.client_cpu.append(time.process_time() - cpu)
+        rates.broker_cpu.append(broker_cpu() - broker)

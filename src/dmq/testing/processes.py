@@ -1,0 +1,143 @@
+"""A broker in a process of its own, on a directory of its own, for tests, demos and benchmarks.
+
+What always holds: once `start` returned, the broker answers; after `stop`, or the end of a `with`, the process is gone,
+and so is the directory if it was made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from dmq.errors import DMQError
+
+__all__ = ["BrokerProcess", "cpu_seconds", "read_line"]
+
+_URL = re.compile(r"dmq://\S+:\d+")
+_PAGE = re.compile(r"status page\D+(http://\S+:\d+/)")
+
+
+class BrokerProcess:
+    """One broker.
+
+    Parameters:
+        folder: its data directory; a temporary one if left out.
+        arguments: more of them for `dmq broker`.
+        command: the command that is run, `broker` or `dev`.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, arguments: Sequence[str] = (), *, command: str = "broker", wait: float = 30.0
+    ) -> None:
+        self._made = None if folder is not None else Path(tempfile.mkdtemp(prefix="dmq-"))
+        self.folder = folder or (self._made or Path()) / "data"
+        self._arguments = arguments
+        self._command = command
+        self._wait = wait
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        self.page = ""
+        """The status page, if it serves one."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start it, and wait until it is ready.
+
+        Raises:
+            DMQError: it did not start; the message is what it said.
+        """
+        ports = ("--port", "0", "--metrics-port", "0")
+        # Into a file: a pipe that nobody reads would block a broker with much to say.
+        with tempfile.TemporaryFile() as errors:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", "dmq.cli", self._command, "--data", str(self.folder), *ports, *self._arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+            )
+            assert process.stdout is not None
+            if not self._is_ready(process.stdout):
+                self.stop(1.0)
+                errors.seek(0)
+                reason = errors.read().decode(errors="replace").strip().removeprefix("dmq: ")
+                raise DMQError(reason or f"no broker was ready within {self._wait:g} s")
+        return self
+
+    def _is_ready(self, stream: IO[bytes]) -> bool:
+        deadline = time.monotonic() + self._wait
+        told = ""
+        while not self.url or (self._command == "dev" and not self.page):
+            line = read_line(stream, deadline)
+            if line is None:
+                return False
+            told += line
+            self.url = next(iter(_URL.findall(told)), "")
+            self.page = next(iter(_PAGE.findall(told)), "")
+        return True
+
+    def cpu_seconds(self) -> float:
+        """CPU time it has used."""
+        return cpu_seconds(self.pid)
+
+    def stop(self, timeout: float = 20.0) -> int | None:
+        """Ask it to stop, and wait; kill it if it does not. Returns its exit code."""
+        process, self._process = self._process, None
+        code = None
+        if process is not None:
+            process.terminate()
+            try:
+                process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+            code = process.returncode
+        if self._made is not None:
+            shutil.rmtree(self._made, ignore_errors=True)
+        return code
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def read_line(stream: IO[bytes], deadline: float) -> str | None:
+    """A line that a process wrote; None if it ended, or wrote none until a moment of `time.monotonic`."""
+    line = b""
+    fd = stream.fileno()
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([fd], [], [], left)[0]:
+            return None
+        # One byte at a time: what follows the line stays for whoever reads next.
+        byte = os.read(fd, 1)
+        if not byte:
+            return None
+        line += byte
+    return line.decode(errors="replace")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process, with all its threads; 0 where that cannot be known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

@@ -1,0 +1,195 @@
+"""How much goes through: the measurements behind `dmq bench produce` and `dmq bench consume`.
+
+Who calls this: the command line, with a broker that is there. What always holds: the first round warms up and does not
+count; every round has a topic or a group of its own; topics are deleted in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+from dmq.client.client import Client
+from dmq.client.producer import Producer
+from dmq.testing.baselines import Receiver
+from dmq.testing.measuring import APP, BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
+
+__all__ = ["consume", "produce", "produce_connections"]
+
+_CONSUME_SECONDS_MAX = 60.0
+
+
+# --- produce ----------------------------------------------------------------------------------------------------------
+
+
+def produce(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, is_async: bool = False) -> Figure:
+    """One producer: `send_many` by batches, `send` one at a time if the batch is 1, or `send_async`."""
+    bodies = load.bodies()
+    rates = Rates(load.messages, sum(map(len, bodies)))
+    how = "send_async" if is_async else "send" if load.batch == 1 else f"send_many by {load.batch}"
+    send = _send_async if is_async else _send_each if load.batch == 1 else _send_many
+    with Receiver.running() as receiver:
+        for number in range(load.rounds + 1):
+            raw = receiver.seconds(rates.bytes, max(load.size * load.batch, 1))
+            if number:
+                rates.baseline_seconds.append(raw)
+            with bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
+
+                def run(producer: Producer = producer, topic: str = topic) -> None:
+                    send(producer, topic, load, bodies, progress)
+
+                measured(rates, run, broker_cpu, number > 0)
+    return rates.figure(f"{how}, {load.size} B, {load.durability}")
+
+
+def _send_many(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:
+    first = 0
+    for group in load.groups(bodies):
+        producer.send_many(topic, load.made(group, first), durability=load.durability)
+        first += len(group)
+        progress(len(group))
+
+
+def _send_each(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:
+    for number, body in enumerate(bodies):
+        producer.send(topic, body, key=f"k-{number}", durability=load.durability)
+        if number % 1000 == 0:
+            progress(min(1000, len(bodies) - number))
+
+
+def _send_async(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:
+    futures = []
+    for number, body in enumerate(bodies):
+        futures.append(producer.send_async(topic, body, key=f"k-{number}", durability=load.durability))
+        if number % 1000 == 0:
+            progress(min(1000, len(bodies) - number))
+    for future in futures:
+        future.result()
+
+
+def produce_connections(url: str, load: Load, connections: int, broker_cpu: BrokerCpu, progress: Progress) -> Figure:
+    """Many connections, each sending one message at a time and waiting for its receipt."""
+    bodies = load.bodies()
+    rates = Rates(load.messages, sum(map(len, bodies)))
+    counts: list[int] = []
+    for number in range(load.rounds + 1):
+        with bench_topic(url) as (_, topic):
+            taken, cpu, broker, counts = asyncio.run(
+                _many_senders(url, topic, load, bodies, connections, broker_cpu, progress)
+            )
+        if number:
+            rates.seconds.append(taken)
+            rates.client_cpu.append(cpu)
+            rates.broker_cpu.append(broker)
+    least, most = min(counts), max(counts)
+    return rates.figure(
+        f"{connections} connections, one message at a time, {load.size} B, {load.durability}",
+        fewest_of_most=least / most if most else 0.0,
+    )
+
+
+async def _many_senders(
+    url: str,
+    topic: str,
+    load: Load,
+    bodies: list[bytes],
+    connections: int,
+    broker_cpu: BrokerCpu,
+    progress: Progress,
+) -> tuple[float, float, float, list[int]]:
+    """Seconds, CPU here and at the broker, and how many messages each connection got through."""
+    from dmq.client.aio_client import connect as aio_connect
+
+    async with contextlib.AsyncExitStack() as stack:
+        producers = []
+        for _ in range(connections):
+            client = await stack.enter_async_context(aio_connect(url, app=APP))
+            producers.append(client.producer(timeout=60.0))
+        waiting = iter(bodies)
+        counts = [0] * connections
+
+        async def work(index: int) -> None:
+            producer = producers[index]
+            # All take from one pile: who is served more often gets through more.
+            for body in waiting:
+                await producer.send(topic, body, durability=load.durability)
+                counts[index] += 1
+            progress(counts[index])
+
+        cpu, broker, began = time.process_time(), broker_cpu(), time.perf_counter()
+        await asyncio.gather(*(work(index) for index in range(connections)))
+        return time.perf_counter() - began, time.process_time() - cpu, broker_cpu() - broker, counts
+
+
+# --- consume ----------------------------------------------------------------------------------------------------------
+
+
+def _fill(client: Client, topic: str, load: Load, bodies: list[bytes]) -> None:
+    with client.producer(timeout=60.0) as producer:
+        _send_many(producer, topic, load, bodies, lambda _: None)
+
+
+def consume(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, is_push: bool = False) -> Figure:
+    """One consumer: `pull` and `ack` by batches, or a handler for each message; body and key are touched."""
+    bodies = load.bodies()
+    rates = Rates(load.messages, sum(map(len, bodies)))
+    with Receiver.running() as receiver, bench_topic(url) as (client, topic):
+        _fill(client, topic, load, bodies)
+        for number in range(load.rounds + 1):
+            raw = receiver.seconds(rates.bytes, max(load.size * load.batch, 1))
+            if number:
+                rates.baseline_seconds.append(raw)
+            group = f"bench-{number}"
+
+            def run(group: str = group) -> None:
+                take = _handle_each if is_push else _pull_all
+                take(client, topic, group, load, progress)
+
+            measured(rates, run, broker_cpu, number > 0)
+            client.admin.delete_group(group)
+    how = "a handler for each" if is_push else f"pull and ack by {load.batch}"
+    return rates.figure(f"{how}, {load.size} B")
+
+
+def _pull_all(client: Client, topic: str, group: str, load: Load, progress: Progress) -> None:
+    deadline = time.monotonic() + _CONSUME_SECONDS_MAX
+    consumer = client.consumer(topic, group=group)
+    left, size = load.messages, 0
+    try:
+        while left > 0 and time.monotonic() < deadline:
+            batch = consumer.pull(max_messages=load.batch, wait=5.0)
+            for message in batch:
+                size += len(message.body) + len(message.key or "")
+            consumer.ack(batch)
+            left -= len(batch)
+            progress(len(batch))
+    finally:
+        consumer.close()
+    if left > 0:
+        raise RuntimeError(f"{left} of {load.messages} messages were not delivered")
+
+
+def _handle_each(client: Client, topic: str, group: str, load: Load, progress: Progress) -> None:
+    consumer = client.consumer(topic, group=group)
+    done = threading.Event()
+    seen = 0
+    touched = 0
+
+    def handle(message: object) -> None:
+        nonlocal seen, touched
+        touched += len(message.body) + len(message.key or "")  # type: ignore[attr-defined]
+        seen += 1
+        if seen % 1000 == 0:
+            progress(1000)
+        if seen >= load.messages:
+            done.set()
+
+    runner = threading.Thread(target=lambda: consumer.run(handle, workers=1), daemon=True)
+    runner.start()
+    is_whole = done.wait(_CONSUME_SECONDS_MAX)
+    consumer.close()
+    runner.join(10.0)
+    if not is_whole:
+        raise RuntimeError(f"{load.messages - seen} of {load.messages} messages were not delivered")

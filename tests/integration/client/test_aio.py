@@ -1,0 +1,161 @@
+"""The asyncio client, against a real broker and against a peer that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import dmq
+import dmq.aio
+from dmq.protocol import Command, Flag, Frame, Header
+from dmq.protocol.session import ServerReboot
+from tests.integration.client.servers import Peer, RunningBroker, usual
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main
+
+    asyncio.run(bounded())
+
+
+async def eventually(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_sending_and_administration(broker: RunningBroker) -> None:
+    async def main() -> None:
+        async with dmq.aio.connect(broker.url, app="shop") as client:
+            await client.admin.create_topic("orders", queues=2)
+            async with client.producer() as producer:
+                receipt = await producer.send("orders", "text", key="k", durability="stored")
+                assert (await client.admin.find("orders", key="k"))[0].offset == receipt.offset
+                futures = [await producer.send_async("orders", b"%d" % number) for number in range(200)]
+                assert len({(await future).id for future in futures}) == 200
+                receipts = await producer.send_many("orders", [dmq.Message(b"x", key=str(n)) for n in range(3000)])
+                assert len({(r.queue, r.offset) for r in receipts}) == 3000
+                await producer.flush()
+            assert sum(queue.next_offset for queue in await client.admin.offsets("orders")) == 3201
+            with pytest.raises(dmq.NotConnected, match="closed"):
+                await producer.send("orders", b"x")
+            with pytest.raises(dmq.UnknownTopic):
+                await client.producer().send("nowhere", b"x")
+
+    run(main())
+
+
+def test_many_tasks_share_batches() -> None:
+    async def main() -> None:
+        with Peer() as peer:
+            async with dmq.aio.connect(peer.url) as client:
+                producer = client.producer()
+                await producer.send("t", b"warm")
+                await asyncio.gather(*(producer.send("t", b"x") for _ in range(500)))
+                assert len(peer.produced()) < 20
+                assert len(peer.sockets) == 1
+
+    run(main())
+
+
+def test_nobody_there_is_told_at_once() -> None:
+    async def main() -> None:
+        with Peer() as peer:
+            pass
+        with pytest.raises(dmq.NotConnected, match="no broker answers"):
+            await dmq.aio.connect(peer.url)
+
+    run(main())
+
+
+def test_a_broken_connection_comes_back_and_what_was_lost_is_resent() -> None:
+    def answer(peer: Peer, frame: Frame) -> Header | None:
+        if frame.command == Command.PRODUCE and not frame.flags & Flag.RESEND:
+            peer.cut()
+            return None
+        return usual(frame)
+
+    async def main() -> None:
+        events: list[str] = []
+
+        async def resumed() -> None:
+            events.append("resumed")
+
+        with Peer(answer) as peer:
+            async with dmq.aio.connect(
+                peer.url,
+                on_exception=lambda _: events.append("exception"),
+                on_interrupted=lambda: events.append("interrupted"),
+                on_resumed=resumed,
+            ) as client:
+                await client.producer().send("t", b"x")
+                await eventually(lambda: len(events) == 3)
+                assert events == ["exception", "interrupted", "resumed"]
+                assert len(peer.produced()) == 2
+
+    run(main())
+
+
+def test_plain_mode_stays_closed() -> None:
+    async def main() -> None:
+        with Peer() as peer:
+            async with dmq.aio.connect(peer.url, reconnect=False) as client:
+                producer = client.producer()
+                await producer.send("t", b"x")
+                peer.cut()
+                await eventually(lambda: client.transport.closed_by)
+                with pytest.raises(dmq.NotConnected, match="closed"):
+                    await producer.send("t", b"x")
+
+    run(main())
+
+
+def test_an_unanswered_send_times_out_and_a_full_window_is_told() -> None:
+    def answer(peer: Peer, frame: Frame) -> Header | None:
+        return None if frame.command == Command.PRODUCE else usual(frame)
+
+    async def main() -> None:
+        with Peer(answer) as peer:
+            async with dmq.aio.connect(peer.url) as client:
+                producer = client.producer(timeout=0.2, window_messages=1, on_full="raise")
+                with pytest.raises(dmq.TimedOut):
+                    await producer.send("t", b"x")
+                with pytest.raises(dmq.Busy, match="window"):
+                    await producer.send_async("t", b"x")
+                await producer.close(0.05)
+
+    run(main())
+
+
+def test_a_rebooting_broker_is_left_for_another() -> None:
+    async def main() -> None:
+        with Peer() as first, Peer() as second:
+            async with dmq.aio.connect(f"dmq://127.0.0.1:{first.port},127.0.0.1:{second.port}") as client:
+                producer = client.producer()
+                await producer.send("t", b"x")
+                first.push(Command.SERVER_REBOOT, ServerReboot("peer", 500))
+                await eventually(lambda: (c := client.transport.current()) and c.address.port == second.port)
+                await producer.send("t", b"y")
+                assert len(second.produced()) == 1
+
+    run(main())
+
+
+def test_callbacks_may_be_coroutines() -> None:
+    async def main() -> None:
+        told: list[object] = []
+
+        async def on_delivery(receipt: dmq.Receipt | None, error: dmq.DMQError | None) -> None:
+            told.append(receipt)
+
+        with Peer() as peer:
+            async with dmq.aio.connect(peer.url) as client:
+                await client.producer().send_async("t", b"x", on_delivery=on_delivery)
+                await eventually(lambda: told)
+
+    run(main())
