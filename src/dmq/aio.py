@@ -6,6 +6,7 @@ The same names and meanings as `dmq`, with `await`.
 from __future__ import annotations
 
 from dmq.client.aio_client import AioClient, connect
+from dmq.client.aio_consumer import AioBatch, AioConsumer, AioMessage
 from dmq.client.aio_producer import AioProducer, AioSendFuture
 
-__all__ = ["AioClient", "AioProducer", "AioSendFuture", "connect"]
+__all__ = ["AioBatch", "AioClient", "AioConsumer", "AioMessage", "AioProducer", "AioSendFuture", "connect"]

@@ -39,23 +39,28 @@ def life_until(seed: int, operation: int) -> Rig:
     raise AssertionError(f"life {seed} has no operation {operation}")
 
 
-def crash_points(seed: int, count: int) -> list[int]:
-    """Operations to crash in: of every kind on every sort of file some, the rest anywhere."""
-    rig = life(seed)
+def crash_points(number: int) -> list[int]:
+    """Operations of a life to crash in: one of each kind on each sort of file, for every third kind, the rest anywhere.
+
+    Three lives that follow each other take every kind there is.
+    """
+    rig = life(life_seed(number))
     begun = rig.files.operations
     for step in workload(rig):
         step()
-    rng = random.Random(seed)
     by_sort: dict[tuple[str, str], list[int]] = {}
     for operation in rig.files.trace:
         changes = operation.kind not in ("read", "open", "listdir", "size")
         if changes and operation.number > begun:
-            sort = (operation.kind, operation.path.partition("/")[0])
-            by_sort.setdefault(sort, []).append(operation.number)
-    chosen = [rng.choice(numbers) for numbers in by_sort.values()]
-    rng.shuffle(chosen)
-    # A life has more sorts than the share takes: each seed takes others, and all together take every one.
-    return sorted(chosen[: count // 2] + rng.sample(range(begun + 1, rig.files.operations), count - count // 2))
+            by_sort.setdefault((operation.kind, operation.path.partition("/")[0]), []).append(operation.number)
+    assert len(by_sort) > 30
+    rng = random.Random(life_seed(number))
+    chosen = [rng.choice(by_sort[sort]) for sort in sorted(by_sort)[number % 3 :: 3]]
+    return sorted(chosen + rng.sample(range(begun + 1, rig.files.operations), POINTS - len(chosen)))
+
+
+def life_seed(number: int) -> int:
+    return SEED * 1000 + number
 
 
 def recovered(rig: Rig, seed: str) -> Rig:
@@ -86,17 +91,17 @@ def test_no_crash_takes_what_was_flushed_or_shows_what_was_not_sent(number: int)
 
     D-14, D-15, D-18, D-20: delays, producers, transactions and positions are those of the part that is left.
     """
-    life_seed = SEED * 1000 + number
-    for operation in crash_points(life_seed, POINTS):
-        rig = life_until(life_seed, operation)
+    seed = life_seed(number)
+    for operation in crash_points(number):
+        rig = life_until(seed, operation)
         for state in range(STATES):
-            where = f"{life_seed}/{operation}/{state}"
+            where = f"{seed}/{operation}/{state}"
             try:
                 twin = recovered(rig, where)
                 twin.check(sample=1)
                 goes_on(twin)
             except Exception as error:
-                raise AssertionError(f"life {life_seed}, crash in operation {operation}, state {where!r}") from error
+                raise AssertionError(f"life {seed}, crash in operation {operation}, state {where!r}") from error
 
 
 def goes_on(rig: Rig) -> None:

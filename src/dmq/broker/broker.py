@@ -292,6 +292,8 @@ class Broker:
 
     def _pump(self) -> None:
         pumping, self._pumping = self._pumping, set()
+        if self.is_stopping:
+            return  # what goes out now would only come back
         now_ms = self.now_ms
         for consumption in pumping:
             try:

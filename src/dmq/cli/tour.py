@@ -96,7 +96,8 @@ def publish(client: Client) -> None:
 
 def consume(client: Client) -> None:
     """Consume them with a group."""
-    total, seen = 0.0, set()
+    total = 0.0
+    seen: set[str | None] = set()
     began = time.monotonic()
     with client.consumer("orders", group="billing") as consumer:
         while len(seen) < MESSAGES and time.monotonic() - began < _CONSUME_SECONDS_MAX:

@@ -6,16 +6,20 @@ What always holds: as there; one client belongs to one running loop.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from datetime import datetime, timedelta
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from dmq.client.aio_admin import AioAdmin
+from dmq.client.aio_consumer import AioConsumer
 from dmq.client.aio_producer import AioProducer
 from dmq.client.aio_transport import AioTransport
 from dmq.client.client import ADMIN_SECONDS, make_hello
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
 from dmq.client.routes import Routes
+from dmq.client.subscribing import ConsumerOptions
 from dmq.client.url import parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import NotConnected, Unsupported
@@ -87,6 +91,7 @@ class AioClient:
         self._clock = clock or SystemClock()
         self._routes = Routes()
         self._parts: list[AioClosable] = []
+        self._subscriptions = count(1)
         self._transport: AioTransport | None = None
 
     async def open(self) -> Self:
@@ -142,9 +147,37 @@ class AioClient:
         if group is not None or check is not None:
             raise Unsupported("this version has no transactions: leave group and check out")
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
-        producer = AioProducer(app or self.app, options, self._routes, self.transport, self._clock)
+        producer = AioProducer(app or self.app, options, self._routes, self.transport, self._clock, self.release)
         self.adopt(producer)
         return producer
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        tags: str = "",
+        ordered: bool = False,
+        broadcast: bool = False,
+        start_from: str | int | datetime | timedelta = "earliest",
+        prefetch: int = 1000,
+        batch: int = 10,
+        parallel: int | None = None,
+        lease: float = 30.0,
+        max_attempts: int | None = 16,
+        auto_ack: bool = False,
+        version: int = 0,
+        type: Any = None,
+        *,
+        prefetch_bytes: int | None = None,
+    ) -> AioConsumer:
+        """A consumer; parameters as of `dmq.client.client.Client.consumer`."""
+        options = ConsumerOptions(
+            topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
+            auto_ack, version, type, prefetch_bytes,
+        )  # fmt: skip
+        consumer = AioConsumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
+        self.adopt(consumer)
+        return consumer
 
     def adopt(self, part: AioClosable) -> None:
         """Have it closed with the client."""

@@ -82,8 +82,17 @@ class AioSendFuture(SendFuture):
 class AioProducer:
     """Sends messages. Made by `AioClient.producer`. Parameters of its methods as of `dmq.client.producer.Producer`."""
 
-    def __init__(self, app: str, options: Options, routes: Routes, transport: AioTransport, clock: Clock) -> None:
+    def __init__(
+        self,
+        app: str,
+        options: Options,
+        routes: Routes,
+        transport: AioTransport,
+        clock: Clock,
+        on_close: Callable[[AioProducer], None] = lambda _: None,
+    ) -> None:
         self._options = options
+        self._on_close = on_close
         self._routes = routes
         self._transport = transport
         self._clock = clock
@@ -286,6 +295,7 @@ class AioProducer:
         finally:
             self._transport.unwatch(self)
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+            self._on_close(self)
 
     async def __aenter__(self) -> Self:
         return self

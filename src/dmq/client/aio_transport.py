@@ -17,6 +17,7 @@ from dmq.client.failover import Failover, nobody_answers
 from dmq.client.listeners import Listeners
 from dmq.client.sender import Link
 from dmq.client.session import Push
+from dmq.client.standing import Standing
 from dmq.client.transport import CONNECT_SECONDS, TICK_SECONDS
 from dmq.client.url import Address
 from dmq.clock import Clock
@@ -44,20 +45,21 @@ class AioTransport:
     ) -> None:
         self._hello = hello
         self._clock = clock
-        self._reconnect = reconnect
         self.timeout: Final = timeout
         self.listeners = listeners or Listeners()
-        self._failover = Failover(addresses)
+        self._standing: Standing[AioConnection] = Standing(Failover(addresses), reconnect)
+        self.current: Final = self._standing.current
+        """The connection in use; None while there is none."""
         self._loop = asyncio.get_running_loop()
-        self._current: AioConnection | None = None
-        self._others: dict[Address, AioConnection] = {}
         self._watchers: dict[int, Any] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
-        self._is_interrupted = False
-        self._is_connecting = False
-        self.closed_by: DMQError | None = None
+
+    @property
+    def closed_by(self) -> DMQError | None:
+        """Why there will be no connection any more; None as long as there may be."""
+        return self._standing.closed_by
 
     # --- connections ------------------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class AioTransport:
         deadline = self._clock.monotonic() + (self.timeout or 0.0)
         errors: dict[Address, DMQError] = {}
         while True:
-            attempt = self._failover.next_attempt()
+            attempt = self._standing.next_attempt()
             left = deadline - self._clock.monotonic()
             if attempt.pause:
                 if left <= 0:
@@ -84,7 +86,7 @@ class AioTransport:
                 continue
             self.call_later(TICK_SECONDS, self._tick)
             return
-        self.closed_by = NotConnected("the client never was connected")
+        self._standing.close(NotConnected("the client never was connected"))
         raise nobody_answers(errors)
 
     async def _connect(self, address: Address) -> AioConnection:
@@ -96,11 +98,6 @@ class AioTransport:
             on_push=self._pushed,
             on_closed=self._lost,
         )
-
-    def current(self) -> AioConnection | None:
-        """The connection in use; None while there is none."""
-        connection = self._current
-        return connection if connection is not None and connection.is_usable else None
 
     async def connection(self, timeout: float | None = None) -> AioConnection:
         """The connection in use, waiting for one if need be, at most as long as this or as the client waits.
@@ -183,29 +180,24 @@ class AioTransport:
 
     def has_other(self, link: Link) -> bool:
         """Whether another broker than this link's could be asked."""
-        return self._reconnect and bool(self._failover.others(link.address))
+        return bool(self._standing.others(link.address))
 
     def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
         """Have `found` called with a connection to another broker, or None if none answers."""
         self._spawn(self._find(link.address, found))
 
     async def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
-        for other in self._failover.others(address):
+        for other in self._standing.others(address):
             try:
-                connection = self._known(other) or await self._connect(other)
+                connection = self._standing.known(other) or await self._connect(other)
             except DMQError:
                 continue
-            if connection is not self._current:
-                self._others[other] = connection
-            found(connection)
+            kept = self._standing.keep_beside(connection)
+            if kept is not connection:
+                connection.close(NotConnected("one connection to a broker is enough"))
+            found(kept)
             return
         found(None)
-
-    def _known(self, address: Address) -> AioConnection | None:
-        for connection in (self._current, self._others.get(address)):
-            if connection is not None and connection.address == address and connection.is_usable:
-                return connection
-        return None
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -213,51 +205,36 @@ class AioTransport:
         if self.closed_by is not None:
             connection.close(self.closed_by)
             return
-        self._failover.connected(connection.address, connection.broker)
-        self._current = connection
-        self._others.pop(connection.address, None)
-        self._is_connecting = False
-        was_interrupted, self._is_interrupted = self._is_interrupted, False
+        was_interrupted = self._standing.use(connection)
         self._changed.set()
         self._each("connected", connection)
         if was_interrupted:
             self.notify(self.listeners.resumed)
 
     def _lost(self, connection: AioConnection, reason: DMQError) -> None:
-        if self._others.get(connection.address) is connection:
-            del self._others[connection.address]
-        if self._current is connection:
-            self._current = None
-            self._failover.lost(connection.address)
-        is_event = self._current is None and self.closed_by is None and not self._is_interrupted
-        if is_event:
-            self._is_interrupted = True
+        loss = self._standing.lost(connection, reason)
+        if loss.is_interruption:
             self.notify(self.listeners.exception, reason)
             self.notify(self.listeners.interrupted)
         self._each("lost", connection, reason)
-        if is_event and not self._reconnect:
-            self.closed_by = NotConnected(
-                f"the connection is closed ({reason.message}), and reconnect=False: connect again"
-            )
+        if loss.closed_by is not None:
             self._changed.set()
-            self._each("closed", self.closed_by)
-        elif is_event:
+            self._each("closed", loss.closed_by)
+        elif loss.must_connect:
             self._start_connecting()
 
     def _start_connecting(self) -> None:
-        if self._is_connecting or self.closed_by is not None:
-            return
-        self._is_connecting = True
-        self._spawn(self._keep_connecting())
-        if self.timeout is not None:
-            self.call_later(self.timeout, self._check_reached)
+        if self._standing.begin_connecting():
+            self._spawn(self._keep_connecting())
+            if self.timeout is not None:
+                self.call_later(self.timeout, self._check_reached)
 
     async def _keep_connecting(self) -> None:
         while self.closed_by is None:
-            attempt = self._failover.next_attempt()
+            attempt = self._standing.next_attempt()
             await asyncio.sleep(attempt.pause)
             try:
-                connection = self._known(attempt.address) or await self._connect(attempt.address)
+                connection = self._standing.known(attempt.address) or await self._connect(attempt.address)
             except DMQError as error:
                 log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
                 continue
@@ -271,39 +248,36 @@ class AioTransport:
     def _pushed(self, connection: AioConnection, push: Push) -> None:
         header = push.header
         if isinstance(header, ServerReboot):
-            if self._failover.rebooting(connection.address) and self._reconnect and self._current is connection:
-                self._current = None
-                self._others[connection.address] = connection
+            if self._standing.rebooting(connection):
                 self._start_connecting()
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):
-            self._failover.healthy(header.broker, header.address)
+            self._standing.failover.healthy(header.broker, header.address)
         self._each("pushed", connection, push)
 
     def _retire(self, connection: AioConnection, deadline: float) -> None:
-        if connection.is_closed or connection is self._current:
+        if connection.is_closed:
             return
-        if (connection.outstanding == 0 or self._clock.monotonic() >= deadline) and self.current() is not None:
+        if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
             connection.close(NotConnected("the broker reboots"))
-            return
-        self.call_later(0.1, lambda: self._retire(connection, deadline))
+        else:
+            self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
-        for connection in [*self._others.values(), *([self._current] if self._current else [])]:
+        for connection in self._standing.connections():
             connection.tick()
         self.call_later(TICK_SECONDS, self._tick)
 
     async def close(self) -> None:
         """End all connections. No listener is called: it was asked for."""
-        if self.closed_by is None:
-            self.closed_by = NotConnected("the client is closed: connect again")
-            self._each("closed", self.closed_by)
-        connections = [*self._others.values(), *([self._current] if self._current else [])]
-        self._current = None
-        self._others.clear()
+        is_first = self.closed_by is None
+        reason = self.closed_by or NotConnected("the client is closed: connect again")
+        connections = self._standing.close(reason)
         self._changed.set()
+        if is_first:
+            self._each("closed", reason)
         for connection in connections:
-            connection.close(self.closed_by)
+            connection.close(reason)
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()

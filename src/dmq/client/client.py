@@ -7,14 +7,18 @@ that what is on its way gets there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from dmq.client.admin import Admin
+from dmq.client.consumer import Consumer
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producer import Producer
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
 from dmq.client.routes import Routes
+from dmq.client.subscribing import ConsumerOptions
 from dmq.client.transport import Transport
 from dmq.client.url import parse_url
 from dmq.clock import Clock, SystemClock
@@ -95,6 +99,7 @@ class Client:
         self._clock = clock or SystemClock()
         self._routes = Routes()
         self._parts: list[Closable] = []
+        self._subscriptions = count(1)
         self.transport: Final = Transport(
             parse_url(url),
             make_hello(app, client_id),
@@ -148,9 +153,58 @@ class Client:
         if group is not None or check is not None:
             raise Unsupported("this version has no transactions: leave group and check out")
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
-        producer = Producer(app or self.app, options, self._routes, self.transport, self._clock)
+        producer = Producer(app or self.app, options, self._routes, self.transport, self._clock, self.release)
         self.adopt(producer)
         return producer
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        tags: str = "",
+        ordered: bool = False,
+        broadcast: bool = False,
+        start_from: str | int | datetime | timedelta = "earliest",
+        prefetch: int = 1000,
+        batch: int = 10,
+        parallel: int | None = None,
+        lease: float = 30.0,
+        max_attempts: int | None = 16,
+        auto_ack: bool = False,
+        version: int = 0,
+        type: Any = None,
+        *,
+        prefetch_bytes: int | None = None,
+    ) -> Consumer:
+        """A consumer: to iterate over, to `pull` from, or to `run` a handler with.
+
+        Parameters:
+            topic: what it consumes.
+            group: with whom it shares the work.
+            tags: only messages with one of these tags, "created || paid"; all if left out. Members of a group agree.
+            ordered: one message of a queue after the other, also when one fails. Members of a group agree.
+            broadcast: every member gets every message; needs `client_id` at `connect`.
+            start_from: where a new group begins: "earliest", "latest", an offset, a datetime, or a timedelta back.
+            prefetch: how many messages may be here unsettled.
+            prefetch_bytes: the same in bytes; the broker's default if left out.
+            batch: messages in one lease at most.
+            parallel: messages of one queue that may be out at once, in the whole group; None is no limit.
+            lease: seconds after which a message that is not settled goes to somebody else.
+            max_attempts: after so many it becomes a dead letter; None tries for ever.
+            auto_ack: a message is acked when the next one is asked for.
+            version: of the tags; a higher one replaces those of the group's other members.
+            type: what `message.value` decodes bodies to.
+
+        Raises:
+            InvalidSettings, InvalidName: a value makes no sense.
+        """
+        options = ConsumerOptions(
+            topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
+            auto_ack, version, type, prefetch_bytes,
+        )  # fmt: skip
+        consumer = Consumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
+        self.adopt(consumer)
+        return consumer
 
     def adopt(self, part: Closable) -> None:
         """Have it closed with the client."""

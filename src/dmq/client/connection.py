@@ -258,6 +258,10 @@ class Connection:
             self._followers.remove(waiter)
             self._pass_on()
 
+    def nudge(self) -> None:
+        """Have whoever reads look again whether what it waits for is there."""
+        self._wake_reader()
+
     def take_ready(self) -> None:
         """Read what is here, without waiting for more; nothing if another thread reads."""
         if self._lead(lambda: False, 0.0):

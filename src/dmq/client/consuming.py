@@ -132,7 +132,7 @@ class ConsumerCore:
             if len(chosen) != delivery.count:
                 wanted = set(chosen)
                 self._ack_silently(delivery, [index for index in range(delivery.count) if index not in wanted])
-        added = []
+        added: list[tuple[int, int, int, int]] = []
         for run in delivery.id_runs(chosen):
             if self._done.overlaps(*run) or self._in_hand.overlaps(*run):
                 for earlier in added:
@@ -143,7 +143,7 @@ class ConsumerCore:
         return chosen
 
     def _is_new(self, delivery: Delivery, index: int) -> bool:
-        """Whether a message is neither done nor in hand; it is in hand then, and settled or bound to its twin if not."""
+        """Whether a message is neither done nor in hand; then it is in hand, else it is settled or bound to its twin."""
         for run in delivery.id_runs((index,)):
             if self._done.overlaps(*run):
                 self._ack_silently(delivery, (index,))
@@ -198,6 +198,20 @@ class ConsumerCore:
                 self._settle(delivery, index, Outcome.RELEASE, -1, "")
         self.on_reports(True)
 
+    def has_failed(self, delivery: Delivery, index: int) -> bool:
+        """Whether a message that was settled is not done: it is handed out again."""
+        return index in delivery.failed
+
+    def forget(self, taken: Iterable[tuple[Delivery, int]]) -> None:
+        """What was taken went back to the broker by itself."""
+        with self.lock:
+            for delivery, index in taken:
+                if delivery.states[index] == TAKEN:
+                    delivery.states[index] = SETTLED
+                    delivery.left -= 1
+                    for run in delivery.id_runs((index,)):
+                        self._in_hand.remove(*run)
+
     # --- what is said of them ---------------------------------------------------------------------------------------
 
     def is_settled(self, delivery: Delivery, index: int) -> bool:
@@ -241,6 +255,7 @@ class ConsumerCore:
         else:
             delivery.others.append((index, outcome, delay_ms, reason))
             if self.options.ordered and outcome is Outcome.NACK:
+                delivery.failed.add(index)
                 self._drop(delivery)  # the broker takes back what lies behind it, in order
         self._settlements.add(delivery)
         return True

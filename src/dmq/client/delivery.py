@@ -59,6 +59,7 @@ class Delivery:
         "core",
         "count",
         "deadline",
+        "failed",
         "is_dirty",
         "is_pulled",
         "lease",
@@ -82,6 +83,7 @@ class Delivery:
         self.waiting = count
         self.acks: list[int] = []  # settled, and not reported yet
         self.others: list[tuple[int, int, int, str]] = []  # the same for all but acks: index, outcome, delay, reason
+        self.failed: set[int] = set()  # of an ordered group, given back: nothing behind them may be handled
         self.is_dirty = False
         self.is_pulled = False
         self._records: list[RecordView | None] | None = None

@@ -19,7 +19,7 @@ from dmq.records import Attributes, Compressor, encode_attributes, encode_batch
 __all__ = ["check_message", "due_ms", "expiry", "make_message", "parse_durability"]
 
 # What passes these needs no closer look: far below every limit of the format.
-_TEXT_MAX: Final = 1024
+TEXT_MAX: Final = 1024
 _DELAY_MAX: Final = 2 * 366 * 86_400.0
 
 
@@ -53,8 +53,8 @@ def check_message(topic: str, message: Message, body_bytes_max: int) -> None:
         type(message.body) is bytes
         and len(message.body) <= body_bytes_max
         and message.properties is None
-        and (key is None or (type(key) is str and key.isascii() and len(key) <= _TEXT_MAX))
-        and (tag is None or (type(tag) is str and tag.isascii() and len(tag) <= _TEXT_MAX))
+        and (key is None or (type(key) is str and key.isascii() and len(key) <= TEXT_MAX))
+        and (tag is None or (type(tag) is str and tag.isascii() and len(tag) <= TEXT_MAX))
         and (business_id is None or (type(business_id) is str and business_id.isascii() and len(business_id) <= 255))
         and type(priority) is int
         and 0 <= priority <= 9

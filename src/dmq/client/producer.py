@@ -37,8 +37,17 @@ OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
 class Producer:
     """Sends messages. Made by `Client.producer`."""
 
-    def __init__(self, app: str, options: Options, routes: Routes, transport: Transport, clock: Clock) -> None:
+    def __init__(
+        self,
+        app: str,
+        options: Options,
+        routes: Routes,
+        transport: Transport,
+        clock: Clock,
+        on_close: Callable[[Producer], None] = lambda _: None,
+    ) -> None:
         self._options = options
+        self._on_close = on_close
         self._routes = routes
         self._transport = transport
         self._core = Core(app, options, routes, transport, clock)
@@ -124,12 +133,19 @@ class Producer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
-        route = self._routes.get(topic) or self._route(topic, self._deadline())
-        draft = self._core.draft(
-            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
-            durability, consumed_by,
-        )  # fmt: skip
-        batch, index = self._core.put(draft, attended=True, deadline=None) or self._put(draft, True, None)
+        put = None
+        if not (
+            tag or business_id or ordered or delay or deliver_at or ttl or properties or consumed_by
+        ) and priority == DEFAULT_PRIORITY:  # fmt: skip
+            put = self._core.put_plain(topic, durability, body, key)
+        if put is None:
+            route = self._routes.get(topic) or self._route(topic, self._deadline())
+            draft = self._core.draft(
+                route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+                durability, consumed_by,
+            )  # fmt: skip
+            put = self._put(draft, True, None)
+        batch, index = put
         future = SendFuture(batch, index)
         if on_delivery is not None:
             tell = on_delivery
@@ -137,7 +153,7 @@ class Producer:
                 lambda done: tell(None, batch.error) if batch.error is not None else tell(done.result(), None)
             )
         if batch.is_worth_a_look:
-            self._sender.pump(draft.lane)
+            self._sender.pump(batch.lane)
         return future
 
     def send_many(
@@ -299,6 +315,7 @@ class Producer:
         finally:
             self._transport.unwatch(self)
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+            self._on_close(self)
 
     def __enter__(self) -> Self:
         return self

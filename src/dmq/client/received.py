@@ -1,7 +1,7 @@
 """What a consumer gets: messages, and batches of them.
 
-What always holds: a message is a view, and costs next to nothing until it is looked at; saying `ack`, `nack` or `reject`
-of one that is settled already does nothing, since the first word counts.
+What always holds: a message is a view, and costs next to nothing until it is looked at; saying `ack`, `nack` or
+`reject` of one that is settled already does nothing, since the first word counts.
 """
 
 from __future__ import annotations

@@ -129,6 +129,8 @@ class Sender:
             if batch is None:
                 return
             self._dispatch(batch, link)
+            if lane.is_idle:
+                return
 
     def encode(self, batch: Batch) -> None:
         """Turn a batch's messages into the body of its request.

@@ -25,6 +25,7 @@ from dmq.client.failover import Failover, nobody_answers
 from dmq.client.listeners import Listeners
 from dmq.client.sender import Link
 from dmq.client.session import Push
+from dmq.client.standing import Standing
 from dmq.client.url import Address
 from dmq.client.waiting import FOREVER, Alarms, Notifier
 from dmq.clock import Clock
@@ -82,21 +83,22 @@ class Transport:
     ) -> None:
         self._hello = hello
         self._clock = clock
-        self._reconnect = reconnect
         self.timeout: Final = timeout
         self.listeners = listeners or Listeners()
         self.notifier: Final = Notifier(f"dmq-{hello.app}-callbacks")
         self._alarms = Alarms(f"dmq-{hello.app}-alarms", clock)
         self.notify: Final = self.notifier.call
         self.call_later: Final = self._alarms.call_later
-        self._failover = failover or Failover(addresses)
-        self._changed = threading.Condition()
-        self._current: Connection | None = None
-        self._others: dict[Address, Connection] = {}
+        self._standing: Standing[Connection] = Standing(failover or Failover(addresses), reconnect)
+        self.current: Final = self._standing.current
+        """The connection in use; None while there is none."""
+        self._changed = threading.Condition()  # guards the standing and the watchers
         self._watchers: dict[int, Watcher] = {}
-        self._is_interrupted = False
-        self._is_connecting = False
-        self.closed_by: DMQError | None = None
+
+    @property
+    def closed_by(self) -> DMQError | None:
+        """Why there will be no connection any more; None as long as there may be."""
+        return self._standing.closed_by
 
     # --- connections ------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class Transport:
         deadline = time.monotonic() + (self.timeout or 0.0)
         errors: dict[Address, DMQError] = {}
         while True:
-            attempt = self._failover.next_attempt()
+            attempt = self._standing.next_attempt()
             left = deadline - time.monotonic()
             if attempt.pause:
                 if left <= 0:
@@ -130,11 +132,6 @@ class Transport:
         return Connection.open(
             address, self._hello, timeout=timeout, clock=self._clock, on_push=self._pushed, on_closed=self._lost
         )
-
-    def current(self) -> Connection | None:
-        """The connection in use; None while there is none."""
-        connection = self._current
-        return connection if connection is not None and connection.is_usable else None
 
     def connection(self, deadline: float | None = None) -> Connection:
         """The connection in use, waiting for one if need be.
@@ -200,31 +197,25 @@ class Transport:
 
     def has_other(self, link: Link) -> bool:
         """Whether another broker than this link's could be asked."""
-        return self._reconnect and bool(self._failover.others(link.address))
+        return bool(self._standing.others(link.address))
 
     def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
         """Have `found` called with a connection to another broker, or None if none answers."""
-        for address in self._failover.others(link.address):
-            known = self._known(address)
+        for address in self._standing.others(link.address):
+            known = self._standing.known(address)
             if known is not None:
                 found(known)
                 return
         threading.Thread(target=self._find, args=(link.address, found), name="dmq-find", daemon=True).start()
 
-    def _known(self, address: Address) -> Connection | None:
-        for connection in (self._current, self._others.get(address)):
-            if connection is not None and connection.address == address and connection.is_usable:
-                return connection
-        return None
-
     def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
-        for other in self._failover.others(address):
+        for other in self._standing.others(address):
             try:
                 connection = self._connect(other)
             except DMQError:
                 continue
             with self._changed:
-                kept = self._others.setdefault(other, connection) if self.closed_by is None else None
+                kept = self._standing.keep_beside(connection)
             if kept is not connection:
                 connection.close(NotConnected("one connection to a broker is enough"))
             found(kept)
@@ -234,15 +225,12 @@ class Transport:
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def _use(self, connection: Connection) -> None:
+        was_interrupted = False
         with self._changed:
-            if self.closed_by is None:
-                self._failover.connected(connection.address, connection.broker)
-                self._current = connection
-                self._others.pop(connection.address, None)
-                self._is_connecting = False
-                was_interrupted, self._is_interrupted = self._is_interrupted, False
-                self._changed.notify_all()
             closed_by = self.closed_by
+            if closed_by is None:
+                was_interrupted = self._standing.use(connection)
+                self._changed.notify_all()
         if closed_by is not None:
             connection.close(closed_by)
             return
@@ -252,40 +240,24 @@ class Transport:
 
     def _lost(self, connection: Connection, reason: DMQError) -> None:
         with self._changed:
-            if self._others.get(connection.address) is connection:
-                del self._others[connection.address]
-            is_current = self._current is connection
-            if is_current:
-                self._current = None
-                self._failover.lost(connection.address)
-            # A broker that reboots may go before another one is found: that is an interruption too.
-            is_event = self._current is None and self.closed_by is None and not self._is_interrupted
-            if is_event:
-                self._is_interrupted = True
-                if not self._reconnect:
-                    self.closed_by = NotConnected(
-                        f"the connection is closed ({reason.message}), and reconnect=False: connect again"
-                    )
-        if is_event:
+            loss = self._standing.lost(connection, reason)
+        if loss.is_interruption:
             log.info("connection lost", extra={"address": str(connection.address), "reason": reason.message})
             self.notify(self.listeners.exception, reason)
             self.notify(self.listeners.interrupted)
         self._each("lost", connection, reason)
-        if not is_event:
-            return
-        if self.closed_by is not None:
-            self._each("closed", self.closed_by)
+        if loss.closed_by is not None:
+            self._each("closed", loss.closed_by)
             self._alarms.close()
             with self._changed:
                 self._changed.notify_all()
-        else:
+        elif loss.must_connect:
             self._start_connecting()
 
     def _start_connecting(self) -> None:
         with self._changed:
-            if self._is_connecting or self.closed_by is not None:
+            if not self._standing.begin_connecting():
                 return
-            self._is_connecting = True
         threading.Thread(target=self._keep_connecting, name="dmq-reconnect", daemon=True).start()
         if self.timeout is not None:
             self.call_later(self.timeout, self._check_reached)
@@ -293,13 +265,13 @@ class Transport:
     def _keep_connecting(self) -> None:
         while True:
             with self._changed:
-                attempt = self._failover.next_attempt()
+                attempt = self._standing.next_attempt()
                 if attempt.pause:
                     self._changed.wait_for(lambda: self.closed_by is not None, attempt.pause)
                 if self.closed_by is not None:
                     return
             try:
-                connection = self._known(attempt.address) or self._connect(attempt.address)
+                connection = self._standing.known(attempt.address) or self._connect(attempt.address)
             except DMQError as error:
                 log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
                 continue
@@ -314,34 +286,28 @@ class Transport:
         header = push.header
         if isinstance(header, ServerReboot):
             log.info("broker reboots", extra={"address": str(connection.address), "reason": header.reason})
-            self._rebooting(connection, header)
+            with self._changed:
+                must_move = self._standing.rebooting(connection)
+            if must_move:
+                self._start_connecting()
+                self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):
-            self._failover.healthy(header.broker, header.address)
+            with self._changed:
+                self._standing.failover.healthy(header.broker, header.address)
         self._each("pushed", connection, push)
 
-    def _rebooting(self, connection: Connection, header: ServerReboot) -> None:
-        """Take a broker out of use, and move to another if there is one; what runs there may end."""
-        with self._changed:
-            has_other = self._failover.rebooting(connection.address) and self._reconnect
-            is_current = self._current is connection
-            if not (has_other and is_current):
-                return
-            self._current = None
-            self._others[connection.address] = connection
-        self._start_connecting()
-        self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
-
     def _retire(self, connection: Connection, deadline: float) -> None:
-        if connection.is_closed or connection is self._current:
+        """Close a connection that was moved away from, once what runs there has ended or its grace is over."""
+        if connection.is_closed:
             return
-        if (connection.outstanding == 0 or self._clock.monotonic() >= deadline) and self.current() is not None:
+        if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
             connection.close(NotConnected("the broker reboots"))
-            return
-        self.call_later(0.1, lambda: self._retire(connection, deadline))
+        else:
+            self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
         with self._changed:
-            connections = [*self._others.values(), *([self._current] if self._current else [])]
+            connections = self._standing.connections()
         for connection in connections:
             connection.tick()
         if self.closed_by is None:
@@ -351,16 +317,13 @@ class Transport:
         """End all connections. No listener is called: it was asked for."""
         with self._changed:
             is_first = self.closed_by is None
-            if self.closed_by is None:
-                self.closed_by = NotConnected("the client is closed: connect again")
-            connections = [*self._others.values(), *([self._current] if self._current else [])]
-            self._current = None
-            self._others.clear()
+            reason = self.closed_by or NotConnected("the client is closed: connect again")
+            connections = self._standing.close(reason)
             self._changed.notify_all()
         if is_first:
-            self._each("closed", self.closed_by)
+            self._each("closed", reason)
         for connection in connections:
-            connection.close(self.closed_by)
+            connection.close(reason)
         self._alarms.close()
         self.notifier.close(CONNECT_SECONDS)
 

@@ -18,7 +18,7 @@ from dmq.records.layout import JOURNAL_OFFSET_AT, U64
 from dmq.storage import units
 from dmq.storage.state import queue_key
 
-__all__ = ["Identities", "IdRun"]
+__all__ = ["IdRun", "Identities"]
 
 ROWS_MAX: Final = 65_536
 
@@ -99,9 +99,8 @@ def _cut(spans: list[_Span], offsets: Sequence[int]) -> list[IdRun]:
     at = 0
     while at < count:
         first = offsets[at]
-        index = bisect_right(spans, first, key=_first) - 1
-        start, stop, producer, sequence = spans[index]
-        assert index >= 0 and start <= first < stop, "every record is of a batch of its unit"
+        start, stop, producer, sequence = spans[bisect_right(spans, first, key=_first) - 1]
+        assert start <= first < stop, "every record is of a batch of its unit"
         # Up to the end of the batch, or to the first offset that is left out.
         end = min(count, at + stop - first)
         if offsets[end - 1] - first != end - 1 - at:

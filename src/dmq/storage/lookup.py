@@ -151,10 +151,16 @@ class Lookup:
             if file.end <= start:
                 continue
             at = file.batches.lower_bound(lambda entry: (int(entry[0]), int(entry[1])) <= wanted) - 1
-            if at >= 0:
+            nearest = None
+            while at >= 0:
                 producer, first, count, offset = file.batches.entry(at).item()
-                if producer == producer_id and first <= sequence < first + count:
+                # A batch sent again after its producer was forgotten stands beside the first one.
+                if producer != producer_id or first != (first if nearest is None else nearest):
+                    break
+                nearest = first
+                if sequence < first + count:
                     found.append((first, offset))
+                at -= 1
         for pending in self._pending():
             rows = np.frombuffer(pending.batches, np.uint64).reshape(-1, 4)
             mine = rows[rows[:, 0] == np.uint64(producer_id)]

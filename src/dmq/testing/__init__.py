@@ -1,10 +1,34 @@
-"""What ships for tests of DMQ, and of programs that use it: a clock and a disk that do as they are told."""
+"""What ships for tests of DMQ, and of programs that use it: a broker in memory, a clock and a disk that do as told.
+
+Loaded when first used, since pytest imports this package wherever DMQ is installed.
+"""
 
 from __future__ import annotations
 
-from dmq.testing.clock import FakeClock
-from dmq.testing.crash import Keep
-from dmq.testing.faults import CrashNow, Fault
-from dmq.testing.files import MemoryFiles
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CrashNow", "FakeClock", "Fault", "Keep", "MemoryFiles"]
+if TYPE_CHECKING:
+    from dmq.testing.broker import TestBroker
+    from dmq.testing.clock import FakeClock
+    from dmq.testing.crash import Keep
+    from dmq.testing.faults import CrashNow, Fault
+    from dmq.testing.files import MemoryFiles
+
+__all__ = ["CrashNow", "FakeClock", "Fault", "Keep", "MemoryFiles", "TestBroker"]
+
+_LATER = {
+    "CrashNow": "dmq.testing.faults",
+    "FakeClock": "dmq.testing.clock",
+    "Fault": "dmq.testing.faults",
+    "Keep": "dmq.testing.crash",
+    "MemoryFiles": "dmq.testing.files",
+    "TestBroker": "dmq.testing.broker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dmq.testing' has no attribute {name!r}")
+    return getattr(import_module(home), name)

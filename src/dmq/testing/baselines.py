@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 from dmq.testing.processes import read_line
 
@@ -91,7 +92,10 @@ class Echo:
                 sock.sendall(message)
                 left = size
                 while left:
-                    left -= len(sock.recv(left))
+                    received = len(sock.recv(left))
+                    if not received:
+                        raise RuntimeError("the echo is gone")
+                    left -= received
                 taken.append(time.perf_counter() - began)
         return taken
 
@@ -133,8 +137,7 @@ def _receive() -> None:
 
 class _EchoProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)

@@ -1,0 +1,463 @@
+"""The consumer of a blocking program. Thread-safe.
+
+What always holds: whoever waits for a message reads the connection itself if nobody else does, so that there is no
+thread between a lone message and its handler. What is said of messages leaves at once when nothing else is to do, and
+in company otherwise. After a reconnect the subscription is sent again as itself, with the leases still held (D-22).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from dmq.client.calls import When, parse_point
+from dmq.client.connection import Connection
+from dmq.client.consuming import ConsumerCore, extension
+from dmq.client.delivery import Delivery
+from dmq.client.executor import Executor
+from dmq.client.handling import RateLimit
+from dmq.client.received import Batch, ReceivedMessage
+from dmq.client.session import Push as Pushed
+from dmq.client.subscribing import ConsumerOptions
+from dmq.client.transport import Transport
+from dmq.client.waiting import FOREVER, Waiter
+from dmq.clock import Clock
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
+from dmq.protocol import Command, Frame, decode_response, error_from_status
+from dmq.protocol.consuming import (
+    Credit,
+    PullReply,
+    Push,
+    Seek,
+    Settle,
+    SettleReply,
+    SubscribeReply,
+    SubscriptionEnded,
+    Unsubscribe,
+)
+from dmq.protocol.session import Heartbeat, ServerReboot
+from dmq.protocol.status import ErrorHeader
+from dmq.records import ANY_QUEUE
+
+__all__ = ["Consumer"]
+
+ANSWER_SECONDS: Final = 10.0
+AGAIN_SECONDS: Final = 0.5
+TICKS_PER_LEASE: Final = 4
+_LOOK_SECONDS: Final = 1.0  # a wait looks around at least so often
+
+
+class Consumer:
+    """Gets messages. Made by `Client.consumer`.
+
+    Parameters:
+        number: of its subscription, unique within the client.
+        released: told when it is closed.
+    """
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        number: int,
+        transport: Transport,
+        clock: Clock,
+        released: Callable[[Consumer], None] = lambda consumer: None,
+    ) -> None:
+        self._options = options
+        self._number = number
+        self._transport = transport
+        self._released = released
+        self._core = ConsumerCore(options, clock, self._extend)
+        self._core.on_reports = self._report
+        self._flushing = threading.RLock()
+        self._state = threading.Lock()
+        self._is_scheduled = False
+        self._is_started = False
+        self._is_closing = False
+        self._is_closed = False
+        self._waiters: list[Waiter] = []
+        self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
+        self._executor: Executor | None = None
+        transport.watch(self)
+
+    # --- one by one -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message; waits for it.
+
+        Raises:
+            StopIteration: the consumer was closed.
+            DMQError: the subscription was refused or ended, or the client is closed.
+        """
+        self._ack_previous()
+        taken = self.take(1)
+        if not taken:
+            raise StopIteration
+        message = ReceivedMessage(*taken[0])
+        if self._options.auto_ack:
+            self._previous = message
+        return message
+
+    def _ack_previous(self) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            previous.ack()
+
+    def take(self, limit: int, is_over: Callable[[], object] = lambda: False) -> list[tuple[Delivery, int]]:
+        """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
+
+        Raises:
+            DMQError: there will be none any more.
+        """
+        core = self._core
+        while True:
+            if self._is_closing or is_over():
+                return []
+            taken = core.take(limit)
+            if taken:
+                return taken
+            if core.ended is not None:
+                raise type(core.ended)(core.ended.message, **core.ended.detail)
+            self._start()
+            self._flush()
+            self._wait(lambda: core.waiting or core.ended or self._is_closing or is_over())
+
+    def _start(self) -> None:
+        with self._state:
+            if self._is_started:
+                return
+            self._is_started = True
+        connection = self._transport.current()
+        if connection is not None:
+            self._subscribe(connection)
+        self._transport.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
+
+    def _wait(self, is_done: Callable[[], object]) -> None:
+        """Wait until something is there, reading meanwhile if nobody does; looks around now and then."""
+        waiter = Waiter()
+        self._waiters.append(waiter)
+        try:
+            connection = self._transport.current()
+            if is_done():
+                return
+            if connection is None:
+                waiter.wait(_LOOK_SECONDS)
+            else:
+                link = connection
+                link.until(waiter, lambda: is_done() or link.is_closed, time.monotonic() + _LOOK_SECONDS)
+        finally:
+            self._waiters.remove(waiter)
+
+    def wake(self, count: int = 1 << 30, *, nudge: bool = False) -> None:
+        """Have so many of those who wait look again."""
+        for waiter in self._waiters[:count]:
+            waiter.wake()
+        if nudge:
+            connection = self._transport.current()
+            if connection is not None:
+                connection.nudge()
+
+    # --- by the batch -----------------------------------------------------------------------------------------------
+
+    def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> Batch[ReceivedMessage]:
+        """A batch of messages: the fastest way out.
+
+        Parameters:
+            max_messages: how many at most.
+            wait: seconds to wait for the first one; the batch is empty if none comes.
+            queue: of this queue only.
+
+        Raises:
+            DMQError: there is no connection, or the broker refuses.
+        """
+        if self._is_started:
+            raise InvalidRequest("this consumer is subscribed: make another one to pull with")
+        if self._is_closing:
+            raise NotConnected("the consumer is closed: make another one with client.consumer()")
+        self._ack_previous()
+        self._flush()
+        deadline = time.monotonic() + wait
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                frame = self._pull_once(max_messages, max(0.0, left), ANY_QUEUE if queue is None else queue)
+            except (NotConnected, BrokerStopping, Busy) as error:
+                if left <= 0 or self._transport.closed_by is not None:
+                    raise
+                time.sleep(min(left, error.retry_after or 0.1))
+                continue
+            reply: PullReply = decode_response(frame)
+            parts = self._core.pulled(reply.leases, frame.body)
+            if parts or left <= 0 or not reply.leases:
+                batch = Batch(ReceivedMessage, parts)
+                if self._options.auto_ack:
+                    self._previous = batch
+                return batch
+
+    def _pull_once(self, max_messages: int, wait: float, queue: int) -> Frame:
+        connection = self._transport.connection(time.monotonic() + max(wait, 0.001))
+        header = self._options.pull(self._member(connection), max_messages, wait, queue)
+        frame = connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
+        if frame.status:
+            decode_response(frame)
+        return frame
+
+    def ack(self, messages: ReceivedMessage | Batch[ReceivedMessage]) -> None:
+        """These are done."""
+        messages.ack()
+
+    # --- with a handler ---------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        handler: Callable[[ReceivedMessage], Any],
+        workers: int = 8,
+        policy: str | RateLimit = "caller-runs",
+        local_retries: int = 1,
+    ) -> None:
+        """Call a handler for each message until the consumer is closed; acks after the handler.
+
+        In the main thread SIGTERM closes the consumer too: what runs is finished, the rest goes back to the broker.
+
+        Parameters:
+            handler: called with the message. `dmq.Retry` and `dmq.Reject` say what to do with it; any other error is
+                tried again here, then the message is delivered again later.
+            workers: threads that run handlers.
+            policy: what happens to messages that come while all of them are busy. "caller-runs": this thread runs
+                handlers too; "block": they wait in the prefetch, and the broker waits with more; "reject": they go
+                back to the broker and come again later, maybe to another member; `dmq.RateLimit(n)`: as "block",
+                and handlers start at most n times a second.
+            local_retries: how often an error is tried again here.
+
+        Raises:
+            DMQError: the subscription was refused or ended, or the client was closed.
+            InvalidSettings: a value makes no sense.
+        """
+        executor = Executor(self, self._core, handler, workers, policy, local_retries)
+        with self._state:
+            if self._executor is not None:
+                raise InvalidRequest("run() is running already: one at a time for a consumer")
+            if self._is_closing:
+                return
+            self._executor = executor
+        try:
+            executor.run()
+        finally:
+            with self._state:
+                self._executor = None
+                must_close = self.is_closing
+            executor.finished.set()
+            if must_close:
+                self.close()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def stop(self) -> None:
+        """Begin to close, without waiting: iterators and `run` come to their end."""
+        self._is_closing = True
+        self.wake(nudge=True)
+
+    # --- control ----------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`; the broker keeps what is not here yet."""
+        if not self._core.is_paused:
+            self._core.is_paused = True
+            self._change_credit(-self._options.prefetch)
+
+    def resume(self) -> None:
+        """Go on."""
+        if self._core.is_paused:
+            self._core.is_paused = False
+            self._change_credit(self._options.prefetch)
+            self.wake(nudge=True)
+
+    def _change_credit(self, messages: int) -> None:
+        connection = self._transport.current()
+        if self._is_started and connection is not None:
+            try:
+                connection.tell(Command.CREDIT, Credit(self._number, messages))
+            except NotConnected:
+                pass  # the next subscription has it right
+
+    def seek(self, to: When) -> None:
+        """Move the group to a place: "earliest", "latest", an offset, a datetime, or a timedelta back from now.
+
+        Messages in hand are none of the group's business any more; what was prefetched is forgotten.
+
+        Raises:
+            InvalidSettings: that is no place.
+            DMQError: there is no connection, or the broker refuses.
+        """
+        point = parse_point(to)
+        self._flush()
+        is_stopped = self._is_started and not self._core.is_paused
+        if is_stopped:
+            self._change_credit(-self._options.prefetch)
+        try:
+            answer = self._transport.request(
+                Command.SEEK, Seek(self._options.topic, self._options.group, point), timeout=ANSWER_SECONDS
+            )
+            decode_response(answer)
+            # What was pushed before the answer may have come with it: a second answer is certainly behind it.
+            self._transport.request(Command.HEARTBEAT, Heartbeat(0), timeout=ANSWER_SECONDS)
+            self._core.sought()
+        except UnknownGroup:
+            if self._is_started:
+                raise
+            self._options.start_from = point  # it begins there
+        finally:
+            if is_stopped:
+                self._change_credit(self._options.prefetch)
+
+    def _extend(self, delivery: Delivery, seconds: float) -> None:
+        header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
+        reply: SettleReply = decode_response(self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS))
+        for refusal in reply.refused:
+            raise error_from_status(refusal.status, ErrorHeader(refusal.message))
+        delivery.deadline = max(delivery.deadline, time.monotonic() + seconds)
+
+    # --- reporting --------------------------------------------------------------------------------------------------
+
+    def _report(self, is_urgent: bool) -> None:
+        if is_urgent:
+            self._flush()
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            self._transport.call_later(0.0, self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Tell the broker what was said of messages."""
+        with self._flushing:
+            self._send(self._core.reports(), is_kept=True)
+
+    def _send(self, frames: list[Settle], *, is_kept: bool) -> None:
+        connection = self._transport.current()
+        for at, frame in enumerate(frames):
+            try:
+                if connection is None:
+                    raise NotConnected("no connection")
+                connection.tell(Command.SETTLE, frame)
+            except DMQError:
+                if is_kept:
+                    self._core.not_sent(frames[at:])
+                return
+
+    def _tick(self) -> None:
+        if not self._is_closed:
+            self._send(self._core.tick(), is_kept=False)
+            self._transport.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
+
+    # --- told by the transport --------------------------------------------------------------------------------------
+
+    def _member(self, connection: Connection) -> str:
+        """Our name in the group: it stays when the connection changes, and no two consumers share it."""
+        if not self._core.member and not self._options.broadcast:
+            self._core.member = f"{connection.client_id[:200]}.{self._number}"
+        return self._core.member
+
+    def _subscribe(self, connection: Connection) -> None:
+        core = self._core
+        header = self._options.subscribe(self._number, self._member(connection), core.holding())
+        try:
+            connection.submit(Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(connection, answer))
+        except DMQError:
+            pass  # the connection is gone; the next one is subscribed on
+
+    def _subscribed(self, connection: Connection, answer: Frame | DMQError) -> None:
+        if isinstance(answer, DMQError):
+            return  # the connection is gone
+        try:
+            reply: SubscribeReply = decode_response(answer)
+        except DMQError as error:
+            if error.retriable:
+                self._transport.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(connection))
+            else:
+                self._end(error)
+            return
+        self._core.subscribed(reply)
+        if self._core.is_paused:
+            self._change_credit(-self._options.prefetch)
+        self._flush()
+
+    def _again(self, connection: Connection) -> None:
+        if not self._is_closing and self._transport.current() is connection:
+            self._subscribe(connection)
+
+    def _end(self, error: DMQError) -> None:
+        self._core.ended = self._core.ended or error
+        self.wake(nudge=True)
+
+    def connected(self, connection: Connection) -> None:
+        if self._is_started and not self._is_closing:
+            self._subscribe(connection)
+        elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
+            self._flush()
+        self.wake()
+
+    def lost(self, connection: Connection, reason: DMQError) -> None:
+        self.wake()
+
+    def pushed(self, connection: Connection, push: Pushed) -> None:
+        header = push.header
+        if isinstance(header, Push):
+            if header.subscription == self._number:
+                self.wake(self._core.received(header.leases, push.body))
+        elif isinstance(header, SubscriptionEnded):
+            if header.subscription == self._number:
+                self._end(error_from_status(header.status, ErrorHeader(header.message)))
+        elif isinstance(header, ServerReboot) and self._is_started:
+            self._core.release_waiting()  # it drains: what nobody has begun can wait for its return
+
+    def unreachable(self, error: DMQError) -> None:
+        pass  # it goes on trying, and so do we
+
+    def closed(self, error: DMQError) -> None:
+        self._end(error)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
+        self.stop()
+        with self._state:
+            executor = self._executor
+        if executor is not None:
+            if not executor.is_mine():
+                executor.finished.wait(FOREVER)
+                self.close()
+            return  # run() closes when its handlers are done
+        with self._state:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._core.release_all()
+        self._flush()
+        connection = self._transport.current()
+        if self._is_started and connection is not None:
+            try:
+                connection.request(Command.UNSUBSCRIBE, Unsubscribe(self._number), timeout=ANSWER_SECONDS)
+            except DMQError:
+                pass  # the broker notices by itself
+        self._transport.unwatch(self)
+        self._released(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

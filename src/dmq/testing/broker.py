@@ -1,0 +1,154 @@
+"""A broker for tests: the real one, in this process, on files in memory.
+
+Everything a client can notice is the broker's own code: leases, redelivery, filters, durability. Only the disk is
+memory and, if asked for, the clock stands still until a test moves it.
+
+What always holds: it listens on loopback, on a port of its own that stays the same over restarts; `kill` leaves what a
+killed process leaves, `stop` and `restart` what a clean end leaves; leaving the `with` block closes the clients that
+`connect` gave out and leaves no thread behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final, Self
+
+from dmq.broker.server import BrokerServer
+from dmq.client.client import Client, connect
+from dmq.clock import SystemClock
+from dmq.errors import DMQError
+from dmq.settings import BrokerSettings, Settings
+from dmq.testing.clock import FakeClock
+from dmq.testing.files import MemoryFiles
+
+__all__ = ["TestBroker"]
+
+# Clients beat by their own clock, so a broker whose time jumps must not miss them.
+_PATIENCE_SECONDS: Final = 4_000_000.0
+_THREAD_SECONDS: Final = 30.0
+
+
+class TestBroker:
+    """A broker to test with; a context manager, started when entered.
+
+    Parameters:
+        fake_clock: the broker's time stands still until `clock.advance`.
+        settings: of the broker, by name, as in `lease_seconds=1.0`. Topics are created when first used unless
+            `auto_create=False`.
+    """
+
+    __test__ = False  # not a class of tests, whatever its name
+
+    def __init__(self, *, fake_clock: bool = False, **settings: Any) -> None:
+        defaults: dict[str, Any] = {"port": 0, "metrics_port": 0, "auto_create": True, "drain_seconds": 1.0}
+        if fake_clock:
+            patience = dict.fromkeys(("heartbeat_seconds", "partial_seconds", "hello_seconds"), _PATIENCE_SECONDS)
+            defaults |= patience | {"offline_delay_ms": 0}
+        self._settings = defaults | settings
+        self._fake_clock = FakeClock() if fake_clock else None
+        self._files = MemoryFiles()
+        self._clients: list[Client] = []
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: BrokerServer | None = None
+        self._ending: asyncio.Future[Callable[[BrokerServer], Coroutine[Any, Any, None]]] | None = None
+        self.port = 0
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it, or start it again on what the last run left."""
+        assert self._thread is None, "it is running"
+        problems: list[BaseException] = []
+        ready = threading.Event()
+        thread = threading.Thread(target=self._run, args=(ready, problems), name="dmq-test-broker", daemon=True)
+        thread.start()
+        ready.wait()
+        if problems:
+            thread.join()
+            raise problems[0]
+        self._thread = thread
+
+    def _run(self, ready: threading.Event, problems: list[BaseException]) -> None:
+        try:
+            asyncio.run(self._serve(ready))
+        except (DMQError, OSError) as error:
+            problems.append(error)
+        finally:
+            ready.set()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        settings = Settings(broker=BrokerSettings(**self._settings))
+        server = BrokerServer(settings, files=self._files, clock=self._fake_clock or SystemClock())
+        await server.start()
+        self._loop = asyncio.get_running_loop()
+        self._ending = self._loop.create_future()
+        self._server = server
+        self.port = self._settings["port"] = server.port
+        ready.set()
+        end = await self._ending
+        await end(server)
+
+    def _end(self, how: Callable[[BrokerServer], Coroutine[Any, Any, None]]) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        assert self._loop is not None
+        assert self._ending is not None
+        self._loop.call_soon_threadsafe(self._ending.set_result, how)
+        thread.join(_THREAD_SECONDS)
+        self._loop = self._ending = self._server = None
+
+    def stop(self) -> None:
+        """End it cleanly, as SIGTERM does. `start` brings it back with everything."""
+        # A drain waits for a time that a clock which stands still never reaches.
+        self._end(lambda server: server.stop(0.0 if self._fake_clock else None))
+
+    def kill(self) -> None:
+        """End it as kill -9 does. `start` brings it back with all it had written."""
+        before = self._files
+        self._end(lambda server: _die(server))
+        self._files = before.kill()
+
+    def restart(self) -> None:
+        """`stop`, then `start` on the same port."""
+        self.stop()
+        self.start()
+
+    @property
+    def clock(self) -> FakeClock:
+        """The broker's clock; only with `fake_clock=True`."""
+        assert self._fake_clock is not None, "this broker runs by the machine's clock: use TestBroker(fake_clock=True)"
+        return self._fake_clock
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"dmq://127.0.0.1:{self.port}"
+
+    def connect(self, app: str = "test", **options: Any) -> Client:
+        """A client, closed with the broker; options as of `dmq.connect`."""
+        client = connect(self.url, app=app, **options)
+        self._clients.append(client)
+        return client
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._clients:
+            self._clients.pop().close()
+        self._end(lambda server: server.stop(0.0))
+
+
+async def _die(server: BrokerServer) -> None:
+    """Cut every connection and leave everything else as it is."""
+    server.abort()
