@@ -61,13 +61,18 @@ from dmq.model import Message, MessageId, Receipt
 
 if TYPE_CHECKING:
     from dmq.client.client import Client, connect
+    from dmq.client.consumer import Consumer
+    from dmq.client.handling import RateLimit, Reject, Retry
+    from dmq.client.received import Batch, ReceivedMessage
 
 __all__ = [
+    "Batch",
     "BrokerStopping",
     "Busy",
     "CannotListen",
     "Client",
     "ConsumeTimeout",
+    "Consumer",
     "DMQError",
     "Damaged",
     "DeadLettered",
@@ -94,9 +99,13 @@ __all__ = [
     "OutOfRetries",
     "PortTaken",
     "ProtocolError",
+    "RateLimit",
     "RateLimited",
     "Receipt",
+    "ReceivedMessage",
     "RecordCorrupt",
+    "Reject",
+    "Retry",
     "SequenceConflict",
     "ServerError",
     "StaleEpoch",
@@ -122,7 +131,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Loaded when first used: `import dmq` alone, for its errors or its version, stays cheap.
-_LATER = {"Client": "dmq.client.client", "connect": "dmq.client.client"}
+_LATER = {
+    "Batch": "dmq.client.received",
+    "Client": "dmq.client.client",
+    "Consumer": "dmq.client.consumer",
+    "RateLimit": "dmq.client.handling",
+    "ReceivedMessage": "dmq.client.received",
+    "Reject": "dmq.client.handling",
+    "Retry": "dmq.client.handling",
+    "connect": "dmq.client.client",
+}
 
 
 def __getattr__(name: str) -> Any:

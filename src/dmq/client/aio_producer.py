@@ -227,7 +227,6 @@ class AioProducer:
         return route
 
     async def _put(self, draft: Draft, deadline: float | None) -> tuple[Batch, int]:
-        self._core.refresh(draft.lane.key.topic)
         while True:
             put = self._core.put(draft, attended=deadline is None, deadline=deadline)
             if put is not None:

@@ -143,7 +143,7 @@ class ConsumerCore:
         return chosen
 
     def _is_new(self, delivery: Delivery, index: int) -> bool:
-        """Whether a message is neither done nor in hand; then it is in hand, else it is settled or bound to its twin."""
+        """Whether a message is new: neither done, which settles it, nor in hand, which binds it to its twin."""
         for run in delivery.id_runs((index,)):
             if self._done.overlaps(*run):
                 self._ack_silently(delivery, (index,))

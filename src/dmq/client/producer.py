@@ -134,9 +134,10 @@ class Producer:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
         put = None
-        if not (
-            tag or business_id or ordered or delay or deliver_at or ttl or properties or consumed_by
-        ) and priority == DEFAULT_PRIORITY:  # fmt: skip
+        if (
+            tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
+            and deliver_at is None and ttl is None and properties is None and not consumed_by
+        ):  # fmt: skip
             put = self._core.put_plain(topic, durability, body, key)
         if put is None:
             route = self._routes.get(topic) or self._route(topic, self._deadline())
@@ -208,7 +209,6 @@ class Producer:
         self._core.check_open()
         route = self._routes.get(topic)
         if route is not None:
-            self._core.refresh(topic)
             return route
         check_name(topic, "topic")
         left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())

@@ -19,10 +19,8 @@ from dmq.client.retries import Retries
 from dmq.client.routes import Route, Routes, choose_queue
 from dmq.client.sender import Lines, Sender
 from dmq.clock import Clock
-from dmq.errors import Busy, DMQError, InvalidMessage, InvalidSettings, NotConnected
+from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Message, check_name
-from dmq.protocol import Command
-from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.producing import Durability
 from dmq.records import Compressor
 
@@ -92,7 +90,6 @@ class Core:
         self.options: Final = options
         self.clock: Final = clock
         self.routes: Final = routes
-        self._lines = lines
         self.accumulator: Final = Accumulator(options.window_bytes, options.window_messages)
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
         retries = Retries(options.retries, options.resend_after)
@@ -250,22 +247,6 @@ class Core:
         batch.count = len(part)
         batch.bytes = total + MESSAGE_BYTES * len(part)
         return stop
-
-    def refresh(self, topic: str) -> None:
-        """Ask for a topic anew if what is known of it is old; go on with that meanwhile."""
-        if not self.routes.begin_refresh(topic, self.clock.monotonic()):
-            return
-        link = self._lines.current()
-        try:
-            if link is None:
-                raise NotConnected("no connection")
-            link.submit(
-                Command.TOPIC_DESCRIBE,
-                TopicDescribe(topic),
-                on_answer=lambda answer: self.sender.learn(topic, answer),
-            )
-        except DMQError:
-            self.routes.end_refresh(topic)
 
 
 def _check_group(level: Durability, consumed_by: str) -> None:

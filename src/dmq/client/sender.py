@@ -196,6 +196,8 @@ class Sender:
             if batch.deadline is None:
                 batch.deadline = now + self._retries.give_up_after
         batch.broker = str(link.address)
+        if self._routes.begin_refresh(key.topic, now):
+            self._ask_for(key.topic, link)
         with self.lock:
             self._under_way[batch] = link
             must_scan, self._is_scanning = not self._is_scanning, True
@@ -281,6 +283,15 @@ class Sender:
             link.submit(Command.TOPIC_DESCRIBE, TopicDescribe(batch.topic), on_answer=learned)
         except DMQError:
             self._park(batch)
+
+    def _ask_for(self, topic: str, link: Link) -> None:
+        """Ask for a topic anew, and go on with what is known of it meanwhile."""
+        try:
+            link.submit(
+                Command.TOPIC_DESCRIBE, TopicDescribe(topic), on_answer=lambda answer: self.learn(topic, answer)
+            )
+        except DMQError:
+            self._routes.end_refresh(topic)
 
     def learn(self, topic: str, answer: Frame | DMQError) -> None:
         """What a broker said of a topic."""

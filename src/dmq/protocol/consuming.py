@@ -93,7 +93,7 @@ class Lease(Header, frozen=True):
     attempt: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
     lease_ms: U32  # counted from when the frame was sent
     topic: OptionalName = ""  # if it is not the one asked for: the group's retry topic
-    # Who sent the messages, in order, batch by batch; producer 0 stands for records that were moved and carry their ids.
+    # Who sent the messages, in order, batch by batch; producer 0 stands for moved records, which carry their ids.
     ids: Annotated[list[IdRun], Meta(max_length=LIST_MAX)] = []
     # Rises when the group's position in this queue is set by hand: what comes from then on may have been here before.
     sought: Amount = 0

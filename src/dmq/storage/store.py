@@ -256,8 +256,13 @@ class MessageStore(StoreView):
             self.finish_checkpoint(plan)
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
-        """Set aside what a checkpoint writes, the flush of the journal included; None while units wait for replicas."""
+        """Set aside what a checkpoint writes, the flush of the journal included.
+
+        None while units wait for replicas, or while another checkpoint is being written.
+        """
         self._check_open()
+        if self._plan is not None:
+            return None
         if self.visible != self.end:
             self.flush()
             if self.visible != self.end:

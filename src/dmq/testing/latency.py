@@ -10,6 +10,7 @@ import time
 
 from dmq.client.client import Client
 from dmq.client.producer import Producer
+from dmq.client.received import ReceivedMessage
 from dmq.testing.baselines import Echo, fdatasync_seconds
 from dmq.testing.measuring import Figure, Load, Progress, bench_topic, latency_figure, percentile
 
@@ -67,9 +68,9 @@ def _end_to_end(client: Client, topic: str, body: bytes, load: Load, rate: float
     sent_at: dict[str, float] = {}
     done = threading.Event()
 
-    def handle(message: object) -> None:
+    def handle(message: ReceivedMessage) -> None:
         now = time.perf_counter()
-        taken.append(now - sent_at[message.key])  # type: ignore[attr-defined]
+        taken.append(now - sent_at[message.key or ""])
         if len(taken) >= load.messages:
             done.set()
 

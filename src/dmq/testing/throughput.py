@@ -13,6 +13,7 @@ import time
 
 from dmq.client.client import Client
 from dmq.client.producer import Producer
+from dmq.client.received import ReceivedMessage
 from dmq.testing.baselines import Receiver
 from dmq.testing.measuring import APP, BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
 
@@ -177,9 +178,9 @@ def _handle_each(client: Client, topic: str, group: str, load: Load, progress: P
     seen = 0
     touched = 0
 
-    def handle(message: object) -> None:
+    def handle(message: ReceivedMessage) -> None:
         nonlocal seen, touched
-        touched += len(message.body) + len(message.key or "")  # type: ignore[attr-defined]
+        touched += len(message.body) + len(message.key or "")
         seen += 1
         if seen % 1000 == 0:
             progress(1000)

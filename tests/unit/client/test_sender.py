@@ -312,3 +312,17 @@ def test_a_batch_is_encoded_once() -> None:
     future = rig.send(b"body", key="k")
     assert batch_of(future).messages == []
     assert b"body" in rig.link.requests[0].body
+
+
+def test_what_is_known_of_a_topic_is_asked_for_anew_after_an_hour() -> None:
+    rig = Rig()
+    rig.clock.advance(3601)
+    rig.send()
+    assert [request.command for request in rig.link.requests] == [Command.TOPIC_DESCRIBE, Command.PRODUCE]
+    rig.link.requests[0].answer(TopicDescribeReply(TopicInfo("orders", TopicConfig(queues=7))))
+    route = rig.routes.get("orders")
+    assert route is not None
+    assert route.queues == 7
+    rig.link.requests[1].store()
+    rig.send()
+    assert len(rig.link.requests) == 3

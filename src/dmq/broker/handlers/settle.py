@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from dmq.broker.bitmap import Ranges
+from dmq.broker.broadcast import broadcast_name
 from dmq.broker.broker import Broker
 from dmq.broker.consumption import Consumption
 from dmq.broker.session import Session
@@ -44,12 +45,18 @@ def settle(broker: Broker, session: Session, frame: Frame, asked: Settle) -> Non
 
 def _consumption(broker: Broker, session: Session, asked: Settle) -> Consumption:
     found = broker.consumptions.get((asked.topic, asked.group))
-    if found is None:
-        # After a restart acks of leases from before still count; a group that never was here has none.
-        if asked.group not in broker.store.groups():
-            raise UnknownGroup(f"group {asked.group!r} has nothing of topic {asked.topic!r}", group=asked.group)
-        found = broker.consumption(broker.store.topic(asked.topic), asked.group)
-    return found
+    if found is not None:
+        return found
+    alone = broadcast_name(asked.group, session.member_name(asked.member))
+    found = broker.consumptions.get((asked.topic, alone))
+    if found is not None:
+        return found
+    # After a restart acks of leases from before still count; a group that never was here has none.
+    known = broker.store.groups()
+    for name in (asked.group, alone):
+        if name in known:
+            return broker.consumption(broker.store.topic(asked.topic), name)
+    raise UnknownGroup(f"group {asked.group!r} has nothing of topic {asked.topic!r}", group=asked.group)
 
 
 def _apply(broker: Broker, consumption: Consumption, said: Settlement) -> None:

@@ -1,0 +1,408 @@
+"""The real `dmq` command against a real broker process: what a user types, sees, and gets as an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmq.testing.processes import BrokerProcess, read_line
+
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("DMQ_")}
+
+
+class Done:
+    """How a command ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def dmq(*arguments: str, stdin: str | bytes = b"", cwd: Path | None = None, **environ: str) -> Done:
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        [sys.executable, "-m", "dmq.cli", *arguments],
+        input=given,
+        capture_output=True,
+        timeout=60,
+        cwd=cwd,
+        env={**ENVIRON, **environ},
+        check=False,
+    )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def fails(done: Done, code: int, *words: str) -> None:
+    """It ended with this code and one sentence that says these words."""
+    assert done.code == code, done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("\n") == 1 or code == 2
+    for word in words:
+        assert word in done.err
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(arguments=["--auto-create", "--set", "store.body_bytes_max=64KiB"]) as running:
+        yield running
+
+
+@pytest.fixture
+def url(broker: BrokerProcess) -> str:
+    return broker.url
+
+
+# --- publishing and reading -------------------------------------------------------------------------------------------
+
+
+def test_what_was_sent_is_seen_found_and_peeked_at(url: str) -> None:
+    sent = dmq("send", "t-first", "hello", "world", "--key", "k-1", "--property", "a=b", "--url", url)
+    assert sent.code == 0, sent.err
+    assert len(sent.out.splitlines()) == 3
+    tailed = dmq("tail", "t-first", "--from", "earliest", "--limit", "2", DMQ_URL=url)
+    assert sorted(line.split()[-1] for line in tailed.out.splitlines()) == ["hello", "world"]
+    assert "key=k-1 a=b" in tailed.out
+    found = dmq("find", "--key", "k-1", "--url", url, "--format", "json").json
+    assert {message["body"] for message in found} == {"hello", "world"}
+    assert dmq("find", "--key", "k-1", "--topic", "t-first", "--limit", "1", "--url", url).out.count("k-1") == 1
+    peeked = dmq("peek", "t-first", "--url", url, "--format", "json").json
+    assert {message["properties"]["a"] for message in peeked} == {"b"}
+
+
+def test_a_message_is_found_by_the_id_its_receipt_had(url: str) -> None:
+    receipt = dmq("send", "t-id", "x", "--url", url, "--format", "json").json
+    (found,) = dmq("find", "--id", receipt["id"], "--url", url, "--format", "json").json
+    assert (found["id"], found["body"], found["offset"]) == (receipt["id"], "x", receipt["offset"])
+
+
+def test_lines_of_stdin_and_files_become_messages(url: str, tmp_path: Path) -> None:
+    assert dmq("send", "t-lines", "--stdin", "--lines", "--url", url, stdin="a\nb\r\n\nc").code == 0
+    file = tmp_path / "whole"
+    file.write_bytes(b"\xff\x00\nwhole")
+    assert dmq("send", "t-lines", "--file", str(file), "--url", url).code == 0
+    lines = dmq("tail", "t-lines", "--from", "earliest", "--no-follow", "--format", "json", "--url", url).out
+    messages = [json.loads(line) for line in lines.splitlines()]
+    assert [message.get("body") for message in messages[:4]] == ["a", "b", "", "c"]
+    assert messages[4]["body_base64"] == "/wAKd2hvbGU="
+
+
+def test_a_topic_is_copied_with_tail_and_send(url: str) -> None:
+    dmq("send", "t-from", "one", "--key", "k", "--tag", "red", "--priority", "7", "--url", url)
+    copy = dmq("tail", "t-from", "--from", "earliest", "--no-follow", "--format", "json", "--url", url).out
+    assert dmq("send", "t-to", "--stdin", "--json-lines", "--url", url, stdin=copy).code == 0
+    (message,) = dmq("peek", "t-to", "--url", url, "--format", "json").json
+    assert (message["body"], message["key"], message["tag"], message["priority"]) == ("one", "k", "red", 7)
+
+
+def test_many_messages_give_a_summary(url: str) -> None:
+    sent = dmq("send", "t-many", "x" * 100, "--count", "1000", "--durability", "stored", "--url", url)
+    assert sent.out.startswith("sent 1,000 messages, 100,000 bytes")
+    assert dmq("topic", "show", "t-many", "--url", url, "--format", "json").json["messages"] == 1000
+
+
+def test_tail_shows_messages_as_they_arrive_and_stops_at_ctrl_c(url: str) -> None:
+    dmq("send", "t-live", "before", "--url", url)
+    command = [sys.executable, "-m", "dmq.cli", "tail", "t-live", "--from", "earliest", "--url", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRON) as tail:
+        assert tail.stdout is not None
+        deadline = time.monotonic() + 30
+        assert (read_line(tail.stdout, deadline) or "").endswith("before\n")
+        dmq("send", "t-live", "after", "--url", url)
+        assert (read_line(tail.stdout, deadline) or "").endswith("after\n")
+        tail.send_signal(signal.SIGINT)
+        _, err = tail.communicate(timeout=20)
+    assert tail.returncode == 130
+    assert b"Traceback" not in err
+
+
+# --- topics and groups ------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_created_listed_changed_and_deleted(url: str) -> None:
+    assert dmq("topic", "create", "t-made", "--queues", "2", "--ttl", "7d", "--url", url).code == 0
+    assert dmq("topic", "create", "t-made", "--queues", "2", "--ttl", "7d", "--if-missing", "--url", url).code == 0
+    fails(dmq("topic", "create", "t-made", "--url", url), 1, "t-made")
+    (row,) = dmq("topic", "list", "--prefix", "t-made", "--url", url, "--format", "json").json
+    assert (row["queues"], row["ttl_seconds"]) == (2, 604800)
+    changed = dmq("topic", "update", "t-made", "--queues", "3", "--ttl", "none", "--url", url, "--format", "json").json
+    assert (changed["queues"], changed["ttl_seconds"]) == (3, None)
+    fails(dmq("topic", "delete", "t-made", "--url", url), 2, "--yes")
+    assert dmq("topic", "delete", "t-made", "--yes", "--url", url).code == 0
+    fails(dmq("topic", "show", "t-made", "--url", url), 1, "t-made")
+    assert "t-made" not in dmq("topic", "list", "--url", url).out
+
+
+def test_a_group_is_moved_only_with_execute(url: str) -> None:
+    dmq("topic", "create", "t-group", "--queues", "1", "--url", url)
+    dmq("send", "t-group", "x", "--count", "10", "--url", url)
+    assert dmq("group", "create", "g-moved", "--topic", "t-group", "--url", url).code == 0
+
+    def lag() -> int:
+        found: int = dmq("group", "lag", "g-moved", "--url", url, "--format", "json").json["lag"]
+        return found
+
+    dry = dmq("group", "skip", "g-moved", "--topic", "t-group", "--by", "4", "--url", url)
+    assert (dry.code, lag()) == (0, 10)
+    assert "dry run" in dry.out
+    dmq("group", "skip", "g-moved", "--topic", "t-group", "--by", "4", "--execute", "--url", url)
+    assert lag() == 6
+    dmq("group", "reset", "g-moved", "--topic", "t-group", "--to", "earliest", "--url", url)
+    assert lag() == 6
+    dmq("group", "reset", "g-moved", "--topic", "t-group", "--to", "9", "--execute", "--url", url)
+    assert lag() == 1
+    shown = dmq("group", "show", "g-moved", "--url", url, "--format", "json").json
+    assert (shown["topics"], shown["lag"], shown["queues"][0]["settled_below"]) == (["t-group"], 1, 9)
+    assert [
+        row["group"] for row in dmq("group", "list", "--topic", "t-group", "--url", url, "--format", "json").json
+    ] == ["g-moved"]
+    assert dmq("group", "delete", "g-moved", "--yes", "--url", url).code == 0
+    fails(dmq("group", "lag", "g-moved", "--url", url), 1, "g-moved")
+
+
+def test_cluster_top_and_doctor_look_at_the_broker(url: str, tmp_path: Path) -> None:
+    (row,) = dmq("cluster", "--url", url, "--format", "json").json
+    assert (row["state"], row["address"]) == ("running", url.removeprefix("dmq://"))
+    seen = dmq("top", "--interval", "0.1", "--url", url, "--format", "json").json
+    assert seen["state"] == "running"
+    assert "clients" in dmq("top", "--once", "--interval", "0.1", "--url", url).out
+    ports = ("--set", "broker.port=0", "--set", "broker.metrics_port=0")
+    checked = dmq("doctor", "--url", url, "--data", str(tmp_path / "data"), *ports, "--format", "json", cwd=tmp_path)
+    by_check = {row["check"]: row for row in checked.json}
+    assert by_check["broker"]["state"] == "ok"
+    assert by_check["version"]["state"] == "ok"
+    assert by_check["clock"]["state"] == "ok"
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_an_unknown_topic_is_an_error_and_is_not_made_by_looking(url: str) -> None:
+    for command in (("tail",), ("peek",), ("topic", "show"), ("topic", "delete", "--yes")):
+        fails(dmq(*command, "t-nosuch", "--url", url), 1, "t-nosuch")
+    assert "t-nosuch" not in dmq("topic", "list", "--url", url).out
+
+
+def test_a_wrong_group_is_an_error_and_is_not_made_by_moving_it(url: str) -> None:
+    dmq("send", "t-wrong", "x", "--url", url)
+    fails(dmq("group", "show", "g-nosuch", "--url", url), 1, "g-nosuch")
+    for command in (("lag",), ("reset", "--to", "latest", "--execute"), ("skip", "--execute")):
+        fails(dmq("group", *command, "g-nosuch", "--topic", "t-wrong", "--url", url), 1, "g-nosuch")
+    assert "g-nosuch" not in dmq("group", "list", "--url", url).out
+
+
+def test_a_body_that_is_too_large_is_an_error_that_names_the_limit(url: str) -> None:
+    fails(dmq("send", "t-large", "--stdin", "--url", url, stdin=os.urandom(100_000)), 1, "65536")
+
+
+def test_a_bad_json_line_is_named_and_what_came_before_it_is_sent(url: str) -> None:
+    done = dmq("send", "t-bad", "--stdin", "--json-lines", "--url", url, stdin='{"body": "a"}\nnonsense\n')
+    fails(done, 1, "stdin, line 2", "not JSON")
+    assert dmq("topic", "show", "t-bad", "--url", url, "--format", "json").json["messages"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", ["localhost:9611", "http://127.0.0.1:9611", "dmq://", "dmq://host:port", "dmq://h/path"]
+)
+def test_a_wrong_url_is_an_error_that_says_how_to_write_one(wrong: str) -> None:
+    fails(dmq("topic", "list", "--url", wrong), 1, "dmq://" if wrong != "dmq://host:port" else "1 to 65535")
+
+
+def test_no_broker_is_exit_code_3() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    fails(dmq("topic", "list", "--url", f"dmq://{address}"), 3, address, "start a broker")
+
+
+def test_doctor_says_what_to_do_when_no_broker_answers(tmp_path: Path) -> None:
+    done = dmq("doctor", "--url", f"dmq://127.0.0.1:{free_port()}", "--data", str(tmp_path), cwd=tmp_path)
+    assert done.code == 1
+    assert "dmq dev starts one" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def serve_once(answer: bytes) -> tuple[int, threading.Thread]:
+    """A server that says the same to everybody; ends after one connection."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with server:
+            server.settimeout(30)
+            sock, _ = server.accept()
+            with sock:
+                sock.recv(65536)
+                sock.sendall(answer)
+                sock.settimeout(10)
+                sock.recv(1)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return server.getsockname()[1], thread
+
+
+def test_garbage_on_the_port_is_an_error_that_guesses_who_speaks() -> None:
+    port, thread = serve_once(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    fails(dmq("topic", "list", "--url", f"dmq://127.0.0.1:{port}"), 1, "not the DMQ protocol")
+    thread.join(10)
+
+
+def test_a_broker_of_another_version_is_an_error_that_says_to_upgrade() -> None:
+    from dmq.errors import VersionMismatch
+    from dmq.protocol import Command, error_frame
+
+    refusal = error_frame(
+        VersionMismatch("this broker speaks protocol 9 only: upgrade the older side"), Command.NONE, 0
+    )
+    port, thread = serve_once(refusal)
+    fails(dmq("topic", "list", "--url", f"dmq://127.0.0.1:{port}"), 1, "upgrade the older side")
+    thread.join(10)
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it(broker: BrokerProcess, tmp_path: Path) -> None:
+    port = broker.url.rpartition(":")[2]
+    done = dmq("broker", "--data", str(tmp_path / "data"), "--port", port, "--metrics-port", "0")
+    fails(done, 1, f"port {port}", "choose another port")
+
+
+def test_a_directory_in_use_is_an_error(broker: BrokerProcess) -> None:
+    done = dmq("broker", "--data", str(broker.folder), "--port", "0", "--metrics-port", "0")
+    fails(done, 1, "in use", str(broker.pid))
+
+
+def test_an_address_for_strangers_needs_insecure(tmp_path: Path) -> None:
+    done = dmq("dev", "--host", "0.0.0.0", "--port", "0", "--data", str(tmp_path / "data"))
+    fails(done, 1, "--insecure")
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_unknown_or_bad_setting_is_named_with_its_source(tmp_path: Path) -> None:
+    fails(dmq("broker", cwd=tmp_path, DMQ_BROKER_PROT="1"), 1, "DMQ_BROKER_PROT", "did you mean DMQ_BROKER_PORT?")
+    fails(dmq("broker", "--set", "broker.port=many", cwd=tmp_path), 1, "broker.port", "many")
+    (tmp_path / "dmq.toml").write_text("[broker]\nprot = 1\n")
+    fails(dmq("broker", cwd=tmp_path), 1, "broker.prot", "dmq.toml", "did you mean broker.port?")
+    fails(dmq("config", "show", "--config", "nosuch.toml", cwd=tmp_path), 1, "nosuch.toml")
+
+
+def test_config_show_tells_where_each_setting_came_from(tmp_path: Path) -> None:
+    (tmp_path / "dmq.toml").write_text('[store]\nsegment_bytes = "64MiB"\n')
+    shown = dmq(
+        "config", "show", "--changed", "--set", "broker.name=b1", "--format", "json", cwd=tmp_path, DMQ_BROKER_PORT="7"
+    ).json
+    assert {(row["key"], row["value"], row["source"]) for row in shown} == {
+        ("store.segment_bytes", "64MiB", "dmq.toml"),
+        ("broker.port", "7", "environment DMQ_BROKER_PORT"),
+        ("broker.name", "b1", "flag broker.name"),
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("send", "t"),
+        ("send", "t", "x", "--ordered"),
+        ("send", "t", "--stdin", "--lines", "--json-lines"),
+        ("send", "t", "x", "--property", "nonsense"),
+        ("send", "t", "x", "--durability", "eternal"),
+        ("send", "t", "x", "--priority", "11"),
+        ("tail", "t", "--from", "yesterday"),
+        ("find",),
+        ("find", "--key", "k", "--id", "i"),
+        ("find", "--id", "nonsense"),
+        ("group", "reset", "g", "--topic", "t"),
+        ("topic", "update", "t"),
+        ("topic", "create"),
+        ("bench", "produce", "--size", "0"),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2_before_anybody_is_asked(arguments: tuple[str, ...]) -> None:
+    # There is no broker at that address: had it been asked for, the code would be 3.
+    done = dmq(*arguments, DMQ_URL=f"dmq://127.0.0.1:{free_port()}")
+    fails(done, 2)
+    assert "Usage: dmq" in done.err
+
+
+# --- dev, bench, demo -------------------------------------------------------------------------------------------------
+
+
+def test_dev_serves_a_page_makes_topics_and_keeps_its_data(tmp_path: Path) -> None:
+    from urllib.request import urlopen
+
+    with BrokerProcess(tmp_path / "data", ["--console-port", "0"], command="dev") as dev:
+        assert dmq("send", "hello", "my first message", "--url", dev.url).code == 0
+        with urlopen(dev.page, timeout=10) as answer:
+            page = answer.read().decode()
+        assert "hello" in page
+        assert dev.stop() == 0
+    with BrokerProcess(tmp_path / "data", ["--console-port", "0"], command="dev") as dev:
+        tailed = dmq("tail", "hello", "--from", "earliest", "--no-follow", "--url", dev.url)
+        assert tailed.out.endswith("my first message\n")
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "figure"),
+    [
+        (("produce", "--messages", "1000", "--rounds", "1"), "send_many by 500, 200 B, stored"),
+        (("produce", "--messages", "200", "--rounds", "1", "--async"), "send_async, 200 B, stored"),
+        (("consume", "--messages", "1000", "--rounds", "1"), "pull and ack by 500, 200 B"),
+        (("store", "--messages", "1000", "--rounds", "1", "--durability", "flushed"), "append by 500, 200 B, flushed"),
+        (("latency", "--messages", "60"), "a bare echo"),
+    ],
+)
+def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path, arguments: tuple[str, ...], figure: str) -> None:
+    done = dmq("bench", *arguments, "--format", "json", TMPDIR=str(tmp_path))
+    assert done.code == 0, done.err
+    assert done.json["figures"][0]["name"] == figure
+    assert {"machine", "settings"} < done.json.keys()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bench_that_is_killed_takes_its_broker_along(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dmq.cli", "bench", "produce", "--messages", "10000000", "--size", "10"]
+    with subprocess.Popen(command, env={**ENVIRON, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE) as bench:
+        deadline = time.monotonic() + 30
+        while not children_of(bench.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = children_of(bench.pid)
+        assert children
+        time.sleep(1.0)
+        bench.terminate()
+        bench.communicate(timeout=30)
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tour_shows_what_happened_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dmq.cli.tour", "--once"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**ENVIRON, "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Published 10,000 orders" in done.stdout
+    assert "Its lag is now 0." in done.stdout
+    assert list(tmp_path.iterdir()) == []
