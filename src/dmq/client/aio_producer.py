@@ -22,6 +22,7 @@ from dmq.client.retries import Retries
 from dmq.client.routes import Route, Routes
 from dmq.client.sender import Sender
 from dmq.client.session import Push
+from dmq.client.waiting import FOREVER
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
@@ -216,6 +217,10 @@ class AioProducer:
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else max(0.0, deadline - self._clock.monotonic())
 
+    def _patience(self) -> float:
+        """How long a send waited at most, to tell the user."""
+        return min(limit for limit in (self._options.timeout, self._transport.timeout, FOREVER) if limit is not None)
+
     async def _route(self, topic: str) -> Route:
         self._core.check_open()
         check_name(topic, "topic")
@@ -262,7 +267,7 @@ class AioProducer:
         if await waiter.wait(left):
             return
         error = Retries.too_late(
-            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._options.timeout or 0.0
+            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._patience()
         )
         if batch.count == 1:
             self._sender.withdraw(batch, error)

@@ -180,7 +180,10 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
         raise InvalidRequest("find looks up by key= or by id=: give exactly one of them")
     if key is not None and not topic:
         raise InvalidRequest("a key is looked up within a topic: give topic=")
-    wanted = MessageId.parse(id) if isinstance(id, str) else id
+    try:
+        wanted = MessageId.parse(id) if isinstance(id, str) else id
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
     asked = Find(topic, key, None if wanted is None else wanted.to_bytes(), limit)
     frame = yield Command.FIND, asked
     reply = decode_response(frame)

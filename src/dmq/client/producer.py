@@ -205,6 +205,10 @@ class Producer:
         timeout = self._options.timeout
         return FOREVER if timeout is None else time.monotonic() + timeout
 
+    def _patience(self) -> float:
+        """How long a send waited at most, to tell the user."""
+        return min(limit for limit in (self._options.timeout, self._transport.timeout, FOREVER) if limit is not None)
+
     def _route(self, topic: str, deadline: float) -> Route:
         self._core.check_open()
         route = self._routes.get(topic)
@@ -281,7 +285,7 @@ class Producer:
     def _give_up(self, batch: Batch) -> None:
         """The time of a synchronous send is over: take it back if that is still possible, and raise."""
         error = Retries.too_late(
-            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._options.timeout or 0.0
+            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._patience()
         )
         if batch.count == 1:
             self._sender.withdraw(batch, error)

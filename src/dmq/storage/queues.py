@@ -30,6 +30,8 @@ __all__ = ["FOLDER", "Columns", "QueueIndex"]
 FOLDER: Final = "queue"
 # A queue gets entries into its own file only so many at a time: each file written costs a flush.
 DRAIN_MIN: Final = 1024
+# And no more queues than this in one checkpoint: those that have at least such a share of all entries.
+DRAINED_MAX: Final = 64
 FILE_ENTRIES_MAX: Final = 1 << 20
 # So many entries are read at a time: a reader that asks for a million may be content with a few.
 _PIECE: Final = 4096
@@ -183,9 +185,11 @@ class QueueIndex:
         filed: dict[int, int] = {}
         firsts: dict[int, list[int]] = {}
 
+        enough = max(DRAIN_MIN, sum(run.entries for run in runs) // DRAINED_MAX)
+
         def drain(key: int, start: int, parts: list[Entries]) -> bool:
             # Only a merge of everything sees a queue's oldest entries, which must go into its file first.
-            if first != 0 or sum(map(len, parts)) < DRAIN_MIN:
+            if first != 0 or sum(map(len, parts)) < enough:
                 return False
             filed[key], firsts[key] = self._append_file(key, start, parts)
             return True

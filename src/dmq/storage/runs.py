@@ -6,8 +6,9 @@ count u64, position u64 per queue, sorted by key) stands first; the 22-byte entr
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,8 @@ FOLDER: Final = "runs"
 _MAGIC: Final = b"DMQR"
 _TABLE: Final = np.dtype([("key", ">u8"), ("first", ">u8"), ("count", ">u8"), ("position", ">u8")])
 _WRITE_BYTES: Final = 4 << 20
+_PIECE: Final = 1 << 17  # entries that a merge holds at a time
+_GONE: Final = (1 << 63) - 1
 
 
 class Tail:
@@ -67,8 +70,10 @@ class Run:
         return int(self.firsts[at]), int(self.counts[at]), int(self.positions[at])
 
     def read(self, position: int, count: int) -> Entries:
-        raw = read_exactly(self._pool, self.path, position, count * ENTRY_BYTES)
-        return np.frombuffer(raw, ENTRY_DTYPE)
+        return np.frombuffer(self.read_bytes(position, count), ENTRY_DTYPE)
+
+    def read_bytes(self, position: int, count: int) -> bytes:
+        return read_exactly(self._pool, self.path, position, count * ENTRY_BYTES)
 
 
 class _Writer:
@@ -145,20 +150,19 @@ def merge_runs(
     file = files.open(path, create=True, write=True)
     try:
         file.truncate(0)
-        keys = np.unique(np.concatenate([run.keys for run in runs])).tolist()
+        stretches = _Stretches(runs, first_kept)
         # The table comes first in the file but is known last, so room is left for the largest it can become.
-        start = FRAME_BYTES + _TABLE.itemsize * len(keys)
+        start = FRAME_BYTES + _TABLE.itemsize * stretches.queues
         spill = _Writer(file, start)
-        for key in keys:
-            wanted = first_kept(key)
-            if wanted is None:
-                continue
-            first, parts = _collect(runs, key, wanted)
-            if not parts or drain(key, first, parts):
-                continue
-            rows.append((key, first, sum(len(part) for part in parts)))
-            for part in parts:
-                spill.add(part.tobytes())
+        for piece in stretches.pieces():
+            entries = piece.entries()
+            at = 0
+            for key, first, count in piece.queues():
+                mine = entries[at : at + count]
+                at += count
+                if not drain(key, first, [mine]):
+                    rows.append((key, first, count))
+                    spill.add(mine.tobytes())
         spill.flush()
         table = _table(rows)
         table["position"] += np.uint64(start - FRAME_BYTES - table.nbytes)
@@ -168,19 +172,86 @@ def merge_runs(
         file.close()
 
 
-def _collect(runs: Sequence[Run], key: int, wanted: int) -> tuple[int, list[Entries]]:
-    """The entries of one queue from `wanted` on, and the queue offset of the first."""
-    parts: list[Entries] = []
-    first = following = -1
-    for run in runs:
-        row = run.row(key)
-        if row is None or row[0] + row[1] <= wanted:
-            continue
-        skip = max(0, wanted - row[0])
-        if following >= 0 and row[0] != following:
-            raise DerivedDamaged(f"{run.path} does not follow the run before it")
-        if not parts:
-            first = row[0] + skip
-        following = row[0] + row[1]
-        parts.append(run.read(row[2] + skip * ENTRY_BYTES, row[1] - skip))
-    return first, parts
+class _Stretches:
+    """What several runs have of each queue, as columns: by queue, and within a queue oldest first."""
+
+    def __init__(self, runs: Sequence[Run], first_kept: Callable[[int], int | None]) -> None:
+        keys = np.concatenate([run.keys for run in runs])
+        firsts = np.concatenate([run.firsts for run in runs]).astype(np.int64)
+        counts = np.concatenate([run.counts for run in runs]).astype(np.int64)
+        positions = np.concatenate([run.positions for run in runs]).astype(np.int64)
+        numbers = np.repeat(np.arange(len(runs)), [len(run.keys) for run in runs])
+        queues, where = np.unique(keys, return_inverse=True)
+        oldest = [first_kept(key) for key in queues.tolist()]
+        wanted = np.array([_GONE if first is None else first for first in oldest], np.int64)[where]
+        skip = np.maximum(wanted - firsts, 0)
+        kept = np.flatnonzero(skip < counts)
+        order = kept[np.lexsort((numbers[kept], keys[kept]))]
+        self._runs = runs
+        self.queues = len(queues)
+        self.keys = keys[order]
+        self.firsts = (firsts + skip)[order]
+        self.counts = (counts - skip)[order]
+        self.positions = (positions + skip * ENTRY_BYTES)[order]
+        self.numbers = numbers[order]
+        same = self.keys[1:] == self.keys[:-1]
+        apart = np.flatnonzero(same & (self.firsts[1:] != (self.firsts + self.counts)[:-1]))
+        if len(apart):
+            path = runs[int(self.numbers[apart[0] + 1])].path
+            raise DerivedDamaged(f"{path} does not follow the run before it")
+        self.begins = np.flatnonzero(np.concatenate([[True], ~same])) if len(order) else order
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Some whole queues at a time, so that only so much is in memory."""
+        ends = np.cumsum(self.counts)
+        bounds = np.append(self.begins, len(self.keys)).tolist()
+        start = 0
+        for begin, end in itertools.pairwise(bounds):
+            before = int(ends[start - 1]) if start else 0
+            if begin > start and int(ends[end - 1]) - before > _PIECE:
+                yield _Piece(self, start, begin)
+                start = begin
+        if start < len(self.keys):
+            yield _Piece(self, start, len(self.keys))
+
+    def read(self, run: int, position: int, count: int) -> bytes:
+        return self._runs[run].read_bytes(position, count)
+
+
+class _Piece:
+    """The stretches of some queues."""
+
+    def __init__(self, of: _Stretches, start: int, stop: int) -> None:
+        self._of = of
+        self._keys, self._firsts = of.keys[start:stop], of.firsts[start:stop]
+        self._counts, self._positions = of.counts[start:stop], of.positions[start:stop]
+        self._numbers = of.numbers[start:stop]
+
+    def queues(self) -> list[tuple[int, int, int]]:
+        """Key, first queue offset and count of each queue."""
+        begins = np.flatnonzero(np.concatenate([[True], self._keys[1:] != self._keys[:-1]]))
+        counts = np.add.reduceat(self._counts, begins)
+        return list(zip(self._keys[begins].tolist(), self._firsts[begins].tolist(), counts.tolist(), strict=True))
+
+    def entries(self) -> Entries:
+        """All entries of all these queues, in order."""
+        # Read as they lie in the files, neighbours together; then put in order, all at once.
+        lying = np.lexsort((self._positions, self._numbers))
+        numbers, positions, counts = self._numbers[lying], self._positions[lying], self._counts[lying]
+        follows = (numbers[1:] == numbers[:-1]) & (positions[1:] == (positions + counts * ENTRY_BYTES)[:-1])
+        begins = np.flatnonzero(np.concatenate([[True], ~follows]))
+        sizes = np.add.reduceat(counts, begins).tolist()
+        raw = b"".join(
+            [
+                self._of.read(number, position, size)
+                for number, position, size in zip(
+                    numbers[begins].tolist(), positions[begins].tolist(), sizes, strict=True
+                )
+            ]
+        )
+        starts = np.empty(len(lying), np.int64)
+        starts[lying] = np.cumsum(counts) - counts  # of each stretch, in what was read
+        moved = starts - (np.cumsum(self._counts) - self._counts)
+        index = np.repeat(moved, self._counts) + np.arange(int(self._counts.sum()))
+        # As plain bytes: as fields, numpy would turn them into the machine's order.
+        return np.frombuffer(raw, f"V{ENTRY_BYTES}")[index].view(ENTRY_DTYPE)

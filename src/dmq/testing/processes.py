@@ -71,7 +71,12 @@ class BrokerProcess:
                 env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
             )
             assert process.stdout is not None
-            if not self._is_ready(process.stdout):
+            try:
+                is_ready = self._is_ready(process.stdout)
+            except BaseException:
+                self.stop()
+                raise
+            if not is_ready:
                 self.stop(1.0)
                 errors.seek(0)
                 reason = errors.read().decode(errors="replace").strip().removeprefix("dmq: ")

@@ -214,3 +214,5 @@ def test_administration(client: dmq.Client) -> None:
     assert admin.stats()
     with pytest.raises(dmq.InvalidRequest):
         admin.find("audit")
+    with pytest.raises(dmq.InvalidRequest, match="not a message id"):
+        admin.find(id="garbage")
