@@ -71,7 +71,7 @@ def dmq(*arguments: str, stdin: str | bytes = b"", cwd: Path | None = None, **en
             os.environ.update(saved[0])
             sys.stdin = saved[1]
     assert isinstance(code, int)
-    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
 def fails(done: Done, code: int, *words: str) -> None:
@@ -394,7 +394,12 @@ def children_of(pid: int) -> list[str]:
     [
         (("produce", "--messages", "1000", "--rounds", "1"), "send_many by 500, 200 B, stored"),
         (("produce", "--messages", "200", "--rounds", "1", "--async"), "send_async, 200 B, stored"),
+        (
+            ("produce", "--messages", "200", "--rounds", "1", "--connections", "5"),
+            "5 connections, one message at a time, 200 B, stored",
+        ),
         (("consume", "--messages", "1000", "--rounds", "1"), "pull and ack by 500, 200 B"),
+        (("consume", "--messages", "500", "--rounds", "1", "--push"), "a handler for each, 200 B"),
         (("store", "--messages", "1000", "--rounds", "1", "--durability", "flushed"), "append by 500, 200 B, flushed"),
         (("latency", "--messages", "60"), "a bare echo"),
     ],

@@ -158,13 +158,15 @@ class BrokerServer:
             for pages in self._pages:
                 await pages.close()
 
-    def abort(self) -> None:
+    async def abort(self) -> None:
         """Cut every connection and serve nobody any more; the store is left as it is, as when the process dies."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._server.stop_listening()
         for connection in list(self._server.connections):
             connection.abort()
+        for pages in self._pages:
+            await pages.close()
 
     async def serve(self, on_ready: Callable[[BrokerServer], None] | None = None) -> None:
         """Start, wait for a signal or a failure, stop.

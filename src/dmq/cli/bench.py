@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.options import Format, Formatted, make_app
-from dmq.cli.output import show_table
+from dmq.cli.output import show_facts, show_table
 
 if TYPE_CHECKING:
     from dmq.testing.measuring import BrokerCpu, Figure, Load, Progress
@@ -206,10 +206,14 @@ def _show(figures: Sequence[Figure], load: Load, form: Format) -> None:
         }
         typer.echo(json.dumps(result, indent=2))
         return
-    heads = list(dict.fromkeys(name for figure in figures for name in figure.values))
-    rows = [[figure.name, *(figure.values.get(name) for name in heads)] for figure in figures]
-    show_table(["what", *heads], rows)
+    if len(figures) == 1:
+        # One figure has many values: a table of one row would not fit a terminal.
+        typer.echo(figures[0].name)
+        show_facts({f"  {name}": value for name, value in figures[0].values.items()}, form)
+    else:
+        heads = list(dict.fromkeys(name for figure in figures for name in figure.values))
+        show_table(["what", *heads], [[figure.name, *map(figure.values.get, heads)] for figure in figures])
     for figure in figures:
         for name, values in figure.rounds.items():
             spread = ", ".join(f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in values)
-            typer.echo(f"{name.replace('_', ' ')}, each round: {spread}")
+            typer.echo(f"  {name.replace('_', ' ')}, each round: {spread}")

@@ -45,7 +45,7 @@ def doctor(
     problems = sum(finding.state is State.PROBLEM for finding in findings)
     warnings = sum(finding.state is State.WARNING for finding in findings)
     if form == Format.TABLE:
-        typer.echo(f"\n{problems} problems, {warnings} warnings" if problems or warnings else "\nall is well")
+        typer.echo(f"\nproblems: {problems}, warnings: {warnings}" if problems or warnings else "\nall is well")
     if problems:
         raise typer.Exit(1)
 
@@ -96,7 +96,7 @@ def _store(stats: dict[str, float]) -> Iterator[Finding]:
     elif stats.get("store_refusing"):
         yield Finding(check, State.PROBLEM, "its disk is too full: writes are refused", "free some space there")
     else:
-        yield Finding(check, State.OK, f"writes to {stats.get('store_segments', 0):.0f} segments")
+        yield Finding(check, State.OK, f"takes writes; journal segments: {stats.get('store_segments', 0):.0f}")
     if stats.get("store_damage"):
         what = f"{stats['store_damage']:.0f} damaged ranges were found"
         yield Finding(check, State.PROBLEM, what, "dmq journal verify DIR tells which, and what to do")

@@ -62,7 +62,7 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
     return {
         "topic": message.topic,
         "queue": message.queue,
-        "offset": str(message.offset),
+        "offset": message.offset,
         "stored": moment(message.stored_at_ms),
         "id": None if message.id is None else str(message.id),
         "key": message.key,

@@ -62,8 +62,16 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: st
         # On a terminal a long text wraps; in a pipe every row is one line.
         table.add_column(_label(head), justify="right" if is_number else "left", no_wrap=is_number or not is_terminal)
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    Console(width=None if is_terminal else _WIDE, soft_wrap=not is_terminal).print(table)
+        cells = (str(value) if _is_place(head, value) else _cell(value) for head, value in zip(heads, row, strict=True))
+        table.add_row(*map(Text, cells))
+    if is_terminal:
+        Console().print(table)
+        return
+    console = Console(width=_WIDE, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def printable(text: str) -> str:
@@ -79,6 +87,11 @@ def moment(at_ms: int) -> str:
 def quantity(value: float) -> str:
     """A number for people: 1,234,567 or 12.3 or 0.0123."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _is_place(head: str, value: object) -> bool:
+    """An offset names a place: people copy it, so it has no commas."""
+    return isinstance(value, int) and (head.endswith("offset") or head in ("from", "to", "settled_below"))
 
 
 def _label(name: str) -> str:

@@ -46,7 +46,7 @@ class Durability(StrEnum):
 @app.command()
 def send(
     topic: TopicName,
-    bodies: Annotated[list[str] | None, typer.Argument(metavar="[BODY]...", help="One message each.")] = None,
+    bodies: Annotated[list[str] | None, typer.Argument(metavar="BODY", help="One message each.")] = None,
     files: Annotated[
         list[Path] | None, typer.Option("--file", metavar="FILE", help="A file: one message, or see --lines.")
     ] = None,

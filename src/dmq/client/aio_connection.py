@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from dmq.client.session import OnAnswer, Pending, Push, Session
 from dmq.client.url import Address
@@ -83,7 +83,7 @@ class AioConnection(asyncio.BufferedProtocol):
     # --- the loop's side --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         self._transport = transport
         transport.set_write_buffer_limits(high=OUT_BYTES_MAX)
         sock = transport.get_extra_info("socket")

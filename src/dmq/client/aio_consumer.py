@@ -17,7 +17,7 @@ from dmq.client.aio_connection import AioConnection
 from dmq.client.aio_executor import AioExecutor
 from dmq.client.aio_transport import AioTransport
 from dmq.client.calls import When, parse_point
-from dmq.client.consumer import AGAIN_SECONDS, ANSWER_SECONDS, TICKS_PER_LEASE
+from dmq.client.consumer import AGAIN_SECONDS, ANSWER_SECONDS, LAST_WORDS_SECONDS, TICKS_PER_LEASE
 from dmq.client.consuming import ConsumerCore, extension
 from dmq.client.delivery import Delivery
 from dmq.client.handling import RateLimit
@@ -107,7 +107,6 @@ class AioConsumer:
         self._loop_thread = threading.get_ident()
         self._core = ConsumerCore(options, clock, self._extend)
         self._core.on_reports = self._report
-        self._is_scheduled = False
         self._is_started = False
         self._is_closing = False
         self._is_closed = False
@@ -313,16 +312,16 @@ class AioConsumer:
     # --- reporting --------------------------------------------------------------------------------------------------
 
     def _report(self, is_urgent: bool) -> None:
-        if self._is_scheduled:
+        if self._core.is_report_due:
             return
-        self._is_scheduled = True
+        self._core.is_report_due = True
         if threading.get_ident() == self._loop_thread:
             self._loop.call_soon(self._flush)  # what is said in one turn of the loop goes together
         else:
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
-        self._is_scheduled = False
+        self._core.is_report_due = False
         self._send(self._core.reports(), is_kept=True)
 
     def _send(self, frames: list[Settle], *, is_kept: bool) -> None:
@@ -421,8 +420,8 @@ class AioConsumer:
             return
         self._is_closed = True
         self._core.release_all()
+        connection = await self._last_connection()
         self._flush()
-        connection = self._transport.current()
         if self._is_started and connection is not None:
             try:
                 await connection.request(Command.UNSUBSCRIBE, Unsubscribe(self._number), timeout=ANSWER_SECONDS)
@@ -430,6 +429,15 @@ class AioConsumer:
                 pass  # the broker notices by itself
         self._transport.unwatch(self)
         self._released(self)
+
+    async def _last_connection(self) -> AioConnection | None:
+        """The connection for our last words, waiting for it if there are any."""
+        if self._core.has_reports and self._transport.closed_by is None:
+            try:
+                return await self._transport.connection(LAST_WORDS_SECONDS)
+            except DMQError:
+                pass  # what was not said is not settled, and is delivered again
+        return self._transport.current()
 
     async def __aenter__(self) -> Self:
         return self

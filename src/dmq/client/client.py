@@ -187,7 +187,7 @@ class Client:
             start_from: where a new group begins: "earliest", "latest", an offset, a datetime, or a timedelta back.
             prefetch: how many messages may be here unsettled.
             prefetch_bytes: the same in bytes; the broker's default if left out.
-            batch: messages in one lease at most.
+            batch: messages in one lease at most, if `parallel` or `ordered` makes leases count; else as many as suit.
             parallel: messages of one queue that may be out at once, in the whole group; None is no limit.
             lease: seconds after which a message that is not settled goes to somebody else.
             max_attempts: after so many it becomes a dead letter; None tries for ever.

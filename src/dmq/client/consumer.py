@@ -46,6 +46,7 @@ __all__ = ["Consumer"]
 
 ANSWER_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 0.5
+LAST_WORDS_SECONDS: Final = 5.0
 TICKS_PER_LEASE: Final = 4
 _LOOK_SECONDS: Final = 1.0  # a wait looks around at least so often
 
@@ -74,7 +75,6 @@ class Consumer:
         self._core.on_reports = self._report
         self._flushing = threading.RLock()
         self._state = threading.Lock()
-        self._is_scheduled = False
         self._is_started = False
         self._is_closing = False
         self._is_closed = False
@@ -330,12 +330,12 @@ class Consumer:
     def _report(self, is_urgent: bool) -> None:
         if is_urgent:
             self._flush()
-        elif not self._is_scheduled:
-            self._is_scheduled = True
+        elif not self._core.is_report_due:
+            self._core.is_report_due = True
             self._transport.call_later(0.0, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
-        self._is_scheduled = False
+        self._core.is_report_due = False
         self._flush()
 
     def _flush(self) -> None:
@@ -444,8 +444,8 @@ class Consumer:
                 return
             self._is_closed = True
         self._core.release_all()
+        connection = self._last_connection()
         self._flush()
-        connection = self._transport.current()
         if self._is_started and connection is not None:
             try:
                 connection.request(Command.UNSUBSCRIBE, Unsubscribe(self._number), timeout=ANSWER_SECONDS)
@@ -453,6 +453,15 @@ class Consumer:
                 pass  # the broker notices by itself
         self._transport.unwatch(self)
         self._released(self)
+
+    def _last_connection(self) -> Connection | None:
+        """The connection for our last words, waiting for it if there are any."""
+        if self._core.has_reports and self._transport.closed_by is None:
+            try:
+                return self._transport.connection(time.monotonic() + LAST_WORDS_SECONDS)
+            except DMQError:
+                pass  # what was not said is not settled, and is delivered again
+        return self._transport.current()
 
     def __enter__(self) -> Self:
         return self

@@ -53,12 +53,14 @@ class ConsumerCore:
         self._twins: dict[tuple[int, int, int], list[tuple[Delivery, int]]] = {}
         self._sought: dict[tuple[str, int], int] = {}
         self._has_progress = False
+        self._taken = 0  # handed out, and not settled
         self.member = ""
         self.is_running = False  # handlers run: what they have is kept for them, however long they take
         self.room: Callable[[], int] | None = None  # how many more may wait; the rest goes back
         self.is_paused = False
         self.duplicates = 0
         self.ended: DMQError | None = None
+        self.is_report_due = False  # somebody is about to ask for reports
         self.on_reports: Callable[[bool], None] = lambda is_urgent: None
 
     # --- what comes -------------------------------------------------------------------------------------------------
@@ -89,6 +91,7 @@ class ConsumerCore:
                 delivery.is_pulled = True
                 chosen = self._chosen(delivery)
                 delivery.waiting -= len(chosen)
+                self._taken += len(chosen)
                 if len(chosen) == delivery.count:
                     delivery.states[:] = bytes((TAKEN,)) * delivery.count
                 else:
@@ -121,7 +124,7 @@ class ConsumerCore:
         place = (lease.topic, lease.queue)
         if lease.sought > self._sought.get(place, 0):
             self._sought[place] = lease.sought
-            self._done.clear()
+            self._begin_anew()
 
     def _chosen(self, delivery: Delivery) -> Sequence[int]:
         """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
@@ -150,6 +153,7 @@ class ConsumerCore:
             elif self._in_hand.overlaps(*run):
                 delivery.states[index] = TAKEN
                 delivery.waiting -= 1
+                self._taken += 1
                 self._twins.setdefault(run[:3], []).append((delivery, index))
             else:
                 self._in_hand.add(*run)
@@ -189,7 +193,9 @@ class ConsumerCore:
             if self.is_paused or not self._prefetch.count:
                 return []
             self._has_progress = True
-            return self._prefetch.take(limit, self._clock.monotonic())
+            taken = self._prefetch.take(limit, self._clock.monotonic())
+            self._taken += len(taken)
+            return taken
 
     def untake(self, taken: Iterable[tuple[Delivery, int]]) -> None:
         """Give back what was taken and not touched."""
@@ -209,6 +215,7 @@ class ConsumerCore:
                 if delivery.states[index] == TAKEN:
                     delivery.states[index] = SETTLED
                     delivery.left -= 1
+                    self._taken -= 1
                     for run in delivery.id_runs((index,)):
                         self._in_hand.remove(*run)
 
@@ -217,13 +224,33 @@ class ConsumerCore:
     def is_settled(self, delivery: Delivery, index: int) -> bool:
         return delivery.states[index] == SETTLED
 
+    def ack(self, delivery: Delivery, index: int) -> None:
+        """A message is done: `settle` for what is said most."""
+        with self.lock:
+            states = delivery.states
+            if states[index] != TAKEN:
+                return
+            states[index] = SETTLED
+            delivery.left -= 1
+            delivery.acks.append(index)
+            self._taken -= 1
+            self._has_progress = True
+            settlements = self._settlements
+            settlements.count += 1
+            if not delivery.is_dirty:
+                settlements.add(delivery, 0)
+            is_urgent = settlements.count >= self._urgent_count or not (self._taken or self._prefetch.count)
+            if self.is_report_due and not is_urgent:
+                return
+        self.on_reports(is_urgent)
+
     def settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int = -1, reason: str = "") -> None:
         """Say what became of a message; the first word counts."""
         with self.lock:
             if not self._settle(delivery, index, outcome, delay_ms, reason):
                 return
             # With nothing else to do it leaves at once; else it waits for company, but not for long.
-            is_urgent = self._settlements.count >= self._urgent_count or not self._prefetch.count
+            is_urgent = self._settlements.count >= self._urgent_count or not (self._taken or self._prefetch.count)
         self.on_reports(is_urgent)
 
     def settle_many(
@@ -235,6 +262,7 @@ class ConsumerCore:
                 delivery.states[:] = bytes((SETTLED,)) * delivery.count
                 delivery.acks.extend(indexes)
                 delivery.left = 0
+                self._taken -= delivery.count
                 self._settlements.add(delivery, delivery.count)
             else:
                 for index in indexes:
@@ -247,6 +275,8 @@ class ConsumerCore:
             return False
         if states[index] == WAITING:
             delivery.waiting -= 1
+        else:
+            self._taken -= 1
         states[index] = SETTLED
         delivery.left -= 1
         self._has_progress = True
@@ -259,6 +289,11 @@ class ConsumerCore:
                 self._drop(delivery)  # the broker takes back what lies behind it, in order
         self._settlements.add(delivery)
         return True
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether there is something to tell the broker."""
+        return bool(self._unsent) or self._settlements.count > 0
 
     def reports(self) -> list[Settle]:
         """What to tell the broker now."""
@@ -279,6 +314,7 @@ class ConsumerCore:
 
     def _conclude(self, delivery: Delivery) -> None:
         """Messages are settled: they are done, or may come again; their twins go the same way."""
+        delivery.acks.sort()
         for run in delivery.id_runs(delivery.acks):
             self._in_hand.remove(*run)
             self._done.add(*run)
@@ -309,6 +345,7 @@ class ConsumerCore:
                     if twin.states[index] == TAKEN:
                         twin.states[index] = WAITING
                         twin.waiting += 1
+                        self._taken -= 1
                         self._in_hand.add(run[0], run[1], sequence, sequence + 1)
                         self._prefetch.put(twin, [index])
                         if twins[place + 1 :]:
@@ -344,7 +381,13 @@ class ConsumerCore:
             for delivery in [*self._held.values()]:
                 if not delivery.is_pulled:
                     self._drop(delivery)
-            self._done.clear()
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What was done or is in hand may be wanted again."""
+        self._done.clear()
+        self._in_hand.clear()
+        self._twins.clear()
 
     def release_waiting(self) -> None:
         """Give all back that nobody has touched."""

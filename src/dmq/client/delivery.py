@@ -10,7 +10,7 @@ whatever it names. State is changed under the lock of its consumer only.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from dmq.model import MessageId
 from dmq.protocol.consuming import Lease
 from dmq.records import RecordView, decode_columns
 from dmq.records.attributes import KEY
-from dmq.records.layout import BODY_AT, COMPRESSED, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U64
+from dmq.records.layout import BODY_AT, COMPRESSED, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U32, U64
 
 if TYPE_CHECKING:
     from dmq.client.consuming import ConsumerCore
@@ -87,7 +87,7 @@ class Delivery:
         self.is_dirty = False
         self.is_pulled = False
         self._records: list[RecordView | None] | None = None
-        self._columns: tuple[list[int], list[int], list[int], bool] | None = None
+        self._columns: tuple[list[int], list[int]] | None = None
         self._offsets: list[int] | None = None
         self._run_ends: list[int] | None = None
 
@@ -114,34 +114,31 @@ class Delivery:
             record = records[index] = RecordView(self.buffer, starts[index], starts[index + 1])
         return record
 
-    def columns(self) -> tuple[list[int], list[int], list[int], bool]:
-        """Where bodies end, where attributes begin and how long they are, and whether any body is compressed."""
+    def columns(self) -> tuple[list[int], list[int]]:
+        """Where attributes begin and how long they are."""
         columns = self._columns
         if columns is None:
             bounds = np.array(self.starts, np.int64)
             found = decode_columns(self.buffer, bounds[:-1], np.diff(bounds))
-            columns = self._columns = (
-                (found.body_at + found.body_size).tolist(),
-                found.attributes_at.tolist(),
-                found.attributes_size.tolist(),
-                bool((found.flags & COMPRESSED).any()),
-            )
+            columns = self._columns = (found.attributes_at.tolist(), found.attributes_size.tolist())
         return columns
 
     def body(self, index: int) -> bytes:
         """A message's body as it was sent."""
-        if self.count < _MANY:
+        buffer, start = self.buffer, self.starts[index]
+        if buffer[start + FLAGS_AT] & COMPRESSED:
             return self.record(index).body
-        ends, _, _, is_compressed = self._columns or self.columns()
-        if is_compressed:
-            return self.record(index).body
-        return self.buffer[self.starts[index] + BODY_AT : ends[index]]
+        at = start + BODY_AT
+        end = at + U32.unpack_from(buffer, at - 4)[0]
+        if end >= self.starts[index + 1]:
+            return self.record(index).body  # which says what is wrong
+        return buffer[at:end]
 
     def key_of(self, index: int) -> str | None:
         """A message's key. It stands first among the attributes, where most messages have nothing else."""
         if self.count < _MANY:
             return self.record(index).key
-        _, begins, sizes, _ = self._columns or self.columns()
+        begins, sizes = self._columns or self.columns()
         if not sizes[index]:
             return None
         buffer, at = self.buffer, begins[index]
@@ -205,40 +202,52 @@ class Delivery:
         return self.attempt
 
     def id_runs(self, indexes: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
-        """The ids of some messages, as runs of (producer, attempt, first sequence, one past the last)."""
-        if not indexes:
-            return
-        ids = self.lease.ids
-        if len(indexes) == self.count and all(run[1] for run in ids):
-            for count, producer, first in ids:
-                yield producer, self.attempt, first, first + count
-            return
-        for index in indexes:
-            found = self.message_id(index)
-            if found is not None:
-                yield found.producer_id, self.attempt_of(index), found.sequence, found.sequence + 1
+        """The ids of some messages, rising, as runs of (producer, attempt, first sequence, one past the last)."""
+        first = 0
+        for count, producer, sequence in self.lease.ids:
+            last = first + count
+            if producer:
+                shift = sequence - first
+                if len(indexes) == self.count:
+                    yield producer, self.attempt, sequence, sequence + count
+                else:
+                    mine = indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]
+                    for start, stop in _stretches(mine):
+                        yield producer, self.attempt, start + shift, stop + shift
+            else:
+                for index in indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]:
+                    found = self.message_id(index)
+                    if found is not None:
+                        yield found.producer_id, self.attempt_of(index), found.sequence, found.sequence + 1
+            first = last
 
-    def ranges(self, indexes: list[int]) -> list[tuple[int, int]]:
-        """The offsets of some messages, as runs of (first, count)."""
+    def ranges(self, indexes: Sequence[int]) -> list[tuple[int, int]]:
+        """The offsets of some messages, rising, as runs of (first, count)."""
         lease = self.lease
-        if len(indexes) == self.count and lease.end_offset - lease.first_offset == self.count:
-            return [(lease.first_offset, self.count)]
-        indexes.sort()
+        if lease.end_offset - lease.first_offset == self.count:
+            return [(lease.first_offset + start, stop - start) for start, stop in _stretches(indexes)]
         offsets = self.offsets()
-        found: list[tuple[int, int]] = []
-        first = stop = offsets[indexes[0]]
-        for index in indexes:
-            offset = offsets[index]
-            if offset != stop:
-                found.append((first, stop - first))
-                first = offset
-            stop = offset + 1
-        found.append((first, stop - first))
-        return found
+        return [(start, stop - start) for start, stop in _stretches([offsets[index] for index in indexes])]
 
     def __repr__(self) -> str:
         lease = self.lease
         return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
+
+
+def _stretches(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Rising numbers as [start, stop) without gaps."""
+    if not numbers:
+        return
+    if numbers[-1] - numbers[0] == len(numbers) - 1:  # the usual case
+        yield numbers[0], numbers[-1] + 1
+        return
+    start = stop = numbers[0]
+    for number in numbers:
+        if number != stop:
+            yield start, stop
+            start = number
+        stop = number + 1
+    yield start, stop
 
 
 def starts_of(lengths: Any) -> list[int]:

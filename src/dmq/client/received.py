@@ -129,7 +129,7 @@ class ReceivedMessage:
     def ack(self) -> Any:
         """It is done."""
         delivery = self._delivery
-        delivery.core.settle(delivery, self._index, _ACK)
+        delivery.core.ack(delivery, self._index)
 
     def nack(self, delay: float | None = None, reason: str = "") -> Any:
         """It failed: deliver it again.

@@ -34,6 +34,7 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
         for index, outcome, delay_ms, reason in others:
             alike.setdefault((outcome, delay_ms, reason), []).append(index)
         for (outcome, delay_ms, reason), indexes in alike.items():
+            indexes.sort()
             yield Settlement(
                 lease.queue,
                 lease.epoch,

@@ -19,6 +19,7 @@ from dmq.protocol.header import LIST_MAX, TEXT_MAX
 __all__ = ["ConsumerOptions", "parse_tags"]
 
 PREFETCH_MAX: Final = 1 << 20
+LEASES_MIN: Final = 8  # that a prefetch is parted into at least, so that acks return credit in good time
 _SECONDS_MAX: Final = 86_400.0 * 30
 
 
@@ -67,8 +68,12 @@ class ConsumerOptions:
         self.broadcast: Final = broadcast
         self.start_from: Point = parse_point(start_from)
         self.prefetch: Final = _whole("prefetch", prefetch, 1, PREFETCH_MAX)
-        self.batch: Final = min(_whole("batch", batch, 1, LIST_MAX), prefetch)
         self.parallel: Final = 0 if parallel is None else _whole("parallel", parallel, 1, PREFETCH_MAX)
+        batch = _whole("batch", batch, 1, LIST_MAX)
+        if not parallel and not ordered:
+            # Nobody counts leases then, and larger ones cost the broker less.
+            batch = max(batch, min(prefetch // LEASES_MIN, LIST_MAX))
+        self.batch: Final = min(batch, prefetch)
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0.1 <= lease <= _SECONDS_MAX:
             raise InvalidSettings(f"lease is a time of 0.1 s to 30 days in seconds, not {lease!r}")
         self.lease: Final = float(lease)

@@ -1,7 +1,7 @@
 """A broker for tests: the real one, in this process, on files in memory.
 
 Everything a client can notice is the broker's own code: leases, redelivery, filters, durability. Only the disk is
-memory and, if asked for, the clock stands still until a test moves it.
+memory, and the clock can be moved on: a retry in two hours is tested in a moment.
 
 What always holds: it listens on loopback, on a port of its own that stays the same over restarts; `kill` leaves what a
 killed process leaves, `stop` and `restart` what a clean end leaves; leaving the `with` block closes the clients that
@@ -18,10 +18,9 @@ from typing import Any, Final, Self
 
 from dmq.broker.server import BrokerServer
 from dmq.client.client import Client, connect
-from dmq.clock import SystemClock
 from dmq.errors import DMQError
 from dmq.settings import BrokerSettings, Settings
-from dmq.testing.clock import FakeClock
+from dmq.testing.clock import FakeClock, RunningClock
 from dmq.testing.files import MemoryFiles
 
 __all__ = ["TestBroker"]
@@ -35,20 +34,21 @@ class TestBroker:
     """A broker to test with; a context manager, started when entered.
 
     Parameters:
-        fake_clock: the broker's time stands still until `clock.advance`.
+        clock: the broker's time. Left out, it runs as ever, and `clock.advance` moves it on; a `FakeClock` stands
+            still but for that, also for a pull that waits.
         settings: of the broker, by name, as in `lease_seconds=1.0`. Topics are created when first used unless
             `auto_create=False`.
     """
 
     __test__ = False  # not a class of tests, whatever its name
 
-    def __init__(self, *, fake_clock: bool = False, **settings: Any) -> None:
-        defaults: dict[str, Any] = {"port": 0, "metrics_port": 0, "auto_create": True, "drain_seconds": 1.0}
-        if fake_clock:
-            patience = dict.fromkeys(("heartbeat_seconds", "partial_seconds", "hello_seconds"), _PATIENCE_SECONDS)
-            defaults |= patience | {"offline_delay_ms": 0}
+    def __init__(self, *, clock: FakeClock | None = None, **settings: Any) -> None:
+        defaults: dict[str, Any] = dict.fromkeys(
+            ("heartbeat_seconds", "partial_seconds", "hello_seconds"), _PATIENCE_SECONDS
+        )
+        defaults |= {"port": 0, "metrics_port": 0, "auto_create": True, "offline_delay_ms": 0, "drain_seconds": 1.0}
         self._settings = defaults | settings
-        self._fake_clock = FakeClock() if fake_clock else None
+        self.clock: Final = RunningClock() if clock is None else clock
         self._files = MemoryFiles()
         self._clients: list[Client] = []
         self._thread: threading.Thread | None = None
@@ -82,7 +82,7 @@ class TestBroker:
 
     async def _serve(self, ready: threading.Event) -> None:
         settings = Settings(broker=BrokerSettings(**self._settings))
-        server = BrokerServer(settings, files=self._files, clock=self._fake_clock or SystemClock())
+        server = BrokerServer(settings, files=self._files, clock=self.clock)
         await server.start()
         self._loop = asyncio.get_running_loop()
         self._ending = self._loop.create_future()
@@ -105,24 +105,18 @@ class TestBroker:
     def stop(self) -> None:
         """End it cleanly, as SIGTERM does. `start` brings it back with everything."""
         # A drain waits for a time that a clock which stands still never reaches.
-        self._end(lambda server: server.stop(0.0 if self._fake_clock else None))
+        self._end(lambda server: server.stop(None if isinstance(self.clock, RunningClock) else 0.0))
 
     def kill(self) -> None:
         """End it as kill -9 does. `start` brings it back with all it had written."""
         before = self._files
-        self._end(lambda server: _die(server))
+        self._end(lambda server: server.abort())
         self._files = before.kill()
 
     def restart(self) -> None:
         """`stop`, then `start` on the same port."""
         self.stop()
         self.start()
-
-    @property
-    def clock(self) -> FakeClock:
-        """The broker's clock; only with `fake_clock=True`."""
-        assert self._fake_clock is not None, "this broker runs by the machine's clock: use TestBroker(fake_clock=True)"
-        return self._fake_clock
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
@@ -147,8 +141,3 @@ class TestBroker:
         while self._clients:
             self._clients.pop().close()
         self._end(lambda server: server.stop(0.0))
-
-
-async def _die(server: BrokerServer) -> None:
-    """Cut every connection and leave everything else as it is."""
-    server.abort()

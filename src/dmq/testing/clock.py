@@ -1,8 +1,10 @@
-"""A clock that moves only when told to."""
+"""Clocks for tests: one that moves only when told to, and one that runs and jumps when told to."""
 
 from __future__ import annotations
 
-__all__ = ["FakeClock"]
+from dmq.clock import SystemClock
+
+__all__ = ["FakeClock", "RunningClock"]
 
 
 class FakeClock:
@@ -32,3 +34,23 @@ class FakeClock:
     def set_wall_ms(self, ms: int) -> None:
         """Jump the wall clock, forwards or back, as an operator or a time server would."""
         self._wall_ms = float(ms)
+
+
+class RunningClock(FakeClock):
+    """The machine's clock, and beyond it by as much as a test said: waits end as ever, and hours pass in no time.
+
+    What always holds: as for `FakeClock`, but that time passes by itself too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, 0.0)
+        self._machine = SystemClock()
+
+    def now_ms(self) -> int:
+        return self._machine.now_ms() + super().now_ms()
+
+    def monotonic(self) -> float:
+        return self._machine.monotonic() + super().monotonic()
+
+    def set_wall_ms(self, ms: int) -> None:
+        super().set_wall_ms(ms - self._machine.now_ms())

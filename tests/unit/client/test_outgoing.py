@@ -75,7 +75,7 @@ def test_so_many_wait_for_their_receipts_and_no_more() -> None:
 
 
 def test_the_first_that_fails_is_raised_after_the_receipts_before_it() -> None:
-    messages = ((b"", {}) for _ in range(10))
+    messages: list[tuple[bytes, dict[str, Any]]] = [(b"", {})] * 10
     receipts = send_stream(cast(Producer, StubProducer(patience=1000, failing=4)), "orders", messages, {})
     assert [next(receipts)[0].offset for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(DiskFull):
