@@ -8,7 +8,10 @@ import hypothesis
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from dmq.testing.fixtures import dmq_broker
 from tests.sampling import IS_SOAK, SEED
+
+__all__ = ["dmq_broker"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -23,6 +23,7 @@ from dmq.broker.lease import Lease
 from dmq.broker.member import Member
 from dmq.broker.selection import QueueSelection
 from dmq.broker.tags import hashes_of
+from dmq.broker.watching import ConsumedWatch, Watches
 from dmq.errors import Busy, Damaged, OffsetGone
 from dmq.storage.events import Outcome, Settled
 from dmq.storage.identities import IdRun
@@ -31,7 +32,7 @@ from dmq.storage.reading import Slice
 from dmq.storage.state import Topic
 from dmq.storage.store import MessageStore
 
-__all__ = ["ConsumedWatch", "Consumption", "Handed", "Sink", "WaitingPull"]
+__all__ = ["Consumption", "Handed", "Sink", "WaitingPull"]
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +68,17 @@ class Sink(Protocol):
 
 
 class WaitingPull:
-    """A pull that waits for messages."""
+    """A pull that waits for messages.
 
-    __slots__ = ("answer", "deadline_ms", "is_done", "lease_ms", "limit", "max_bytes", "member", "queue")
+    Parameters:
+        owner: the session it came from; a member may be back on another one before its first is noticed to be gone.
+    """
+
+    __slots__ = ("answer", "deadline_ms", "is_done", "lease_ms", "limit", "max_bytes", "member", "owner", "queue")
 
     def __init__(
         self,
+        owner: object,
         member: Member,
         queue: int | None,
         limit: int,
@@ -81,6 +87,7 @@ class WaitingPull:
         deadline_ms: int,
         answer: Callable[[Handed | None], None],
     ) -> None:
+        self.owner = owner
         self.member = member
         self.queue = queue
         self.limit = limit
@@ -89,16 +96,6 @@ class WaitingPull:
         self.deadline_ms = deadline_ms
         self.answer = answer
         self.is_done = False
-
-
-class ConsumedWatch(NamedTuple):
-    """A producer that waits until the group acked its messages (D-20)."""
-
-    queue: int
-    first: int
-    messages: int
-    deadline_ms: int
-    answer: Callable[[bool], None]
 
 
 class Consumption:
@@ -128,7 +125,8 @@ class Consumption:
         self.selection = QueueSelection(by_priority=topic.config.priority)
         self.sinks: dict[str, Sink] = {}
         self._pulls: deque[WaitingPull] = deque()
-        self._watches: list[ConsumedWatch] = []
+        self.watches = Watches(pulls_waiting_max)
+        self.idle_since_ms: int | None = None
         self.parallel: int | None = None
         self.delivered = 0
         self.acked = 0
@@ -158,6 +156,11 @@ class Consumption:
                 visible_next=following,
             )
         return cursor
+
+    def set_ordered(self, ordered: bool, now_ms: int) -> None:
+        """What the members agreed on holds for cursors, too, that were there before them."""
+        for cursor in self.cursors.values():
+            cursor.set_ordered(ordered, now_ms)
 
     def lag(self) -> int:
         """Visible messages the group has not settled."""
@@ -266,7 +269,12 @@ class Consumption:
             pull = self._pulls.popleft()
             if pull.is_done:
                 continue
-            if not self.try_pull(pull, now_ms):
+            try:
+                is_served = self.try_pull(pull, now_ms)
+            except BaseException:
+                self._pulls.append(pull)
+                raise
+            if not is_served:
                 self._pulls.append(pull)
 
     def try_pull(self, pull: WaitingPull, now_ms: int) -> bool:
@@ -296,12 +304,9 @@ class Consumption:
             )
         self._pulls.append(pull)
 
-    def cancel_pulls(self, members: Iterable[Member]) -> None:
+    def cancel_pulls(self, owner: object) -> None:
         """Whoever waited is gone."""
-        gone = set(members)
-        for pull in self._pulls:
-            if pull.member in gone:
-                pull.is_done = True
+        self._pulls = deque(pull for pull in self._pulls if pull.owner is not owner)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 
@@ -315,26 +320,16 @@ class Consumption:
             elif event.outcome == Outcome.DEAD:
                 self.dead += count
         self.selection.mark(queue)
-        if self._watches:
-            self._check_watches(queue)
+        if self.watches:
+            self.watches.settled(queue, events)
 
     def watch(self, watch: ConsumedWatch) -> None:
-        """Tell a producer when the group has acked its messages."""
-        self._watches.append(watch)
-        self._check_watches(watch.queue)
-
-    def _check_watches(self, queue: int) -> None:
-        position = self.cursor(queue).position
-        still: list[ConsumedWatch] = []
-        for watch in self._watches:
-            done = watch.queue == queue and all(
-                position.is_settled(offset) for offset in range(watch.first, watch.first + watch.messages)
-            )
-            if done:
-                watch.answer(True)
-            else:
-                still.append(watch)
-        self._watches = still
+        """Tell a producer when the group has acked its messages, which may have been long ago if it sent them again."""
+        position = self.cursor(watch.queue).position
+        if all(position.is_settled(offset) for offset in range(watch.first, watch.first + watch.count)):
+            watch.answer(True)
+        else:
+            self.watches.add(watch)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -362,17 +357,13 @@ class Consumption:
                 pull.answer(None)
         while self._pulls and self._pulls[0].is_done:
             self._pulls.popleft()
-        overdue = [watch for watch in self._watches if watch.deadline_ms <= now_ms]
-        if overdue:
-            self._watches = [watch for watch in self._watches if watch.deadline_ms > now_ms]
-            for watch in overdue:
-                watch.answer(False)
+        if self.watches:
+            self.watches.expire(now_ms)
         return woken
 
     def forget(self, member: Member, now_ms: int, *, is_clean: bool) -> None:
         """A member will not come back: what it had goes to others."""
         self.sinks.pop(member.name, None)
-        self.cancel_pulls([member])
         for queue, cursor in self.cursors.items():
             if cursor.member_gone(member, now_ms, is_clean=is_clean):
                 self.selection.mark(queue)
@@ -383,9 +374,29 @@ class Consumption:
         return not (
             self.group.members
             or self._pulls
-            or self._watches
+            or self.watches
             or any(cursor.out or cursor.redelivering for cursor in self.cursors.values())
         )
+
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """It is idle, and everything it knows is durable: a filter's version and a seek are not."""
+        subscription = self.group.subscription
+        return (
+            self.is_idle
+            and (subscription is None or not (subscription.version or subscription.filter))
+            and not any(cursor.sought for cursor in self.cursors.values())
+        )
+
+    def close(self) -> None:
+        """The group or the topic is no more: nobody waits for it any longer."""
+        pulls, self._pulls = self._pulls, deque()
+        for pull in pulls:
+            if not pull.is_done:
+                pull.is_done = True
+                pull.answer(None)
+        self.watches.expire()
 
 
 def _part(

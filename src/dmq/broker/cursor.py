@@ -25,6 +25,8 @@ both; only a client that held a lease over both can send one.)
 
 from __future__ import annotations
 
+from typing import Final
+
 from dmq.broker.bitmap import Ranges, full, mask_of_ranges, runs
 from dmq.broker.handout import WINDOW, HandOut, Proposal
 from dmq.broker.lease import Holder, Lease
@@ -34,6 +36,8 @@ from dmq.storage.events import Outcome, Settled
 from dmq.storage.positions import Position
 
 __all__ = ["WINDOW", "Cursor", "Proposal"]
+
+NEVER_MS: Final = 1 << 62
 
 
 class Cursor(HandOut):
@@ -94,6 +98,46 @@ class Cursor(HandOut):
             LeaseLost: the lease is gone.
         """
         return self.settle(epoch, number, ranges, Outcome.DEAD, now_ms, error)
+
+    def set_aside(
+        self, epoch: int, number: int, ranges: Ranges | None, outcome: Outcome, now_ms: int, error: str = ""
+    ) -> tuple[Redelivery, list[Settled]] | None:
+        """Take messages out of their lease while what settles them is written; `conclude` ends that.
+
+        Returns:
+            What is set aside, and the events to write; None if nothing of it is out.
+
+        Raises:
+            LeaseLost: the lease is gone; nothing may be moved.
+        """
+        lease = self._find(epoch, number)
+        bits = lease.mask if ranges is None else lease.mask & mask_of_ranges(ranges, lease.start, lease.stop)
+        if not bits:
+            return None
+        entry = self._move(lease, bits, lease.attempt, NEVER_MS, now_ms)
+        events = self._log.settled(
+            entry.start,
+            entry.mask,
+            outcome,
+            now_ms,
+            member=lease.holder.name,
+            attempt=lease.attempt,
+            leased_at_ms=lease.leased_at_ms,
+            error=error,
+        )
+        return entry, events
+
+    def conclude(self, entry: Redelivery, now_ms: int, again_at_ms: int | None = None) -> None:
+        """What was set aside is settled durably; or, with a time, it could not be, and is handed out again from then."""
+        if entry not in self._redeliveries.touching(entry.start, entry.stop):
+            return  # the position was set, or an ack that came late has settled it
+        start, bits = entry.start, entry.mask
+        self._redeliveries.drop(entry, bits)
+        if again_at_ms is not None:
+            self._redeliveries.add(Redelivery(start, bits, entry.attempt + 1, again_at_ms), now_ms)
+            return
+        for first, last in runs(start, bits):
+            self._position.settle(first, last)
 
     def nack(
         self,

@@ -91,6 +91,15 @@ class HandOut:
         self._ahead: deque[tuple[int, int]] = deque(position.ranges)
         self._ahead_stale = False
 
+    def set_ordered(self, ordered: bool, now_ms: int) -> None:
+        """From now on hand out in strict order, or not; what is out stays out."""
+        if ordered != self.ordered:
+            self.ordered = ordered
+            entries = self._redeliveries.touching(0, self._next)
+            self._redeliveries = RedeliveryList(ordered=ordered)
+            for entry in sorted(entries, key=lambda entry: entry.start):
+                self._redeliveries.add(entry, now_ms)
+
     # --- handing out ------------------------------------------------------------------------------------------------
 
     def propose(self, limit: int, now_ms: int, visible_next: int, scan: int | None = None) -> Proposal | None:

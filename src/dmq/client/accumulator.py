@@ -158,6 +158,13 @@ class Accumulator:
             return True
         return self.messages == 0
 
+    def why_full(self) -> str:
+        """Why there is no room, and what to do, for a user."""
+        return (
+            f"the producer's window is full: {self.messages} messages, {self.bytes} bytes are not settled yet; wait "
+            "for some of them, or widen window_bytes"
+        )
+
     def release(self, batch: Batch) -> list[Wakeable]:
         """A batch is settled: its room is free, and those who wait for some are returned to be woken."""
         self.bytes -= batch.bytes
@@ -271,14 +278,16 @@ class Accumulator:
             lane.ready.popleft()
         batch.is_sealed = True
         batch.queue = queue
-        stream = lane.stream
-        batch.producer_id = stream.producer_id
-        batch.first_sequence = stream.next_sequence
-        stream.next_sequence += batch.count
+        self._number(batch, lane.stream)
         if key.durability != Durability.NONE:
             busy.add(place)
             lane.under_way += 1
         return batch
+
+    def _number(self, batch: Batch, stream: Stream) -> None:
+        batch.producer_id = stream.producer_id
+        batch.first_sequence = stream.next_sequence
+        stream.next_sequence += batch.count
 
     def finished(self, batch: Batch) -> list[Lane]:
         """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""

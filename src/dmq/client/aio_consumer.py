@@ -312,13 +312,15 @@ class AioConsumer:
     # --- reporting --------------------------------------------------------------------------------------------------
 
     def _report(self, is_urgent: bool) -> None:
-        if self._core.is_report_due:
-            return
-        self._core.is_report_due = True
-        if threading.get_ident() == self._loop_thread:
-            self._loop.call_soon(self._flush)  # what is said in one turn of the loop goes together
-        else:
-            self._loop.call_soon_threadsafe(self._flush)
+        is_here = threading.get_ident() == self._loop_thread
+        if is_urgent and is_here:
+            self._flush()
+        elif not self._core.is_report_due:
+            self._core.is_report_due = True
+            if is_here:
+                self._loop.call_soon(self._flush)  # what is said in one turn of the loop goes together
+            else:
+                self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
         self._core.is_report_due = False

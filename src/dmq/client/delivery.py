@@ -21,7 +21,7 @@ from dmq.model import MessageId
 from dmq.protocol.consuming import Lease
 from dmq.records import RecordView, decode_columns
 from dmq.records.attributes import KEY
-from dmq.records.layout import BODY_AT, COMPRESSED, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U32, U64
+from dmq.records.layout import FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U64
 
 if TYPE_CHECKING:
     from dmq.client.consuming import ConsumerCore
@@ -32,7 +32,6 @@ WAITING: Final = 0
 TAKEN: Final = 1
 SETTLED: Final = 2
 
-FLAGS_AT: Final = 6
 # From this many records on, columns are cheaper than looking at one record after another.
 _MANY: Final = 16
 
@@ -122,17 +121,6 @@ class Delivery:
             found = decode_columns(self.buffer, bounds[:-1], np.diff(bounds))
             columns = self._columns = (found.attributes_at.tolist(), found.attributes_size.tolist())
         return columns
-
-    def body(self, index: int) -> bytes:
-        """A message's body as it was sent."""
-        buffer, start = self.buffer, self.starts[index]
-        if buffer[start + FLAGS_AT] & COMPRESSED:
-            return self.record(index).body
-        at = start + BODY_AT
-        end = at + U32.unpack_from(buffer, at - 4)[0]
-        if end >= self.starts[index + 1]:
-            return self.record(index).body  # which says what is wrong
-        return buffer[at:end]
 
     def key_of(self, index: int) -> str | None:
         """A message's key. It stands first among the attributes, where most messages have nothing else."""

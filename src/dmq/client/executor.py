@@ -167,7 +167,12 @@ class Executor:
                 return at
             message = ReceivedMessage(delivery, index)
             try:
-                self._handle(message, is_caller)
+                try:
+                    self._handler(message)
+                except BaseException as error:
+                    self._failed(message, error, is_caller)
+                else:
+                    message.ack()
             except BaseException:
                 self._core.untake(taken[at:])
                 raise
@@ -184,24 +189,25 @@ class Executor:
                 self._stopping.wait(pause)
         return not self._stopping.is_set() and not self._consumer.is_closing
 
-    def _handle(self, message: ReceivedMessage, is_caller: bool) -> None:
-        tries = 0
+    def _failed(self, message: ReceivedMessage, error: BaseException, is_caller: bool) -> None:
+        """A handler raised: call it again, or say what becomes of its message."""
+        tries = 1
+        raised: BaseException | None = error
         while True:
-            error: BaseException | None = None
-            tries += 1
-            try:
-                self._handler(message)
-            except Exception as raised:
-                error = raised
-            except BaseException as raised:
-                if is_caller:
-                    raise  # a program that is being interrupted, not a handler that failed
-                error = raised
-            verdict = judge(error, tries, self._local_retries)
+            if is_caller and raised is not None and not isinstance(raised, Exception):
+                raise raised  # a program that is being interrupted, not a handler that failed
+            verdict = judge(raised, tries, self._local_retries)
             if verdict.is_error:
                 log.warning(
-                    "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=error
+                    "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=raised
                 )
             if not verdict.is_again or message.is_settled:
                 verdict.settle(message)
                 return
+            tries += 1
+            try:
+                self._handler(message)
+            except BaseException as again:
+                raised = again
+            else:
+                raised = None

@@ -12,14 +12,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, NamedTuple, Protocol, overload
 
 from dmq.client.waiting import FOREVER, Waiter
 from dmq.errors import DMQError, TimedOut
 from dmq.model import MessageId, Receipt
 from dmq.protocol.producing import Durability, ProduceReply
 
-__all__ = ["Fate", "Receipts", "SendFuture", "Wakeable"]
+__all__ = ["Fate", "Receipts", "SendFuture", "Spooled", "Wakeable"]
 
 _NAMES: Final = {level: level.name.lower() for level in Durability}
 # Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
@@ -31,6 +31,12 @@ class Wakeable(Protocol):
     """A thread's `Waiter`, or what stands for a task of an event loop."""
 
     def wake(self) -> None: ...
+
+
+class Spooled(NamedTuple):
+    """What stands for a broker's answer while the spool has the batch and a broker has not."""
+
+    queue: int
 
 
 class Fate:
@@ -54,12 +60,12 @@ class Fate:
         self.first_sequence = -1  # before it leaves
         self.has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
         self.is_done = False
-        self.reply: ProduceReply | None = None
+        self.reply: ProduceReply | Spooled | None = None
         self.error: DMQError | None = None
         self._waiters: list[Wakeable] | None = None
         self._callbacks: list[Callable[[], Any]] | None = None
 
-    def end(self, reply: ProduceReply | None, error: DMQError | None) -> list[Callable[[], Any]]:
+    def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> list[Callable[[], Any]]:
         """Settle it, wake those who wait, and return the callbacks that are now to be called."""
         with _ending:
             if self.is_done:
@@ -110,8 +116,10 @@ class Fate:
         """The receipt of one message; only of a batch that went well."""
         reply = self.reply
         assert reply is not None
-        offset = reply.first_offset + index if self.has_offsets else -1
         message_id = MessageId(self.producer_id, self.first_sequence + index)
+        if isinstance(reply, Spooled):
+            return Receipt(message_id, self.topic, reply.queue, -1, "spooled")
+        offset = reply.first_offset + index if self.has_offsets else -1
         return Receipt(message_id, self.topic, reply.queue, offset, _NAMES[reply.durability])
 
 

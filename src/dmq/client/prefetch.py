@@ -40,6 +40,7 @@ class Prefetch:
     def __init__(self, *, is_ordered: bool = False) -> None:
         self._is_ordered = is_ordered
         self._lanes: list[deque[_Lane]] = [deque() for _ in range(_PRIORITIES)]
+        self._filled = 0  # a bit for each priority that may have something
         self.count = 0
         self.bytes = 0
 
@@ -55,13 +56,16 @@ class Prefetch:
         lanes = self._lanes
         priorities = b"" if self._is_ordered else delivery.priorities()
         if self._is_ordered or priorities.count(priorities[0]) == len(priorities):
-            lanes[0 if self._is_ordered else _bounded(priorities[0])].append(_Lane(delivery, indexes))
+            priority = 0 if self._is_ordered else _bounded(priorities[0])
+            lanes[priority].append(_Lane(delivery, indexes))
+            self._filled |= 1 << priority
             return
         apart: dict[int, list[int]] = {}
         for index in indexes:
             apart.setdefault(_bounded(priorities[index]), []).append(index)
         for priority, some in apart.items():
             lanes[priority].append(_Lane(delivery, some))
+            self._filled |= 1 << priority
 
     def take(self, limit: int, now: float) -> list[tuple[Delivery, int]]:
         """The next messages, at most so many; they are `TAKEN` then.
@@ -70,32 +74,39 @@ class Prefetch:
         hands it out again.
         """
         found: list[tuple[Delivery, int]] = []
-        for lanes in reversed(self._lanes):
+        while self._filled:
+            priority = self._filled.bit_length() - 1
+            lanes = self._lanes[priority]
             while lanes:
                 lane = lanes[0]
                 delivery = lane.delivery
                 if delivery.deadline <= now:
                     self.drop(delivery)
-                states, indexes, at = delivery.states, lane.indexes, lane.at
-                count, size = len(found), 0
-                starts = delivery.starts
-                while at < len(indexes) and len(found) < limit:
-                    index = indexes[at]
-                    at += 1
-                    if states[index] == WAITING:
-                        states[index] = TAKEN
-                        size += starts[index + 1] - starts[index]
-                        found.append((delivery, index))
-                taken = len(found) - count
-                self.count -= taken
-                self.bytes -= size
-                delivery.waiting -= taken
-                lane.at = at
-                if at >= len(indexes):
+                if self._take_from(lane, limit, found):
                     lanes.popleft()
                 if len(found) >= limit or (found and self._is_ordered):
                     return found
+            self._filled ^= 1 << priority
         return found
+
+    def _take_from(self, lane: _Lane, limit: int, found: list[tuple[Delivery, int]]) -> bool:
+        """Take what still waits of a lane; whether that was all."""
+        delivery, indexes, at = lane.delivery, lane.indexes, lane.at
+        states, starts, count = delivery.states, delivery.starts, len(found)
+        size, end = 0, len(indexes)
+        while at < end and len(found) < limit:
+            index = indexes[at]
+            at += 1
+            if states[index] == WAITING:
+                states[index] = TAKEN
+                size += starts[index + 1] - starts[index]
+                found.append((delivery, index))
+        lane.at = at
+        taken = len(found) - count
+        self.count -= taken
+        self.bytes -= size
+        delivery.waiting -= taken
+        return at >= end
 
     def drop(self, delivery: Delivery) -> list[int]:
         """Take all that waits of a delivery out, as settled without a word; which they were."""
@@ -108,9 +119,14 @@ class Prefetch:
         delivery.waiting -= len(gone)
         delivery.left -= len(gone)
         if not self.count:
-            for lanes in self._lanes:
-                lanes.clear()  # or what was dropped while nobody takes would pile up
+            self._empty()  # or what was dropped while nobody takes would pile up
         return gone
+
+    def _empty(self) -> None:
+        # Only what lies behind the first one of each priority: that may be what is being taken from right now.
+        for lanes in self._lanes:
+            while len(lanes) > 1:
+                lanes.pop()
 
 
 def _bounded(priority: int) -> int:

@@ -191,10 +191,7 @@ class Core:
         """The window is full and nobody waits: tell the user's function if there is one; the error to fail with."""
         if callable(self.options.on_full):
             self.options.on_full(topic, message)
-        return Busy(
-            f"the producer's window is full: {self.accumulator.messages} messages, {self.accumulator.bytes} bytes are "
-            "not settled yet; wait for some of them, or widen window_bytes"
-        )
+        return Busy(self.accumulator.why_full())
 
     def many(
         self, route: Route, topic: str, messages: Sequence[Message], durability: str, consumed_by: str

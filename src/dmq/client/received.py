@@ -15,6 +15,7 @@ from dmq.client.delivery import Delivery
 from dmq.model import MessageId
 from dmq.protocol.consuming import Outcome
 from dmq.records.attributes import Attributes
+from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, U32
 
 __all__ = ["Batch", "ReceivedMessage"]
 
@@ -36,7 +37,13 @@ class ReceivedMessage:
     @property
     def body(self) -> bytes:
         """The body as it was sent."""
-        return self._delivery.body(self._index)
+        delivery, index = self._delivery, self._index
+        buffer, start = delivery.buffer, delivery.starts[index]
+        at = start + BODY_AT
+        end: int = at + U32.unpack_from(buffer, at - 4)[0]
+        if buffer[start + FLAGS_AT] & COMPRESSED or end >= delivery.starts[index + 1]:
+            return delivery.record(index).body
+        return buffer[at:end]
 
     @property
     def value(self) -> Any:

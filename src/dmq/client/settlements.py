@@ -49,7 +49,7 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
 
 def shortened(reason: str) -> str:
     """A reason as long as the protocol takes it, and without what cannot be encoded."""
-    text = reason.encode("utf-8", "replace").decode()
+    text = str(reason).encode("utf-8", "replace").decode()
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
 
 

@@ -4,16 +4,18 @@ While the disk works on one flush, everything that arrives gathers; when it is d
 and one flush. So a lone batch waits for its own flush only, and a flood needs a fraction of a flush each.
 
 What always holds: a future is done once its batch is visible, which means its durability is reached, or has failed
-with the error that says why; batches for one queue are written in the order they were submitted in; `submit` blocks,
-or refuses, while `waiting_bytes_max` are already waiting.
+with the error that says why; batches for one queue are written in the order they were submitted in, and those written
+are told so in that order; `submit` blocks, or refuses, while `waiting_bytes_max` are already waiting; what else is asked
+of the store, by `call`, happens between two commits.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, LimitReached, NotEnoughReplicas, StorageError, StoreClosed
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 0.25
 
 _Waiting = tuple[Batch, Durability, "Future[Placement]"]
+_Call = tuple[Callable[[], Any], "Future[Any]"]
+
+T = TypeVar("T")
 
 
 class GroupCommit:
@@ -37,6 +42,7 @@ class GroupCommit:
         self._store = store
         self._clock = clock or SystemClock()
         self._waiting: list[_Waiting] = []
+        self._calls: list[_Call] = []
         self._waiting_bytes = 0
         self._waiting_bytes_max = waiting_bytes_max
         self._closing = False
@@ -47,9 +53,18 @@ class GroupCommit:
         self._thread.start()
 
     def submit(
-        self, batch: Batch, durability: Durability = Durability.FLUSHED, *, wait: bool = True
+        self,
+        batch: Batch,
+        durability: Durability = Durability.FLUSHED,
+        *,
+        wait: bool = True,
+        on_done: Callable[[Future[Placement]], None] | None = None,
     ) -> Future[Placement]:
         """Hand over a batch; the future gets its placement.
+
+        Parameters:
+            wait: block while too much is waiting.
+            on_done: called with the future by the store's thread, in the order the batches were written in.
 
         Raises:
             LimitReached: too much is waiting, and `wait` was False.
@@ -59,6 +74,8 @@ class GroupCommit:
         if durability > Durability.FLUSHED:
             raise NotEnoughReplicas("this store has no replicas to wait for: ask for durability 'flushed'")
         future: Future[Placement] = Future()
+        if on_done is not None:
+            future.add_done_callback(on_done)
         with self._changed:
             while self._waiting and self._waiting_bytes + len(batch.data) > self._waiting_bytes_max:
                 if not wait:
@@ -73,8 +90,22 @@ class GroupCommit:
             self._changed.notify_all()
         return future
 
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Have the store's thread call a function between two commits; the future gets what it returns.
+
+        Raises:
+            StoreClosed: `close` was called.
+        """
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                raise StoreClosed("the store is closing: nothing more is taken")
+            self._calls.append((function, future))
+            self._changed.notify_all()
+        return future
+
     def close(self) -> None:
-        """Write what is waiting, then end the thread."""
+        """Write what is waiting, call what is to be called, then end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -83,30 +114,35 @@ class GroupCommit:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting and not self._closing:
+                if not self._waiting and not self._calls and not self._closing:
                     self._changed.wait(_TICK_SECONDS)
                 taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                calls, self._calls = self._calls, []
                 closing = self._closing
                 self._changed.notify_all()
             try:
                 if taken:
                     # From here on they cannot be cancelled any more.
                     self._commit([item for item in taken if item[2].set_running_or_notify_cancel()])
-                elif closing:
+                for function, future in calls:
+                    _call(function, future)
+                if closing and not taken and not calls:
                     return
                 self._tick_if_due()
             except BaseException as error:
-                self._give_up(error, taken)
+                self._give_up(error, taken, calls)
                 raise
 
-    def _give_up(self, error: BaseException, taken: list[_Waiting]) -> None:
+    def _give_up(self, error: BaseException, taken: list[_Waiting], calls: list[_Call]) -> None:
         """A defect: nobody may wait for a thread that is gone."""
         with self._changed:
             self._closing = True
-            left, self._waiting = [*taken, *self._waiting], []
+            left: list[Future[Any]] = [item[2] for item in (*taken, *self._waiting)]
+            left += [item[1] for item in (*calls, *self._calls)]
+            self._waiting, self._calls = [], []
             self._changed.notify_all()
         failure = StoreClosed(f"the store's thread ended with {error!r}: this is a defect, please report it")
-        for _, _, future in left:
+        for future in left:
             if not future.done():
                 future.set_exception(failure)
 
@@ -176,3 +212,13 @@ class GroupCommit:
             self._store.tick()
         except DMQError as error:
             log.error("upkeep failed", extra={"error": str(error)})  # whoever writes next is told
+
+
+def _call(function: Callable[[], Any], future: Future[Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            result = function()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

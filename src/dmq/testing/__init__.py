@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dmq.testing.broker import TestBroker
-    from dmq.testing.clock import FakeClock
+    from dmq.testing.clock import FakeClock, RunningClock
     from dmq.testing.crash import Keep
     from dmq.testing.faults import CrashNow, Fault
     from dmq.testing.files import MemoryFiles
 
-__all__ = ["CrashNow", "FakeClock", "Fault", "Keep", "MemoryFiles", "TestBroker"]
+__all__ = ["CrashNow", "FakeClock", "Fault", "Keep", "MemoryFiles", "RunningClock", "TestBroker"]
 
 _LATER = {
     "CrashNow": "dmq.testing.faults",
@@ -23,6 +23,7 @@ _LATER = {
     "Fault": "dmq.testing.faults",
     "Keep": "dmq.testing.crash",
     "MemoryFiles": "dmq.testing.files",
+    "RunningClock": "dmq.testing.clock",
     "TestBroker": "dmq.testing.broker",
 }
 

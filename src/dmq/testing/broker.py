@@ -11,19 +11,23 @@ killed process leaves, `stop` and `restart` what a clean end leaves; leaving the
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
+
 from dmq.broker.server import BrokerServer
 from dmq.client.client import Client, connect
-from dmq.errors import DMQError
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing.clock import FakeClock, RunningClock
 from dmq.testing.files import MemoryFiles
 
 __all__ = ["TestBroker"]
+
+log = logging.getLogger(__name__)
 
 # Clients beat by their own clock, so a broker whose time jumps must not miss them.
 _PATIENCE_SECONDS: Final = 4_000_000.0
@@ -47,7 +51,7 @@ class TestBroker:
             ("heartbeat_seconds", "partial_seconds", "hello_seconds"), _PATIENCE_SECONDS
         )
         defaults |= {"port": 0, "metrics_port": 0, "auto_create": True, "offline_delay_ms": 0, "drain_seconds": 1.0}
-        self._settings = defaults | settings
+        self._settings = BrokerSettings(**defaults | settings)
         self.clock: Final = RunningClock() if clock is None else clock
         self._files = MemoryFiles()
         self._clients: list[Client] = []
@@ -75,19 +79,21 @@ class TestBroker:
     def _run(self, ready: threading.Event, problems: list[BaseException]) -> None:
         try:
             asyncio.run(self._serve(ready))
-        except (DMQError, OSError) as error:
+        except Exception as error:
+            if ready.is_set():
+                log.exception("the broker failed")
             problems.append(error)
         finally:
             ready.set()
 
     async def _serve(self, ready: threading.Event) -> None:
-        settings = Settings(broker=BrokerSettings(**self._settings))
-        server = BrokerServer(settings, files=self._files, clock=self.clock)
+        server = BrokerServer(Settings(broker=self._settings), files=self._files, clock=self.clock)
         await server.start()
         self._loop = asyncio.get_running_loop()
         self._ending = self._loop.create_future()
         self._server = server
-        self.port = self._settings["port"] = server.port
+        self.port = server.port
+        self._settings = msgspec.structs.replace(self._settings, port=server.port)
         ready.set()
         end = await self._ending
         await end(server)

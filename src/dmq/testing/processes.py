@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from typing import IO, Self
 
 from dmq.errors import DMQError
 
-__all__ = ["BrokerProcess", "cpu_seconds", "read_line"]
+__all__ = ["BrokerProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
 
 _URL = re.compile(r"dmq://\S+:\d+")
 _PAGE = re.compile(r"status page\D+(http://\S+:\d+/)")
@@ -61,6 +63,7 @@ class BrokerProcess:
         Raises:
             DMQError: it did not start; the message is what it said.
         """
+        self.url = self.page = ""
         ports = ("--port", "0", "--metrics-port", "0")
         # Into a file: a pipe that nobody reads would block a broker with much to say.
         with tempfile.TemporaryFile() as errors:
@@ -98,6 +101,13 @@ class BrokerProcess:
     def cpu_seconds(self) -> float:
         """CPU time it has used."""
         return cpu_seconds(self.pid)
+
+    def kill(self) -> None:
+        """End it with kill -9. `start` brings it back on what it left, and on its port if `arguments` name one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
     def stop(self, timeout: float = 20.0) -> int | None:
         """Ask it to stop, and wait; kill it if it does not. Returns its exit code."""
@@ -146,3 +156,21 @@ def cpu_seconds(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use now; 0 where that cannot be known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def free_port() -> int:
+    """A port for a broker that is to come back to it.
+
+    Below those that the system gives to outgoing connections: one of them might else take it while the broker is away.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -42,8 +42,8 @@ class _Line:
         for sock in (self.client, self.target):
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                # Wakes the thread that reads from it; closing alone would not.
-                sock.shutdown(socket.SHUT_RD)
+                # Wakes the threads that read and write there; closing alone would not.
+                sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # that side was gone already
 

@@ -70,6 +70,7 @@ def _join(
         normalised(asked.tags), asked.version, bool(asked.flags & SubscribeFlag.ORDERED), is_broadcast
     )
     joined = consumption.group.join(name, subscription, prefetch, prefetch_bytes)
+    consumption.set_ordered(subscription.is_ordered, broker.now_ms)
     if asked.parallel:
         consumption.parallel = asked.parallel
         for cursor in consumption.cursors.values():
@@ -116,6 +117,7 @@ def pull(broker: Broker, session: Session, frame: Frame, asked: Pull) -> None:
 
     now_ms = broker.now_ms
     waiting = WaitingPull(
+        session,
         member,
         None if asked.queue == ANY_QUEUE else asked.queue,
         asked.max_messages,

@@ -9,6 +9,7 @@ from dmq.broker.bitmap import Ranges
 from dmq.broker.broadcast import broadcast_name
 from dmq.broker.broker import Broker
 from dmq.broker.consumption import Consumption
+from dmq.broker.cursor import Cursor
 from dmq.broker.session import Session
 from dmq.errors import DMQError, LeaseLost, TopicExists, UnknownGroup
 from dmq.model import TopicConfig
@@ -16,6 +17,7 @@ from dmq.protocol.consuming import Outcome, Refusal, Settle, Settlement, SettleR
 from dmq.protocol.frame import Frame
 from dmq.protocol.status import status_of
 from dmq.records import id_hash, key_hash, moved_record
+from dmq.storage import events as stored
 from dmq.storage.appending import Batch
 from dmq.storage.events import Event, Settled
 from dmq.storage.reading import Found
@@ -25,6 +27,8 @@ __all__ = ["settle"]
 log = logging.getLogger(__name__)
 
 _DRAIN: Final = "%DRAIN%"
+_AGAIN_MS: Final = 1000
+DEAD: Final = stored.Outcome.DEAD
 
 
 def settle(broker: Broker, session: Session, frame: Frame, asked: Settle) -> None:
@@ -78,33 +82,60 @@ def _apply(broker: Broker, consumption: Consumption, said: Settlement) -> None:
             lease_ms = said.delay_ms if said.delay_ms >= 0 else int(broker.settings.lease_seconds * 1000)
             cursor.extend(said.epoch, said.lease, now_ms, lease_ms)
         case Outcome.REJECT:
-            events = cursor.reject(said.epoch, said.lease, ranges, now_ms, said.reason)
-            _keep_rejected(broker, consumption, said, events)
+            _reject(broker, consumption, cursor, said, ranges)
 
 
-def _keep_rejected(broker: Broker, consumption: Consumption, said: Settlement, events: list[Settled]) -> None:
-    """A rejected message goes to the group's dead letters in the same unit that settles it."""
+def _reject(
+    broker: Broker, consumption: Consumption, cursor: Cursor, said: Settlement, ranges: Ranges | None
+) -> None:
+    """Rejected messages go to the group's dead letters in the same unit that settles them.
+
+    Until that is written they are neither settled nor out; if it cannot be written, they are handed out again.
+    """
     name = f"%DLQ%{consumption.group.name}"
     try:
         broker.store.create_topic(name, TopicConfig(queues=1, carry_for=_DRAIN), system=True)
     except TopicExists:
         pass
+    aside = cursor.set_aside(said.epoch, said.lease, ranges, DEAD, broker.now_ms, said.reason)
+    if aside is None:
+        return
+    entry, events = aside
+
+    def done(error: DMQError | None) -> None:
+        now_ms = broker.now_ms
+        if error is None:
+            cursor.conclude(entry, now_ms)
+            consumption.dead += moved
+        else:
+            log.error("dead letters could not be written", extra={"group": consumption.group.name, "error": str(error)})
+            cursor.conclude(entry, now_ms, now_ms + _AGAIN_MS)
+        consumption.selection.mark(said.queue)
+        broker.pump_soon(consumption)
+
+    moved = 0
+    try:
+        items = _dead_letters(broker, consumption, said.queue, name, events)
+        moved = len(items) - len(events)
+        broker.write_together(items, done)
+    except DMQError as error:
+        done(error)
+        raise
+
+
+def _dead_letters(
+    broker: Broker, consumption: Consumption, queue: int, name: str, events: list[Settled]
+) -> list[Batch | Event]:
+    """The unit that settles messages and keeps their copies; what retention took meanwhile has none."""
     items: list[Batch | Event] = list(events)
     for event in events:
         for offset in range(event.start, event.start + event.count):
             if event.bitmap and not event.bitmap[(offset - event.start) // 8] >> ((offset - event.start) % 8) & 1:
                 continue
-            found = _found(broker, consumption, said.queue, offset)
+            found = _found(broker, consumption, queue, offset) if event.outcome == DEAD else None
             if found is not None:
                 items.append(_dead_letter(broker, consumption, found, name, event))
-    consumption.dead += len(items) - len(events)
-
-    def done(error: DMQError | None) -> None:
-        if error is not None:
-            log.error("dead letters could not be written", extra={"error": str(error)})
-
-    broker.write_together(items, done)
-    consumption.selection.mark(said.queue)
+    return items
 
 
 def _found(broker: Broker, consumption: Consumption, queue: int, offset: int) -> Found | None:

@@ -1,0 +1,90 @@
+"""Watching for acks: producers that wait until a group has consumed what they sent (D-20).
+
+Pure code. Only an ack counts: what was rejected, passed over or moved away is settled too, but nobody consumed it, and
+whoever waits for it hears so when its time is over.
+
+What always holds: a watch is answered exactly once; there are never more than `watches_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dmq.broker.bitmap import full
+from dmq.errors import Busy
+from dmq.storage.events import Outcome, Settled
+
+__all__ = ["ConsumedWatch", "Watches"]
+
+
+class ConsumedWatch:
+    """Messages of one queue whose acks a producer waits for.
+
+    Parameters:
+        first, count: which messages.
+        answer: called with True once all are acked, with False when the time is over.
+    """
+
+    __slots__ = ("answer", "count", "deadline_ms", "first", "missing", "queue")
+
+    def __init__(self, queue: int, first: int, count: int, deadline_ms: int, answer: Callable[[bool], None]) -> None:
+        self.queue = queue
+        self.first = first
+        self.count = count
+        self.deadline_ms = deadline_ms
+        self.answer = answer
+        self.missing = full(count)
+
+
+class Watches:
+    """The watches of one group at one topic."""
+
+    def __init__(self, watches_max: int) -> None:
+        self._max = watches_max
+        self._by_queue: dict[int, list[ConsumedWatch]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def check_room(self) -> None:
+        """Raises Busy while there are as many as may be."""
+        if self._count >= self._max:
+            raise Busy(f"{self._count} sends wait to be consumed already: try again shortly", retry_after_ms=100)
+
+    def add(self, watch: ConsumedWatch) -> None:
+        self._by_queue.setdefault(watch.queue, []).append(watch)
+        self._count += 1
+
+    def settled(self, queue: int, events: Iterable[Settled]) -> None:
+        """Something of the queue was settled: answer those who have all they waited for."""
+        watches = self._by_queue.get(queue)
+        if not watches:
+            return
+        for event in events:
+            if event.outcome == Outcome.ACKED:
+                acked = int.from_bytes(event.bitmap, "little") if event.bitmap else full(event.count)
+                for watch in watches:
+                    at = event.start - watch.first
+                    watch.missing &= ~(acked << at if at >= 0 else acked >> -at)
+        done = [watch for watch in watches if not watch.missing]
+        if done:
+            self._keep(queue, [watch for watch in watches if watch.missing])
+            for watch in done:
+                watch.answer(True)
+
+    def expire(self, now_ms: int | None = None) -> None:
+        """Answer those whose time is over; without a time, all."""
+        for queue, watches in [*self._by_queue.items()]:
+            over = [watch for watch in watches if now_ms is None or watch.deadline_ms <= now_ms]
+            if over:
+                self._keep(queue, [watch for watch in watches if watch not in over])
+                for watch in over:
+                    watch.answer(False)
+
+    def _keep(self, queue: int, watches: list[ConsumedWatch]) -> None:
+        self._count += len(watches) - len(self._by_queue[queue])
+        if watches:
+            self._by_queue[queue] = watches
+        else:
+            del self._by_queue[queue]

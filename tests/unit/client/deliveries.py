@@ -1,0 +1,72 @@
+"""Deliveries made by hand, for tests of what happens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmq.client.consuming import ConsumerCore
+from dmq.client.delivery import Delivery
+from dmq.client.received import ReceivedMessage
+from dmq.client.subscribing import ConsumerOptions
+from dmq.model import Message
+from dmq.protocol import Buffer, pack_records
+from dmq.protocol.consuming import Lease, Outcome, Settle
+from dmq.records import encode_batch, stamp
+from dmq.testing import FakeClock
+
+
+def core(clock: FakeClock | None = None, **options: object) -> ConsumerCore:
+    """A core that reports nothing by itself."""
+    return ConsumerCore(
+        ConsumerOptions("orders", "billing", **options),  # type: ignore[arg-type]
+        clock or FakeClock(),
+        lambda delivery, seconds: None,
+    )
+
+
+def frame(
+    lease: int,
+    messages: Sequence[Message],
+    *,
+    first: int = 0,
+    queue: int = 0,
+    attempt: int = 1,
+    ids: list[tuple[int, int, int]] | None = None,
+    sought: int = 0,
+) -> tuple[list[Lease], Buffer]:
+    """What a broker pushes: one lease and the body of its frame; offsets follow each other."""
+    batch = encode_batch("orders", "shop", messages, sent_at_ms=1)
+    data = bytearray(batch.data)
+    starts, at = [], 0
+    for length in map(int, batch.lengths):
+        starts.append(at)
+        at += length
+    stamp(data, starts, [0] * len(starts), queue, first, bytes(6), bytes(6), 1, 1)
+    count = len(messages)
+    runs = [(count, 7, first)] if ids is None else ids
+    header = Lease(queue, 1, lease, first, first + count, count, attempt, 30_000, ids=runs, sought=sought)
+    return [header], pack_records(batch.lengths) + bytes(data)
+
+
+def bodies(*texts: str, priority: int = 4) -> list[Message]:
+    return [Message(text.encode(), priority=priority) for text in texts]
+
+
+def taken(core: ConsumerCore, limit: int = 100) -> list[bytes]:
+    """The bodies of what a core hands out."""
+    return [ReceivedMessage(*found).body for found in core.take(limit)]
+
+
+def said(frames: Sequence[Settle]) -> list[tuple[int, str, list[tuple[int, int]]]]:
+    """What reports say: lease, outcome, ranges."""
+    return [
+        (settlement.lease, Outcome(settlement.outcome).name, [*settlement.ranges])
+        for frame in frames
+        for settlement in frame.settlements
+    ]
+
+
+def one(core: ConsumerCore) -> tuple[Delivery, int]:
+    """The next message."""
+    (found,) = core.take(1)
+    return found

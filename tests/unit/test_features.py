@@ -1,0 +1,28 @@
+"""The table of features names modules and tests that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROW = re.compile(r"\| ([DRTAJ]-\d\d) \|")
+
+
+def rows(root: Path) -> list[list[str]]:
+    lines = (root / "docs" / "reference" / "features.md").read_text().splitlines()
+    return [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if ROW.match(line)]
+
+
+def test_every_feature_is_listed_once(root: Path) -> None:
+    ids = [row[0].strip() for row in rows(root)]
+    assert len(ids) > 40
+    assert len(ids) == len(set(ids))
+
+
+def test_every_module_and_test_that_is_named_is_there(root: Path) -> None:
+    missing = []
+    for feature, _, modules, tests, _ in rows(root):
+        paths = [f"src/dmq/{name}" for name in re.findall(r"`([^`]+)`", modules)] + re.findall(r"`([^`]+)`", tests)
+        assert paths, feature
+        missing += [f"{feature.strip()}: {path}" for path in paths if not (root / path).exists()]
+    assert not missing
