@@ -272,7 +272,8 @@ class Workload:
             try:
                 batch = consumer.pull(PULL, wait=1)
             except dmq.DMQError as error:
-                assert error.retriable or isinstance(error, dmq.NotConnected), error
+                if not error.retriable and not isinstance(error, dmq.NotConnected | dmq.TimedOut):
+                    raise
                 self._is_drained.wait(0.05)
                 continue
             for message in batch:

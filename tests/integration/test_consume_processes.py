@@ -29,8 +29,10 @@ class Process:
     def end(self, number: int = signal.SIGKILL) -> list[str]:
         """Send it a signal; what it said until its end."""
         self._process.send_signal(number)
-        said = self._process.communicate(timeout=30)[0]
-        return said.splitlines()
+        said = self.output.read().splitlines()
+        self.output.close()
+        self._process.wait(30)
+        return said
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from dmq.broker.group import Group
 from dmq.broker.session import Session
 from dmq.broker.writer import JournalWriter
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, DMQError, InvalidRequest, UnknownTopic
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, UnknownTopic
 from dmq.model import TopicConfig, check_name
 from dmq.net.connection import Connection
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
@@ -39,6 +40,10 @@ log = logging.getLogger(__name__)
 Handler = Callable[["Broker", Session, Frame, Any], None]
 
 _TICK_SECONDS: Final = 0.05
+_LATE_SECONDS: Final = 1.0
+_AGAIN_SECONDS: Final = 1.0
+_IDLE_MS: Final = 60_000
+_COUNTS: Final = ("delivered", "acked", "dead")
 
 
 class Broker:
@@ -70,6 +75,7 @@ class Broker:
         self._lease_numbers = itertools.count(1)
         self._pumping: set[Consumption] = set()
         self._fetchers: list[Callable[[], None]] = []  # whoever waits for the visible offset to move
+        self._ended: Counter[str] = Counter()  # the counts of consumptions that are no more
         self.is_stopping = False
         self.failed = asyncio.Event()
         self.counters: dict[str, int] = dict.fromkeys(
@@ -78,6 +84,7 @@ class Broker:
         self._started_wall_ms = clock.now_ms()
         self._started_at = clock.monotonic()
         self._round_robin = itertools.count(time.monotonic_ns() & 0xFFFF)
+        self._ticked_at = self._loop.time()
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     @property
@@ -138,8 +145,12 @@ class Broker:
             if pusher.consumption.sinks.get(pusher.member.name) is pusher:
                 self._away(pusher.consumption, pusher.member.name, grace_ms)
         for consumption, member in session.pulling:
-            consumption.cancel_pulls([member])
-            if consumption.group.members.get(member.name) is member and member.name not in consumption.sinks:
+            consumption.cancel_pulls(session)
+            if (
+                consumption.group.members.get(member.name) is member
+                and member.name not in consumption.sinks
+                and not any((consumption, member) in other.pulling for other in self.sessions)
+            ):
                 self._away(consumption, member.name, grace_ms)
 
     def _away(self, consumption: Consumption, name: str, grace_ms: int) -> None:
@@ -207,20 +218,28 @@ class Broker:
             if self.store.position(name, topic.name, queue) is None
         ]
         if events:
-            self.store.append(events, Durability.FLUSHED)
-            self.store.flush()
+            self.write_now(events)
 
     def forget_topic(self, name: str) -> None:
         """The topic is gone: its consumers get nothing more."""
-        for consumption in self._by_topic.pop(name, []):
-            self.consumptions.pop((name, consumption.group.name), None)
-            self._pumping.discard(consumption)
+        for consumption in [*self._by_topic.get(name, [])]:
+            self._forget(consumption)
 
     def forget_group(self, group: str, topic: str = "") -> None:
         """The group is no longer kept, here or in one topic."""
         for key in [key for key in self.consumptions if key[1] == group and topic in ("", key[0])]:
-            consumption = self.consumptions.pop(key)
-            self._by_topic[key[0]].remove(consumption)
+            self._forget(self.consumptions[key])
+
+    def _forget(self, consumption: Consumption) -> None:
+        name = consumption.topic.name
+        del self.consumptions[name, consumption.group.name]
+        self._by_topic[name].remove(consumption)
+        if not self._by_topic[name]:
+            del self._by_topic[name]
+        self._pumping.discard(consumption)
+        for count in _COUNTS:
+            self._ended[count] += getattr(consumption, count)
+        consumption.close()
 
     def topics_of(self, group: str) -> list[Topic]:
         """The topics a group consumes."""
@@ -237,6 +256,20 @@ class Broker:
         """The groups that consume a topic."""
         return sorted(name for name in self.group_names() if topic.id in {t.id for t in self.topics_of(name)})
 
+    def lags(self) -> dict[tuple[str, str], int]:
+        """How much each group has not settled, by topic and group."""
+        names = {topic.id: topic.name for topic in self.store.topics()}
+        found: dict[tuple[str, str], int] = {}
+        for group in self.store.groups():
+            for (topic_id, queue), position in self.store.positions_of(group).items():
+                if topic_id in names:
+                    first, following = self.store.bounds(names[topic_id], queue)
+                    settled = sum(end - max(start, first) for start, end in position.ranges if end > first)
+                    lag = following - max(position.floor, first) - settled
+                    key = (names[topic_id], group)
+                    found[key] = found.get(key, 0) + max(lag, 0)
+        return found | {key: consumption.lag() for key, consumption in self.consumptions.items()}
+
     def numbers(self) -> dict[str, float]:
         """Counters and gauges, for STATS and for the metrics page."""
         values: dict[str, float] = {f"broker_{name}": value for name, value in self.counters.items()}
@@ -246,9 +279,8 @@ class Broker:
         values["broker_flushes"] = self.writer.flushes
         values["broker_units"] = self.writer.units
         live = self.consumptions.values()
-        values["broker_delivered"] = sum(consumption.delivered for consumption in live)
-        values["broker_acked"] = sum(consumption.acked for consumption in live)
-        values["broker_dead"] = sum(consumption.dead for consumption in live)
+        for count in _COUNTS:
+            values[f"broker_{count}"] = self._ended[count] + sum(getattr(consumption, count) for consumption in live)
         values["broker_out"] = sum(cursor.out for c in live for cursor in c.cursors.values())
         return values
 
@@ -264,18 +296,32 @@ class Broker:
         """Write items in one unit, flushed."""
         self.writer.submit(items, Durability.FLUSHED, lambda _, error: done(error), size=_size_of(items), atomic=True)
 
+    def write_now(self, events: list[Event]) -> None:
+        """Write events behind all that was submitted before; durable when this returns."""
+        self.writer.catch_up()
+        self.store.append(events, Durability.FLUSHED)
+        self.store.flush()
+
     def _visible(self, touched: set[tuple[str, int]]) -> None:
         for topic, queue in touched:
             for consumption in self._by_topic.get(topic, ()):
                 consumption.selection.mark(queue)
                 self.pump_soon(consumption)
-        if self._fetchers:
-            fetchers, self._fetchers = self._fetchers, []
-            for fetch in fetchers:
-                fetch()
+        self._fetch()
+
+    def _fetch(self) -> None:
+        fetchers, self._fetchers = self._fetchers, []
+        for fetch in fetchers:
+            fetch()
 
     def when_visible(self, call: Callable[[], None]) -> None:
-        """Call back when more of the journal has become visible."""
+        """Call back when more of the journal has become visible, or some time has passed.
+
+        Raises:
+            Busy: too many wait already.
+        """
+        if len(self._fetchers) >= self.settings.pulls_waiting_max:
+            raise Busy(f"{len(self._fetchers)} wait for the journal already: try again shortly", retry_after_ms=100)
         self._fetchers.append(call)
 
     def _store_failed(self, error: DMQError) -> None:
@@ -300,17 +346,31 @@ class Broker:
                 consumption.pump(now_ms)
             except Exception:
                 log.exception("delivery failed", extra={"topic": consumption.topic.name})
+                # Maybe it was the disk, or a lack of files: nothing else might ever ask again.
+                self._loop.call_later(_AGAIN_SECONDS, self.pump_soon, consumption)
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+        before, self._ticked_at = self._ticked_at, self._loop.time()
+        if self._ticked_at - before > _LATE_SECONDS:
+            return  # we stood still: what came meanwhile is to be read before anybody is late
         now_ms = self.now_ms
         for consumption in list(self.consumptions.values()):
             if consumption.tick(now_ms):
                 self.pump_soon(consumption)
-        if self._fetchers:
-            fetchers, self._fetchers = self._fetchers, []
-            for fetch in fetchers:
-                fetch()
+            self._forget_if_idle(consumption, now_ms)
+        self._fetch()
+
+    def _forget_if_idle(self, consumption: Consumption, now_ms: int) -> None:
+        """A group that nobody uses costs nothing: all there is to know of it is in the store."""
+        if not consumption.may_be_forgotten:
+            consumption.idle_since_ms = None
+        elif consumption.idle_since_ms is None:
+            consumption.idle_since_ms = now_ms
+        elif now_ms - consumption.idle_since_ms > _IDLE_MS:
+            for cursor in consumption.cursors.values():
+                self.write_events(cursor.take_skipped(now_ms))
+            self._forget(consumption)
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 

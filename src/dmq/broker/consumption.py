@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from dmq.broker.bitmap import runs
@@ -37,6 +37,7 @@ __all__ = ["Consumption", "Handed", "Sink", "WaitingPull"]
 log = logging.getLogger(__name__)
 
 _SCAN: Final = 16_384
+_PUSH_BYTES: Final = 256 << 10  # of one push; what waits for a slow reader is not much more
 DAMAGED: Final = "damaged"
 
 
@@ -256,7 +257,7 @@ class Consumption:
                 misses += 1
                 continue
             limit = min(sink.batch, member.credit(now_ms))
-            room = max(1, member.prefetch_bytes - member.bytes_out)
+            room = min(max(1, member.prefetch_bytes - member.bytes_out), _PUSH_BYTES)
             handed = self.hand_out(member, limit, room, sink.lease_ms, now_ms, sink.allowed)
             if handed is None:
                 misses += 1

@@ -128,7 +128,7 @@ class Cursor(HandOut):
         return entry, events
 
     def conclude(self, entry: Redelivery, now_ms: int, again_at_ms: int | None = None) -> None:
-        """What was set aside is settled durably; or, with a time, it could not be, and is handed out again from then."""
+        """What was set aside is settled durably; or, with a time, it could not be, and comes again from then on."""
         if entry not in self._redeliveries.touching(entry.start, entry.stop):
             return  # the position was set, or an ack that came late has settled it
         start, bits = entry.start, entry.mask

@@ -80,6 +80,7 @@ class BrokerServer:
         self._files = files
         self._status_port = status_port
         self._sweeper: asyncio.TimerHandle | None = None
+        self._swept_at = 0.0
         self.port = 0
         self.metrics_port = 0
         self.status_port = 0
@@ -92,7 +93,11 @@ class BrokerServer:
         """
         settings = self._settings.broker
         store = MessageStore(
-            self._files or OsFiles(settings.data), self._settings.store, self._clock, checkpoint_inline=False
+            self._files or OsFiles(settings.data),
+            self._settings.store,
+            self._clock,
+            checkpoint_inline=False,
+            new_epoch=True,
         )
         self.broker = Broker(store, settings, self._clock, HANDLERS, hello)
         self._server = Server(
@@ -142,8 +147,12 @@ class BrokerServer:
         return Page("ready\n")
 
     def _sweep(self) -> None:
-        self._server.sweep()
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        loop = asyncio.get_running_loop()
+        before, self._swept_at = self._swept_at, loop.time()
+        # Had we stood still ourselves, what came meanwhile must be read before anybody is called silent.
+        if self._swept_at - before < 2 * _SWEEP_SECONDS:
+            self._server.sweep()
+        self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain, close everything."""
@@ -188,7 +197,8 @@ class BrokerServer:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        await self.stop()
+        # Nothing can be finished on a store that failed.
+        await self.stop(0.0 if self.broker.store.has_failed else None)
         if self.broker.store.has_failed:
             raise StoreFailed("the store failed while serving: check the disk, then start again")
 

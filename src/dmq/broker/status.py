@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
@@ -23,18 +24,19 @@ def status_page(broker: Broker) -> str:
     """The whole page."""
     topics = []
     groups = []
+    lags = {key: lag for key, lag in broker.lags().items() if not key[1].startswith("%")}
+    consumed = Counter(topic for topic, _ in lags)
     for topic in broker.store.topics():
         if topic.name.startswith("%"):
             continue
         kept = [broker.store.bounds(topic.name, queue) for queue in range(topic.config.queues)]
-        names = broker.groups_of(topic)
-        topics.append(
-            (topic.name, topic.config.queues, sum(n - f for f, n in kept), sum(n for _, n in kept), len(names))
-        )
-        for name in names:
-            consumption = broker.consumption(topic, name)
-            out = sum(cursor.out for cursor in consumption.cursors.values())
-            groups.append((name, topic.name, len(consumption.group.members), out, consumption.lag()))
+        kept_now, ever = sum(n - f for f, n in kept), sum(n for _, n in kept)
+        topics.append((topic.name, topic.config.queues, kept_now, ever, consumed[topic.name]))
+    for (name, group), lag in sorted(lags.items()):
+        live = broker.consumptions.get((name, group))
+        members = 0 if live is None else len(live.group.members)
+        out = 0 if live is None else sum(cursor.out for cursor in live.cursors.values())
+        groups.append((group, name, members, out, lag))
     numbers = sorted(broker.numbers().items())
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"

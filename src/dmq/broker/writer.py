@@ -102,7 +102,7 @@ class JournalWriter:
         Raises:
             Busy: too much is waiting.
         """
-        if self.waiting_bytes + size > self._waiting_bytes_max and self.waiting_bytes:
+        if size and self.waiting_bytes and self.waiting_bytes + size > self._waiting_bytes_max:
             raise Busy(
                 f"{self.waiting_bytes} bytes wait to be written, which is all that may: try again shortly",
                 retry_after_ms=50,
@@ -113,6 +113,11 @@ class JournalWriter:
         if not self._turn_planned:
             self._turn_planned = True
             self._loop.call_soon(self._turn)
+
+    def catch_up(self) -> None:
+        """Write what was submitted so far: whoever writes to the store itself must not come before it."""
+        if self._submitted:
+            self._turn()
 
     def _turn(self) -> None:
         """Write what was submitted: what need not be flushed first, since it need not wait."""
@@ -162,8 +167,14 @@ class JournalWriter:
         self._waiting.append((end, submission, placements))
 
     def _fail(self, submission: Submission, error: DMQError) -> None:
+        self._end(submission, [], error)
+
+    def _end(self, submission: Submission, placements: list[Placement], error: DMQError | None) -> None:
         self.waiting_bytes -= submission.size
-        submission.done([], error)
+        try:
+            submission.done(placements, error)
+        except Exception:  # a defect of one must not stop the writing of all
+            log.exception("an answer failed")
 
     # --- becoming visible -------------------------------------------------------------------------------------------
 
@@ -176,11 +187,10 @@ class JournalWriter:
         # behind it only as long as its own flush takes.
         while waiting and waiting[0][0] <= visible:
             _, submission, placements = waiting.popleft()
-            self.waiting_bytes -= submission.size
             for placement in placements:
                 if placement.topic:
                     touched.add((placement.topic, placement.queue))
-            submission.done(placements, None)
+            self._end(submission, placements, None)
         if touched:
             self._on_visible(touched)
         if not waiting and not self._submitted:

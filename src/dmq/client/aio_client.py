@@ -143,7 +143,10 @@ class AioClient:
     ) -> AioProducer:
         """A producer; parameters as of `dmq.client.client.Client.producer`."""
         if spool is not None:
-            raise Unsupported("this version keeps no spool: leave spool out, and keep the window small")
+            raise Unsupported(
+                "the asyncio client keeps no spool: use a producer of dmq.connect() with its spool, and call it by "
+                "asyncio.to_thread"
+            )
         if group is not None or check is not None:
             raise Unsupported("this version has no transactions: leave group and check out")
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)

@@ -17,29 +17,17 @@ from dmq.client.aio_connection import AioConnection
 from dmq.client.aio_executor import AioExecutor
 from dmq.client.aio_transport import AioTransport
 from dmq.client.calls import When, parse_point
-from dmq.client.consumer import AGAIN_SECONDS, ANSWER_SECONDS, LAST_WORDS_SECONDS, TICKS_PER_LEASE
-from dmq.client.consuming import ConsumerCore, extension
+from dmq.client.consuming import extension
 from dmq.client.delivery import Delivery
 from dmq.client.handling import RateLimit
 from dmq.client.received import Batch, ReceivedMessage
-from dmq.client.session import Push as Pushed
 from dmq.client.subscribing import ConsumerOptions
+from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, Subscription, check_extended
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
-from dmq.protocol import Command, Frame, decode_response, error_from_status
-from dmq.protocol.consuming import (
-    Credit,
-    PullReply,
-    Push,
-    Seek,
-    Settle,
-    SettleReply,
-    SubscribeReply,
-    SubscriptionEnded,
-    Unsubscribe,
-)
-from dmq.protocol.session import Heartbeat, ServerReboot
-from dmq.protocol.status import ErrorHeader
+from dmq.protocol import Command, Frame, decode_response
+from dmq.protocol.consuming import PullReply, Seek, Settle, SettleReply, Unsubscribe
+from dmq.protocol.session import Heartbeat
 from dmq.records import ANY_QUEUE
 
 __all__ = ["AioBatch", "AioConsumer", "AioMessage"]
@@ -88,7 +76,7 @@ class AioBatch(Batch[AioMessage]):
         return DONE
 
 
-class AioConsumer:
+class AioConsumer(Subscription):
     """Gets messages. Made by `AioClient.consumer`; parameters as of `dmq.client.consumer.Consumer`."""
 
     def __init__(
@@ -99,17 +87,11 @@ class AioConsumer:
         clock: Clock,
         released: Callable[[AioConsumer], None] = lambda consumer: None,
     ) -> None:
-        self._options = options
-        self._number = number
+        super().__init__(options, number, transport, clock, self._extend)
         self._transport = transport
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._core = ConsumerCore(options, clock, self._extend)
-        self._core.on_reports = self._report
-        self._is_started = False
-        self._is_closing = False
-        self._is_closed = False
         self._waiters: set[asyncio.Future[None]] = set()
         self._previous: AioMessage | AioBatch | None = None
         self._executor: AioExecutor | None = None
@@ -156,7 +138,8 @@ class AioConsumer:
                 return taken
             if core.ended is not None:
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
-            self._start()
+            if not self._is_started:
+                self._begin()
             waiter = self._loop.create_future()
             self._waiters.add(waiter)
             try:
@@ -164,16 +147,7 @@ class AioConsumer:
             finally:
                 self._waiters.discard(waiter)
 
-    def _start(self) -> None:
-        if self._is_started:
-            return
-        self._is_started = True
-        connection = self._transport.current()
-        if connection is not None:
-            self._subscribe(connection)
-        self._transport.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
-
-    def wake(self, count: int = 1 << 30) -> None:
+    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
         """Have so many of those who wait look again."""
         for waiter in [*self._waiters][:count]:
             if not waiter.done():
@@ -249,36 +223,17 @@ class AioConsumer:
             if self.is_closing:
                 await self.close()
 
-    @property
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def stop(self) -> None:
-        """Begin to close, without waiting: iterators and `run` come to their end."""
-        self._is_closing = True
-        self.wake()
-
     # --- control ----------------------------------------------------------------------------------------------------
 
     def pause(self) -> Awaitable[None]:
         """Hand out nothing until `resume`; the broker keeps what is not here yet."""
-        if not self._core.is_paused:
-            self._core.is_paused = True
-            self._change_credit(-self._options.prefetch)
+        self._set_paused(True)
         return DONE
 
     def resume(self) -> Awaitable[None]:
         """Go on."""
-        if self._core.is_paused:
-            self._core.is_paused = False
-            self._change_credit(self._options.prefetch)
-            self.wake()
+        self._set_paused(False)
         return DONE
-
-    def _change_credit(self, messages: int) -> None:
-        connection = self._transport.current()
-        if self._is_started and connection is not None:
-            connection.tell(Command.CREDIT, Credit(self._number, messages))
 
     async def seek(self, to: When) -> None:
         """Move the group to a place; as `dmq.client.consumer.Consumer.seek`."""
@@ -305,9 +260,7 @@ class AioConsumer:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
         answer = await self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
         reply: SettleReply = decode_response(answer)
-        for refusal in reply.refused:
-            raise error_from_status(refusal.status, ErrorHeader(refusal.message))
-        delivery.deadline = max(delivery.deadline, time.monotonic() + seconds)
+        check_extended(reply, delivery, time.monotonic() + seconds)
 
     # --- reporting --------------------------------------------------------------------------------------------------
 
@@ -324,88 +277,7 @@ class AioConsumer:
 
     def _flush(self) -> None:
         self._core.is_report_due = False
-        self._send(self._core.reports(), is_kept=True)
-
-    def _send(self, frames: list[Settle], *, is_kept: bool) -> None:
-        connection = self._transport.current()
-        for at, frame in enumerate(frames):
-            try:
-                if connection is None:
-                    raise NotConnected("no connection")
-                connection.tell(Command.SETTLE, frame)
-            except DMQError:
-                if is_kept:
-                    self._core.not_sent(frames[at:])
-                return
-
-    def _tick(self) -> None:
-        if not self._is_closed:
-            self._send(self._core.tick(), is_kept=False)
-            self._transport.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
-
-    # --- told by the transport --------------------------------------------------------------------------------------
-
-    def _member(self, connection: AioConnection) -> str:
-        if not self._core.member and not self._options.broadcast:
-            self._core.member = f"{connection.client_id[:200]}.{self._number}"
-        return self._core.member
-
-    def _subscribe(self, connection: AioConnection) -> None:
-        header = self._options.subscribe(self._number, self._member(connection), self._core.holding())
-        try:
-            connection.submit(Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(connection, answer))
-        except DMQError:
-            pass  # the connection is gone; the next one is subscribed on
-
-    def _subscribed(self, connection: AioConnection, answer: Frame | DMQError) -> None:
-        if isinstance(answer, DMQError):
-            return  # the connection is gone
-        try:
-            reply: SubscribeReply = decode_response(answer)
-        except DMQError as error:
-            if error.retriable:
-                self._transport.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(connection))
-            else:
-                self._end(error)
-            return
-        self._core.subscribed(reply)
-        if self._core.is_paused:
-            self._change_credit(-self._options.prefetch)
-        self._flush()
-
-    def _again(self, connection: AioConnection) -> None:
-        if not self._is_closing and self._transport.current() is connection:
-            self._subscribe(connection)
-
-    def _end(self, error: DMQError) -> None:
-        self._core.ended = self._core.ended or error
-        self.wake()
-
-    def connected(self, connection: AioConnection) -> None:
-        if self._is_started and not self._is_closing:
-            self._subscribe(connection)
-        elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
-            self._flush()
-
-    def lost(self, connection: AioConnection, reason: DMQError) -> None:
-        pass  # what is here is handed out meanwhile
-
-    def pushed(self, connection: AioConnection, push: Pushed) -> None:
-        header = push.header
-        if isinstance(header, Push):
-            if header.subscription == self._number:
-                self.wake(self._core.received(header.leases, push.body))
-        elif isinstance(header, SubscriptionEnded):
-            if header.subscription == self._number:
-                self._end(error_from_status(header.status, ErrorHeader(header.message)))
-        elif isinstance(header, ServerReboot) and self._is_started:
-            self._core.release_waiting()  # it drains: what nobody has begun can wait for its return
-
-    def unreachable(self, error: DMQError) -> None:
-        pass  # it goes on trying, and so do we
-
-    def closed(self, error: DMQError) -> None:
-        self._end(error)
+        super()._flush()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ that what is on its way gets there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import count
@@ -121,7 +122,7 @@ class Client:
         app: str | None = None,
         group: str | None = None,
         check: Callable[..., Any] | None = None,
-        spool: str | None = None,
+        spool: str | os.PathLike[str] | None = None,
         timeout: float | None = 5.0,
         retries: int = 3,
         window_bytes: int = 32 << 20,
@@ -130,11 +131,14 @@ class Client:
         *,
         window_messages: int = WINDOW_MESSAGES,
         resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+        spool_bytes_max: int = 1 << 30,
     ) -> Producer:
         """A producer. Thread-safe: one is enough for a process.
 
         Parameters:
             app: the name under which it sends; the client's own if left out.
+            spool: a directory of its own, in which messages are kept until a broker has acknowledged them: none is
+                lost or doubled if the program is killed. A send then succeeds without a broker, too.
             timeout: seconds that bound a whole synchronous send; None waits for ever.
             retries: how often a refused message is tried again.
             window_bytes: how many bytes may be on their way.
@@ -143,17 +147,24 @@ class Client:
                 message, which is then not sent.
             compression: "auto", "none", "lz4" or "zstd".
             resend_after: seconds after which an unanswered message is sent again.
+            spool_bytes_max: how much the spool keeps; when it is full, `on_full` decides.
 
         Raises:
             InvalidSettings: a value makes no sense.
-            Unsupported: this version has no spool or no transactions yet.
+            DirectoryInUse: another producer has the spool.
+            StorageError: the spool cannot be used; the message says why.
+            Unsupported: this version has no transactions yet.
         """
-        if spool is not None:
-            raise Unsupported("this version keeps no spool: leave spool out, and keep the window small")
         if group is not None or check is not None:
             raise Unsupported("this version has no transactions: leave group and check out")
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
-        producer = Producer(app or self.app, options, self._routes, self.transport, self._clock, self.release)
+        name = check_name(app or self.app, "app")
+        opened = None
+        if spool is not None:
+            from dmq.client.spool import Spool  # and the journal with it, which other programs need not load
+
+            opened = Spool.open(spool, spool_bytes_max, self._clock)
+        producer = Producer(name, options, self._routes, self.transport, self._clock, self.release, opened)
         self.adopt(producer)
         return producer
 

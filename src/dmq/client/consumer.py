@@ -15,43 +15,30 @@ from typing import Any, Final, Self
 
 from dmq.client.calls import When, parse_point
 from dmq.client.connection import Connection
-from dmq.client.consuming import ConsumerCore, extension
+from dmq.client.consuming import extension
 from dmq.client.delivery import Delivery
 from dmq.client.executor import Executor
 from dmq.client.handling import RateLimit
 from dmq.client.received import Batch, ReceivedMessage
-from dmq.client.session import Push as Pushed
 from dmq.client.subscribing import ConsumerOptions
+from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, Subscription, check_extended
 from dmq.client.transport import Transport
 from dmq.client.waiting import FOREVER, Waiter
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
-from dmq.protocol import Command, Frame, decode_response, error_from_status
-from dmq.protocol.consuming import (
-    Credit,
-    PullReply,
-    Push,
-    Seek,
-    Settle,
-    SettleReply,
-    SubscribeReply,
-    SubscriptionEnded,
-    Unsubscribe,
-)
-from dmq.protocol.session import Heartbeat, ServerReboot
-from dmq.protocol.status import ErrorHeader
+from dmq.protocol import Command, Frame, decode_response
+from dmq.protocol.consuming import PullReply, Seek, Settle, SettleReply, Unsubscribe
+from dmq.protocol.session import Heartbeat
 from dmq.records import ANY_QUEUE
 
 __all__ = ["Consumer"]
 
-ANSWER_SECONDS: Final = 10.0
-AGAIN_SECONDS: Final = 0.5
-LAST_WORDS_SECONDS: Final = 5.0
-TICKS_PER_LEASE: Final = 4
+# A busy consumer says so much so often that another thread would only be in its way; a slow one does not wait long.
+COMPANY_SECONDS: Final = 0.002
 _LOOK_SECONDS: Final = 1.0  # a wait looks around at least so often
 
 
-class Consumer:
+class Consumer(Subscription):
     """Gets messages. Made by `Client.consumer`.
 
     Parameters:
@@ -67,17 +54,11 @@ class Consumer:
         clock: Clock,
         released: Callable[[Consumer], None] = lambda consumer: None,
     ) -> None:
-        self._options = options
-        self._number = number
+        super().__init__(options, number, transport, clock, self._extend)
         self._transport = transport
         self._released = released
-        self._core = ConsumerCore(options, clock, self._extend)
-        self._core.on_reports = self._report
-        self._flushing = threading.RLock()
+        self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
         self._state = threading.Lock()
-        self._is_started = False
-        self._is_closing = False
-        self._is_closed = False
         self._waiters: list[Waiter] = []
         self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
         self._executor: Executor | None = None
@@ -133,10 +114,7 @@ class Consumer:
             if self._is_started:
                 return
             self._is_started = True
-        connection = self._transport.current()
-        if connection is not None:
-            self._subscribe(connection)
-        self._transport.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
+        self._begin()
 
     def _wait(self, is_done: Callable[[], object]) -> None:
         """Wait until something is there, reading meanwhile if nobody does; looks around now and then."""
@@ -154,7 +132,7 @@ class Consumer:
         finally:
             self._waiters.remove(waiter)
 
-    def wake(self, count: int = 1 << 30, *, nudge: bool = False) -> None:
+    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
         """Have so many of those who wait look again."""
         for waiter in self._waiters[:count]:
             waiter.wake()
@@ -256,37 +234,15 @@ class Consumer:
             if must_close:
                 self.close()
 
-    @property
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def stop(self) -> None:
-        """Begin to close, without waiting: iterators and `run` come to their end."""
-        self._is_closing = True
-        self.wake(nudge=True)
-
     # --- control ----------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Hand out nothing until `resume`; the broker keeps what is not here yet."""
-        if not self._core.is_paused:
-            self._core.is_paused = True
-            self._change_credit(-self._options.prefetch)
+        self._set_paused(True)
 
     def resume(self) -> None:
         """Go on."""
-        if self._core.is_paused:
-            self._core.is_paused = False
-            self._change_credit(self._options.prefetch)
-            self.wake(nudge=True)
-
-    def _change_credit(self, messages: int) -> None:
-        connection = self._transport.current()
-        if self._is_started and connection is not None:
-            try:
-                connection.tell(Command.CREDIT, Credit(self._number, messages))
-            except NotConnected:
-                pass  # the next subscription has it right
+        self._set_paused(False)
 
     def seek(self, to: When) -> None:
         """Move the group to a place: "earliest", "latest", an offset, a datetime, or a timedelta back from now.
@@ -320,10 +276,9 @@ class Consumer:
 
     def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
-        reply: SettleReply = decode_response(self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS))
-        for refusal in reply.refused:
-            raise error_from_status(refusal.status, ErrorHeader(refusal.message))
-        delivery.deadline = max(delivery.deadline, time.monotonic() + seconds)
+        answer = self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
+        reply: SettleReply = decode_response(answer)
+        check_extended(reply, delivery, time.monotonic() + seconds)
 
     # --- reporting --------------------------------------------------------------------------------------------------
 
@@ -332,100 +287,15 @@ class Consumer:
             self._flush()
         elif not self._core.is_report_due:
             self._core.is_report_due = True
-            self._transport.call_later(0.0, self._flush_scheduled)
+            self._transport.call_later(COMPANY_SECONDS, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._core.is_report_due = False
         self._flush()
 
     def _flush(self) -> None:
-        """Tell the broker what was said of messages."""
-        with self._flushing:
-            self._send(self._core.reports(), is_kept=True)
-
-    def _send(self, frames: list[Settle], *, is_kept: bool) -> None:
-        connection = self._transport.current()
-        for at, frame in enumerate(frames):
-            try:
-                if connection is None:
-                    raise NotConnected("no connection")
-                connection.tell(Command.SETTLE, frame)
-            except DMQError:
-                if is_kept:
-                    self._core.not_sent(frames[at:])
-                return
-
-    def _tick(self) -> None:
-        if not self._is_closed:
-            self._send(self._core.tick(), is_kept=False)
-            self._transport.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
-
-    # --- told by the transport --------------------------------------------------------------------------------------
-
-    def _member(self, connection: Connection) -> str:
-        """Our name in the group: it stays when the connection changes, and no two consumers share it."""
-        if not self._core.member and not self._options.broadcast:
-            self._core.member = f"{connection.client_id[:200]}.{self._number}"
-        return self._core.member
-
-    def _subscribe(self, connection: Connection) -> None:
-        core = self._core
-        header = self._options.subscribe(self._number, self._member(connection), core.holding())
-        try:
-            connection.submit(Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(connection, answer))
-        except DMQError:
-            pass  # the connection is gone; the next one is subscribed on
-
-    def _subscribed(self, connection: Connection, answer: Frame | DMQError) -> None:
-        if isinstance(answer, DMQError):
-            return  # the connection is gone
-        try:
-            reply: SubscribeReply = decode_response(answer)
-        except DMQError as error:
-            if error.retriable:
-                self._transport.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(connection))
-            else:
-                self._end(error)
-            return
-        self._core.subscribed(reply)
-        if self._core.is_paused:
-            self._change_credit(-self._options.prefetch)
-        self._flush()
-
-    def _again(self, connection: Connection) -> None:
-        if not self._is_closing and self._transport.current() is connection:
-            self._subscribe(connection)
-
-    def _end(self, error: DMQError) -> None:
-        self._core.ended = self._core.ended or error
-        self.wake(nudge=True)
-
-    def connected(self, connection: Connection) -> None:
-        if self._is_started and not self._is_closing:
-            self._subscribe(connection)
-        elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
-            self._flush()
-        self.wake()
-
-    def lost(self, connection: Connection, reason: DMQError) -> None:
-        self.wake()
-
-    def pushed(self, connection: Connection, push: Pushed) -> None:
-        header = push.header
-        if isinstance(header, Push):
-            if header.subscription == self._number:
-                self.wake(self._core.received(header.leases, push.body))
-        elif isinstance(header, SubscriptionEnded):
-            if header.subscription == self._number:
-                self._end(error_from_status(header.status, ErrorHeader(header.message)))
-        elif isinstance(header, ServerReboot) and self._is_started:
-            self._core.release_waiting()  # it drains: what nobody has begun can wait for its return
-
-    def unreachable(self, error: DMQError) -> None:
-        pass  # it goes on trying, and so do we
-
-    def closed(self, error: DMQError) -> None:
-        self._end(error)
+        with self._flushing:  # or a close might overtake what another thread is about to send
+            super()._flush()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

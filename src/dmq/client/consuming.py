@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from dmq.client.delivery import SETTLED, TAKEN, WAITING, Delivery, starts_of
-from dmq.client.duplicates import DuplicateWindow
 from dmq.client.prefetch import Prefetch
+from dmq.client.screening import Screening
 from dmq.client.settlements import Settlements, settlements_of
 from dmq.client.subscribing import ConsumerOptions
 from dmq.clock import Clock
@@ -30,7 +30,6 @@ from dmq.protocol.consuming import Lease, LeaseRef, Outcome, Settle, Settlement,
 
 __all__ = ["ConsumerCore"]
 
-_NO_LIMIT: Final = 1 << 62
 # What a pool that is full gives back comes again after this long.
 REFUSED_MS: Final = 1000
 
@@ -48,9 +47,7 @@ class ConsumerCore:
         self._unsent: list[Settlement] = []
         self._urgent_count = max(1, options.prefetch // 4)
         self._held: dict[tuple[str, int, int, int], Delivery] = {}
-        self._done = DuplicateWindow()
-        self._in_hand = DuplicateWindow(_NO_LIMIT)  # bounded by what is out
-        self._twins: dict[tuple[int, int, int], list[tuple[Delivery, int]]] = {}
+        self._screening = Screening(options.tag_set)
         self._sought: dict[tuple[str, int], int] = {}
         self._has_progress = False
         self._taken = 0  # handed out, and not settled
@@ -58,7 +55,7 @@ class ConsumerCore:
         self.is_running = False  # handlers run: what they have is kept for them, however long they take
         self.room: Callable[[], int] | None = None  # how many more may wait; the rest goes back
         self.is_paused = False
-        self.duplicates = 0
+        self.suppressed = 0  # messages that came and were not for the user
         self.ended: DMQError | None = None
         self.is_report_due = False  # somebody is about to ask for reports
         self.on_reports: Callable[[bool], None] = lambda is_urgent: None
@@ -124,47 +121,19 @@ class ConsumerCore:
         place = (lease.topic, lease.queue)
         if lease.sought > self._sought.get(place, 0):
             self._sought[place] = lease.sought
-            self._begin_anew()
+            self._screening.begin_anew()
 
     def _chosen(self, delivery: Delivery) -> Sequence[int]:
         """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
-        chosen: Sequence[int] = range(delivery.count)
-        tags = self.options.tag_set
-        if tags is not None:
-            chosen = [index for index in chosen if delivery.record(index).tag in tags]
-            if len(chosen) != delivery.count:
-                wanted = set(chosen)
-                self._ack_silently(delivery, [index for index in range(delivery.count) if index not in wanted])
-        added: list[tuple[int, int, int, int]] = []
-        for run in delivery.id_runs(chosen):
-            if self._done.overlaps(*run) or self._in_hand.overlaps(*run):
-                for earlier in added:
-                    self._in_hand.remove(*earlier)
-                return [index for index in chosen if self._is_new(delivery, index)]
-            self._in_hand.add(*run)
-            added.append(run)
-        return chosen
-
-    def _is_new(self, delivery: Delivery, index: int) -> bool:
-        """Whether a message is new: neither done, which settles it, nor in hand, which binds it to its twin."""
-        for run in delivery.id_runs((index,)):
-            if self._done.overlaps(*run):
-                self._ack_silently(delivery, (index,))
-            elif self._in_hand.overlaps(*run):
-                delivery.states[index] = TAKEN
-                delivery.waiting -= 1
-                self._taken += 1
-                self._twins.setdefault(run[:3], []).append((delivery, index))
-            else:
-                self._in_hand.add(*run)
-                continue
-            self.duplicates += 1
-            return False
-        return True
-
-    def _ack_silently(self, delivery: Delivery, indexes: Sequence[int]) -> None:
-        for index in indexes:
+        chosen, unwanted, twins = self._screening.screen(delivery)
+        for index in unwanted:
             self._settle(delivery, index, Outcome.ACK, -1, "")
+        for index in twins:
+            delivery.states[index] = TAKEN
+        delivery.waiting -= len(twins)
+        self._taken += len(twins)
+        self.suppressed += delivery.count - len(chosen)
+        return chosen
 
     def _refuse(self, delivery: Delivery, chosen: Sequence[int], room: int) -> Sequence[int]:
         """Give back what a full pool does not take; of an ordered group all or nothing."""
@@ -216,8 +185,7 @@ class ConsumerCore:
                     delivery.states[index] = SETTLED
                     delivery.left -= 1
                     self._taken -= 1
-                    for run in delivery.id_runs((index,)):
-                        self._in_hand.remove(*run)
+                    self._let_go(delivery, (index,))
 
     # --- what is said of them ---------------------------------------------------------------------------------------
 
@@ -301,7 +269,8 @@ class ConsumerCore:
             settlements, self._unsent = self._unsent, []
             while dirty := self._settlements.take():
                 for delivery in dirty:
-                    self._conclude(delivery)
+                    for twin, index, outcome, delay_ms, reason in self._screening.conclude(delivery):
+                        self._settle(twin, index, outcome, delay_ms, reason)
                     settlements += settlements_of(delivery)
                     if not delivery.left:
                         self._held.pop(delivery.key, None)
@@ -312,47 +281,19 @@ class ConsumerCore:
         with self.lock:
             self._unsent = [settlement for frame in frames for settlement in frame.settlements] + self._unsent
 
-    def _conclude(self, delivery: Delivery) -> None:
-        """Messages are settled: they are done, or may come again; their twins go the same way."""
-        delivery.acks.sort()
-        for run in delivery.id_runs(delivery.acks):
-            self._in_hand.remove(*run)
-            self._done.add(*run)
-            self._follow(run, Outcome.ACK, -1, "")
-        for index, outcome, delay_ms, reason in delivery.others:
-            for run in delivery.id_runs([index]):
-                self._in_hand.remove(*run)
-                # A second dead letter would help nobody.
-                same = Outcome.ACK if outcome == Outcome.REJECT else Outcome(outcome)
-                self._follow(run, same, delay_ms, reason)
-
-    def _follow(self, run: tuple[int, int, int, int], outcome: Outcome, delay_ms: int, reason: str) -> None:
-        if not self._twins:
-            return
-        producer, attempt, start, stop = run
-        for sequence in range(start, stop):
-            for delivery, index in self._twins.pop((producer, attempt, sequence), ()):
-                self._settle(delivery, index, outcome, delay_ms, reason)
-
     def _drop(self, delivery: Delivery) -> None:
         """Forget what waits of a delivery: the broker hands it out again. A twin takes its place."""
-        gone = self._prefetch.drop(delivery)
-        for run in delivery.id_runs(gone):
-            self._in_hand.remove(*run)
-            for sequence in range(run[2], run[3]):
-                twins = self._twins.pop((run[0], run[1], sequence), [])
-                for place, (twin, index) in enumerate(twins):
-                    if twin.states[index] == TAKEN:
-                        twin.states[index] = WAITING
-                        twin.waiting += 1
-                        self._taken -= 1
-                        self._in_hand.add(run[0], run[1], sequence, sequence + 1)
-                        self._prefetch.put(twin, [index])
-                        if twins[place + 1 :]:
-                            self._twins[run[0], run[1], sequence] = twins[place + 1 :]
-                        break
+        self._let_go(delivery, self._prefetch.drop(delivery))
         if not delivery.left and not delivery.is_dirty:
             self._held.pop(delivery.key, None)
+
+    def _let_go(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        """Messages are not in hand any more, and nothing was said of them."""
+        for twin, index in self._screening.drop(delivery, indexes):
+            twin.states[index] = WAITING
+            twin.waiting += 1
+            self._taken -= 1
+            self._prefetch.put(twin, [index])
 
     # --- the subscription -------------------------------------------------------------------------------------------
 
@@ -381,13 +322,7 @@ class ConsumerCore:
             for delivery in [*self._held.values()]:
                 if not delivery.is_pulled:
                     self._drop(delivery)
-            self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """What was done or is in hand may be wanted again."""
-        self._done.clear()
-        self._in_hand.clear()
-        self._twins.clear()
+            self._screening.begin_anew()
 
     def release_waiting(self) -> None:
         """Give all back that nobody has touched."""
@@ -443,8 +378,7 @@ class ConsumerCore:
     def _forget(self, delivery: Delivery) -> None:
         """A lease that was over long ago is nothing to remember, whatever its messages' user still says of them."""
         taken = [index for index, state in enumerate(delivery.states) if state == TAKEN]
-        for run in delivery.id_runs(taken):
-            self._in_hand.remove(*run)
+        self._let_go(delivery, taken)
         self._held.pop(delivery.key, None)
 
 

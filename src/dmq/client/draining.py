@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from dmq.client.accumulator import Batch
 from dmq.client.futures import Spooled
-from dmq.client.parcels import Kept, Parcel, Place
+from dmq.client.parcels import Kept, Parcel, Place, Places
 from dmq.client.sender import Lines, Link
-from dmq.client.spool import UNPROVEN_MAX, Spool
+from dmq.client.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, ServerError, StorageError, StoreClosed
 from dmq.protocol import Command, Flag, Frame, decode_response
@@ -32,6 +31,7 @@ __all__ = ["Drainer"]
 log = logging.getLogger(__name__)
 
 SCAN_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 5.0
 PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 5.0
 PAUSE_REFUSED: Final = 30.0  # of what cannot succeed before somebody does something about it
@@ -46,7 +46,7 @@ class Drainer:
         window_bytes: how much may be in memory.
         resend_seconds: an unanswered batch is sent again after so long.
         finish: tells whoever waits for a batch.
-        refused: told the topic and the error of a refusal, and the topic of every batch that leaves, with None.
+        on_topic: told the topic of every batch that leaves, and of every one that is refused, with the error.
     """
 
     def __init__(
@@ -67,14 +67,10 @@ class Drainer:
         self._finish = finish
         self._on_topic = on_topic
         self._changed = threading.Condition()  # guards all below
-        self._places: dict[tuple[str, int], Place] = {}
-        self._ready: deque[Place] = deque()
-        self._unproven: dict[int, Place] = {}
-        self._bytes = 0
+        self._places = Places()
         self._loaded = spool.floor  # all before are settled or in memory
         self.announced = spool.next  # the number of the next batch to come
         self._has_work = True
-        self._wants_flush = False
         self._is_closing = False
         self._scanned_at = clock.monotonic()
         spool.on_proven = self._proven
@@ -86,26 +82,17 @@ class Drainer:
         """The spool has a batch. Called in order, by the spool's thread."""
         with self._changed:
             self.announced = kept.offset + 1
-            has_room = not self._bytes or self._bytes + kept.size <= self._window_bytes
-            is_followed = self._loaded == kept.offset and has_room and self._lines.current() is not None
+            in_memory = self._places.bytes
+            has_room = not in_memory or in_memory + kept.size <= self._window_bytes
+            is_next = self._loaded == kept.offset and not self._is_closing
+            is_followed = is_next and has_room and self._lines.current() is not None
             if is_followed:
                 self._loaded += 1
-                self._enter(kept, batch, False)
-            if batch.is_attended or not is_followed:  # else whoever waits for it sends it
+                self._places.enter(kept, batch, False)
+            if batch.is_attended or batch.is_large or not is_followed:  # else whoever waits for it sends it
                 self._wake()
         if not is_followed:
             self._finish(batch, Spooled(batch.queue), None)
-
-    def _enter(self, kept: Kept, batch: Batch | None, is_resent: bool) -> None:
-        place = self._places.setdefault(kept.head.place, Place())
-        place.parcels.append(Parcel(kept, place, batch, is_resent))
-        self._bytes += kept.size
-        self._line_up(place)
-
-    def _line_up(self, place: Place) -> None:
-        if place.parcels and not place.is_busy and not place.is_ready:
-            place.is_ready = True
-            self._ready.append(place)
 
     def _wake(self) -> None:
         self._has_work = True
@@ -120,27 +107,11 @@ class Drainer:
         """Send what is ready to go."""
         while (link := self._lines.current()) is not None:
             with self._changed:
-                parcel = self._take(link)
+                parcel = self._places.take(str(link.address))
+                if self._places.is_stalled:
+                    self._wake()
             if parcel is None or not self._send(parcel, link):
                 return
-
-    def _take(self, link: Link) -> Parcel | None:
-        while self._ready:
-            place = self._ready.popleft()
-            place.is_ready = False
-            if place.is_busy or not place.parcels:
-                continue
-            if place.unproven >= UNPROVEN_MAX:
-                self._wants_flush = True
-                self._wake()
-                continue
-            parcel = place.parcels[0]
-            # What may be stored at one broker, and is bound to its queue, waits for that one.
-            if parcel.is_resent and parcel.kept.head.is_pinned and parcel.broker not in ("", str(link.address)):
-                continue
-            place.is_busy = True
-            return parcel
-        return None
 
     def _send(self, parcel: Parcel, link: Link) -> bool:
         """Send a batch; False if this link takes nothing any more."""
@@ -183,7 +154,7 @@ class Drainer:
         with self._changed:
             place.is_busy = False
             if is_next:
-                self._line_up(place)
+                self._places.line_up(place)
                 self._wake()
 
     # --- back -------------------------------------------------------------------------------------------------------
@@ -205,18 +176,11 @@ class Drainer:
 
     def _leave(self, parcel: Parcel) -> None:
         """Nothing more is to be done for a batch."""
-        place, offset = parcel.place, parcel.kept.offset
         with self._changed:
-            first = place.parcels.popleft()
-            assert first is parcel
-            self._bytes -= parcel.kept.size
-            place.is_busy = False
-            place.unproven += 1
-            self._unproven[offset] = place
-            self._line_up(place)
+            self._places.leave(parcel)
             if self._loaded < self.announced:
                 self._wake()
-        self._spool.settle(offset)
+        self._spool.settle(parcel.kept.offset)
 
     def _refused(self, parcel: Parcel, link: Link, error: DMQError) -> None:
         head, fate = parcel.kept.head, parcel.fate
@@ -243,25 +207,20 @@ class Drainer:
 
     def _proven(self, offsets: Sequence[int]) -> None:
         with self._changed:
-            for offset in offsets:
-                place = self._unproven.pop(offset, None)
-                if place is not None:
-                    place.unproven -= 1
-                    self._line_up(place)
+            self._places.proven(offsets)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
     def connected(self) -> None:
         """A link is in use: everything may go."""
         with self._changed:
-            for place in self._places.values():
-                self._line_up(place)
+            self._places.line_up_all()
             self._wake()
 
     def let_go(self) -> None:
         """There is no link: whoever waits is told that the spool has it."""
         with self._changed:
-            fates = [parcel.fate for place in self._places.values() for parcel in place.parcels]
+            fates = [parcel.fate for parcel in self._places.parcels()]
         for fate in fates:
             if fate is not None and not fate.is_done:
                 self._finish(fate, Spooled(fate.queue), None)
@@ -274,10 +233,10 @@ class Drainer:
                 if self._is_closing:
                     return
                 self._has_work = False
-                wants_flush, self._wants_flush = self._wants_flush, False
+                is_stalled, self._places.is_stalled = self._places.is_stalled, False
             try:
                 self._scan()
-                if wants_flush:
+                if is_stalled:
                     self._spool.flush()
                 self._load()
                 self.pump()
@@ -290,13 +249,13 @@ class Drainer:
         """Read on from the disk, as far as there is room."""
         while self._lines.current() is not None:
             with self._changed:
-                start, stop, room = self._loaded, self.announced, self._window_bytes - self._bytes
-                if start >= stop or (self._bytes and room <= 0):
+                start, stop, room = self._loaded, self.announced, self._window_bytes - self._places.bytes
+                if start >= stop or (self._places.bytes and room <= 0):
                     return
             found, after = self._spool.read(start, stop, max(1, min(room, 1 << 20)))
             with self._changed:
                 for kept in found:
-                    self._enter(kept, None, kept.offset < self._spool.next)
+                    self._places.enter(kept, None, kept.offset < self._spool.next)
                 self._loaded = after
             self.pump()
 
@@ -308,11 +267,10 @@ class Drainer:
         self._scanned_at = now
         self._spool.settle_again()
         with self._changed:
-            heads = [place.parcels[0] for place in self._places.values() if place.parcels]
-            for parcel in heads:
-                self._line_up(parcel.place)
-        for parcel in heads:
-            if not parcel.place.is_busy or parcel.pending is None or now - parcel.sent_at < self._resend_seconds:
+            self._places.line_up_all()
+            under_way = self._places.under_way()
+        for parcel in under_way:
+            if parcel.pending is None or now - parcel.sent_at < self._resend_seconds:
                 continue
             if parcel.link is None or not parcel.link.forget(parcel.pending):  # type: ignore[arg-type]
                 continue  # its answer is being handed over
@@ -328,5 +286,5 @@ class Drainer:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(CLOSE_SECONDS)
         self.let_go()

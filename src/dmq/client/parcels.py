@@ -1,18 +1,21 @@
-"""Parcels: batches as a spool keeps them, ready to be sent, and on their way out of it.
+"""Parcels: batches as a spool keeps them, ready to be sent, and in line to be. Pure.
+
+A record of the spool:
 
     u8     version, 1
     u16    length of the head
     bytes  head         `Head`, in MessagePack
     bytes  batch        the body of the PRODUCE, see `dmq.protocol.batch`
 
-What always holds: what is unpacked is what was packed, byte by byte; a newer version is refused, never guessed at.
+What always holds: what is unpacked is what was packed, byte by byte; a newer version is refused, never guessed at; of
+each place one parcel at most is under way, the oldest.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -20,12 +23,14 @@ import msgspec
 from dmq.client.accumulator import Batch
 from dmq.errors import RecordCorrupt, WrongFormat
 from dmq.protocol import Buffer
+from dmq.storage.producers import REMEMBERED
 
 if TYPE_CHECKING:
     from dmq.client.sender import Link
 
-__all__ = ["Head", "Kept", "Parcel", "Place", "pack_parcel", "unpack_parcel"]
+__all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "unpack_parcel"]
 
+UNPROVEN_MAX: Final = REMEMBERED - 1  # and one under way
 _VERSION: Final = 1
 _PREFIX: Final = struct.Struct(">BH")
 
@@ -110,3 +115,76 @@ class Place:
         self.is_busy = False  # the first is under way, or waits for its time
         self.is_ready = False  # it stands in line to be looked at
         self.unproven = 0  # acknowledged, but a power cut might bring them back
+
+
+class Places:
+    """All parcels in memory. The caller's lock guards it."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, int], Place] = {}
+        self._ready: deque[Place] = deque()
+        self._unproven: dict[int, Place] = {}
+        self.bytes = 0
+        self.is_stalled = False
+        """A place waits until what it has settled is proven."""
+
+    def enter(self, kept: Kept, fate: Batch | None, is_resent: bool) -> None:
+        """Put a batch at the end of its place."""
+        place = self._places.setdefault(kept.head.place, Place())
+        place.parcels.append(Parcel(kept, place, fate, is_resent))
+        self.bytes += kept.size
+        self.line_up(place)
+
+    def line_up(self, place: Place) -> None:
+        """Have a place looked at, if it has something that is not under way."""
+        if place.parcels and not place.is_busy and not place.is_ready:
+            place.is_ready = True
+            self._ready.append(place)
+
+    def line_up_all(self) -> None:
+        for place in self._places.values():
+            self.line_up(place)
+
+    def take(self, broker: str) -> Parcel | None:
+        """The next one that may go to this broker; it is under way from now on."""
+        while self._ready:
+            place = self._ready.popleft()
+            place.is_ready = False
+            if place.is_busy or not place.parcels:
+                continue
+            if place.unproven >= UNPROVEN_MAX:
+                self.is_stalled = True
+                continue
+            parcel = place.parcels[0]
+            # What may be stored at one broker, and is bound to its queue, waits for that one.
+            if parcel.is_resent and parcel.kept.head.is_pinned and parcel.broker not in ("", broker):
+                continue
+            place.is_busy = True
+            return parcel
+        return None
+
+    def leave(self, parcel: Parcel) -> None:
+        """A parcel that was under way is settled; its place waits for that to be proven if too much is not."""
+        place = parcel.place
+        first = place.parcels.popleft()
+        assert first is parcel
+        self.bytes -= parcel.kept.size
+        place.is_busy = False
+        place.unproven += 1
+        self._unproven[parcel.kept.offset] = place
+        self.line_up(place)
+
+    def proven(self, offsets: Iterable[int]) -> None:
+        """These would stay settled even if the power failed."""
+        for offset in offsets:
+            place = self._unproven.pop(offset, None)
+            if place is not None:
+                place.unproven -= 1
+                self.line_up(place)
+
+    def parcels(self) -> list[Parcel]:
+        return [parcel for place in self._places.values() for parcel in place.parcels]
+
+    def under_way(self) -> list[Parcel]:
+        """The first of each place that is busy."""
+        return [place.parcels[0] for place in self._places.values() if place.parcels and place.is_busy]

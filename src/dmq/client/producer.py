@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dmq.client.accumulator import Batch
 from dmq.client.connection import Connection
@@ -29,6 +29,9 @@ from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 
+if TYPE_CHECKING:
+    from dmq.client.spool import Spool
+
 __all__ = ["OnDelivery", "Producer"]
 
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
@@ -45,13 +48,15 @@ class Producer:
         transport: Transport,
         clock: Clock,
         on_close: Callable[[Producer], None] = lambda _: None,
+        spool: Spool | None = None,
     ) -> None:
         self._options = options
         self._on_close = on_close
         self._routes = routes
         self._transport = transport
-        self._core = Core(app, options, routes, transport, clock)
+        self._core = Core(app, options, routes, transport, clock, spool)
         self._sender: Sender = self._core.sender
+        self._spooling = self._core.spooling
         transport.watch(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -219,6 +224,8 @@ class Producer:
         answer = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
         route = Route.of(decode_response(answer).info.config, time.monotonic())
         self._routes.put(topic, route)
+        if self._spooling is not None:
+            self._spooling.remember(topic)
         return route
 
     def _put(self, draft: Draft, attended: bool, deadline: float | None) -> tuple[Batch, int]:
@@ -270,6 +277,8 @@ class Producer:
         limit = deadline
         if transport.timeout is not None and transport.current() is None:
             limit = min(limit, time.monotonic() + transport.timeout)
+        if self._spooling is not None:
+            self._spooling.wait_kept(batch, deadline)
         waiter = Waiter()
         batch.add_waiter(waiter)
         while not batch.is_done:
@@ -283,7 +292,13 @@ class Producer:
                 connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
 
     def _give_up(self, batch: Batch) -> None:
-        """The time of a synchronous send is over: take it back if that is still possible, and raise."""
+        """The time of a synchronous send is over: take it back if that is still possible, and raise.
+
+        What the spool has ends well.
+        """
+        if self._spooling is not None:
+            self._spooling.give_up(batch, self._patience())
+            return
         error = Retries.too_late(
             self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._patience()
         )
@@ -295,30 +310,39 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was sent before this call is settled, well or not.
 
+        With a spool: until a broker has acknowledged everything in it.
+
         Raises:
             TimedOut: it is not, after so many seconds.
         """
+        self._settle(timeout)
+
+    def _settle(self, timeout: float | None, *, while_connected: bool = False) -> None:
         deadline = FOREVER if timeout is None else time.monotonic() + timeout
         with self._core.lock:
             batches = [*self._core.accumulator.unsettled()]
         for batch in batches:
             if not batch.wait(deadline):
                 raise TimedOut(f"messages are still on their way after {timeout:g} s")
+        if self._spooling is not None and not self._spooling.wait_drained(deadline, while_connected=while_connected):
+            raise TimedOut(f"messages are still in the spool after {timeout:g} s; they stay there until they are sent")
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait for what is on its way, then take no more. What is not settled in time fails.
+        """Wait for what is on its way, then take no more. What is not settled in time fails; what is spooled stays so.
 
         Parameters:
             timeout: how long to wait; the producer's own if left out.
         """
         try:
             if self._sender.closed_by is None:
-                self.flush(self._options.timeout if timeout is None else timeout)
+                self._settle(self._options.timeout if timeout is None else timeout, while_connected=True)
         except TimedOut:
             pass  # told to each message by its future
         finally:
             self._transport.unwatch(self)
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+            if self._spooling is not None:
+                self._spooling.leave()
             self._on_close(self)
 
     def __enter__(self) -> Self:
@@ -335,7 +359,8 @@ class Producer:
         self._sender.connected(connection)
 
     def lost(self, connection: Connection, reason: DMQError) -> None:
-        pass  # its batches have heard of it themselves
+        if self._spooling is not None:  # else its batches have heard of it themselves
+            self._spooling.lost()
 
     def pushed(self, connection: Connection, push: Push) -> None:
         pass

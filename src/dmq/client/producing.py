@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,10 @@ from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Message, check_name
 from dmq.protocol.producing import Durability
 from dmq.records import Compressor
+
+if TYPE_CHECKING:
+    from dmq.client.spool import Spool
+    from dmq.client.spooling import SpoolSender
 
 __all__ = ["Core", "Draft", "OnFull", "Options"]
 
@@ -86,14 +90,30 @@ class Draft(NamedTuple):
 class Core:
     """One producer, without waiting for anything."""
 
-    def __init__(self, app: str, options: Options, routes: Routes, lines: Lines, clock: Clock) -> None:
+    accumulator: Accumulator
+    sender: Sender
+
+    def __init__(
+        self, app: str, options: Options, routes: Routes, lines: Lines, clock: Clock, spool: Spool | None = None
+    ) -> None:
         self.options: Final = options
         self.clock: Final = clock
         self.routes: Final = routes
-        self.accumulator: Final = Accumulator(options.window_bytes, options.window_messages)
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
         retries = Retries(options.retries, options.resend_after)
-        self.sender: Final = Sender(check_name(app, "app"), self.accumulator, retries, routes, lines, clock, compressor)
+        check_name(app, "app")
+        self.spooling: SpoolSender | None = None
+        if spool is None:
+            self.accumulator = Accumulator(options.window_bytes, options.window_messages)
+            self.sender = Sender(app, self.accumulator, retries, routes, lines, clock, compressor)
+        else:
+            from dmq.client.spooling import SpoolAccumulator, SpoolSender
+
+            gathering = SpoolAccumulator(options.window_bytes, options.window_messages, spool)
+            self.accumulator = gathering
+            self.sender = self.spooling = SpoolSender(
+                app, gathering, retries, routes, lines, clock, compressor, spool, options.window_bytes
+            )
         self.lock: Final = self.sender.lock
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
 

@@ -8,7 +8,6 @@ What always holds:
 - The producer's id is the journal's, and a batch's first number is its offset in the spool times 4,096: numbers go on
   over restarts by themselves, and none is ever given to two messages.
 - A batch that is refused by the disk left no trace.
-- What is settled is written before more than `UNPROVEN_MAX` batches of a queue depend on the broker's memory of it.
 """
 
 from __future__ import annotations
@@ -33,17 +32,15 @@ from dmq.storage.appending import Batch, Placement
 from dmq.storage.commit import GroupCommit
 from dmq.storage.events import Settled
 from dmq.storage.files import Files, OsFiles
-from dmq.storage.producers import REMEMBERED
 from dmq.storage.store import MessageStore
 from dmq.storage.visibility import Durability
 
-__all__ = ["BYTES_MAX", "UNPROVEN_MAX", "Spool"]
+__all__ = ["BYTES_MAX", "Spool"]
 
 log = logging.getLogger(__name__)
 
 BYTES_MAX: Final = 1 << 30
 BYTES_MIN: Final = 256 << 10
-UNPROVEN_MAX: Final = REMEMBERED - 1  # and one under way
 TOPIC: Final = "%SPOOL"
 _GROUP: Final = "broker"
 _SEGMENT_BYTES: Final = 16 << 20
@@ -75,9 +72,10 @@ class Spool:
         try:
             self._store = MessageStore(files, _settings(bytes_max), self._clock)
         except DirectoryInUse as error:
+            pid = error.detail.get("pid", "unknown")
             raise DirectoryInUse(
-                f"the spool {self.directory} is in use by another producer (pid {error.detail.get('pid', 'unknown')}): a "
-                "spool belongs to one producer; use that one, or name another directory",
+                f"the spool {self.directory} is in use by another producer (pid {pid}): a spool belongs to one "
+                "producer; use that one, or name another directory",
                 **error.detail,
             ) from error
         try:
@@ -91,6 +89,9 @@ class Spool:
         self._lock = threading.Lock()  # guards `_acked`
         self._acked: list[int] = []
         self._unproven: deque[tuple[int, Sequence[int]]] = deque()  # where a settling was written, and of what
+        self.floor = 0
+        """All batches below are settled."""
+        self._end = self._wanted_from = 0  # in the journal
         self._measure()
         self.next: Final = self._store.bounds(TOPIC, 0)[1]
         """The number of the first batch that is added from now on."""
@@ -119,6 +120,26 @@ class Spool:
             store.set_position(_GROUP, TOPIC, 0, 0)
             store.flush()
         return store.topic(TOPIC).id
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicConfig]:
+        """What was last known of the topics, so that queues can be chosen before a broker is there."""
+        return {topic.name: topic.config for topic in self._store.topics() if not topic.name.startswith("%")}
+
+    def remember(self, topic: str, config: TopicConfig) -> None:
+        """Keep what a broker says of a topic."""
+        try:
+            self._commit.call(lambda: self._remember(topic, config))
+        except StoreClosed:
+            pass  # the next producer asks for it
+
+    def _remember(self, topic: str, config: TopicConfig) -> None:
+        known = self.topics().get(topic)
+        if known != config:
+            if known is not None:
+                self._store.delete_topic(topic)
+            self._store.create_topic(topic, config)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -227,7 +248,6 @@ class Spool:
         assert position is not None
         following = store.bounds(TOPIC, 0)[1]
         self.floor = position.floor
-        """All batches below are settled."""
         wanted = store.journal_offset(TOPIC, 0, self.floor) if self.floor < following else None
         self._end = store.end
         self._wanted_from = self._end if wanted is None else wanted

@@ -1,14 +1,15 @@
 """One connection of a server: bytes to frames, frames to bytes, and bounds on both.
 
-What always holds: frames are handed over in order, on the event loop; what waits to be sent is bounded, because a
-connection with more than its share waiting is not read from and says so (`is_writable`); after `close` nothing is
-handed over any more.
+What always holds: frames are handed over in order, on the event loop; after `close` none is handed over any more. What
+waits to be sent is bounded: with a little of it waiting a connection says that it takes no more pushes (`is_writable`),
+and with `output_bytes_max` waiting it is not read from, and what was read is not handed over, until that has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -21,6 +22,8 @@ from dmq.protocol.parser import FrameParser
 __all__ = ["Connection", "Peer"]
 
 _JOIN_BYTES: Final = 64 * 1024
+# The kernel has buffers of its own: more than this only waits here instead of in the journal.
+_PUSH_BYTES: Final = 256 * 1024
 
 
 class Peer(Protocol):
@@ -43,7 +46,7 @@ class Connection(asyncio.BufferedProtocol):
     Parameters:
         peer: who hears.
         clock: tells when bytes last came.
-        output_bytes_max: how much may wait to be sent before the connection stops being writable.
+        output_bytes_max: how much may wait to be sent before nothing more is read.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._flush_planned = False
+        self._unserved: deque[Frame] = deque()
         self.parser = FrameParser(clock=clock)
         self.is_writable = True
+        self.is_stalled = False  # nothing is read before the peer has taken its answers
         self.is_open = False
         self.heard_at = clock.monotonic()
         self.opened_at = self.heard_at
@@ -70,7 +75,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
         self._transport = transport
-        transport.set_write_buffer_limits(high=self._output_bytes_max, low=self._output_bytes_max // 4)
+        high = min(self._output_bytes_max, _PUSH_BYTES)
+        transport.set_write_buffer_limits(high=high, low=high // 4)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,24 +97,39 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self._refuse(error)
             return
-        for frame in frames:
-            if not self.is_open:
+        self._unserved.extend(frames)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Hand over what was read; whoever does not read its answers does not get to ask more."""
+        unserved = self._unserved
+        while unserved and self.is_open:
+            if not self.is_writable and self.waiting_bytes >= self._output_bytes_max:
+                self._pause_reading()
                 return
-            self._peer.received(self, frame)
+            self._peer.received(self, unserved.popleft())
         if self.parser.error is not None and self.is_open:
             self._refuse(self.parser.error)
 
+    def _pause_reading(self) -> None:
+        if not self.is_stalled and self._transport is not None and not self._transport.is_closing():
+            self.is_stalled = True
+            self._transport.pause_reading()
+
     def pause_writing(self) -> None:
         self.is_writable = False
-        # Whoever does not read its answers does not get to ask more.
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.is_stalled:
+            self._serve()
+            if self._unserved:
+                return
+            self.is_stalled = False
             self._transport.resume_reading()
-            self._peer.writable(self)
+        self._peer.writable(self)
 
     def eof_received(self) -> bool:
         return False
@@ -116,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._pending.clear()
+        self._unserved.clear()
         self._track(self, False)
         self._peer.disconnected(self)
 

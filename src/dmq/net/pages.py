@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from dmq.errors import DMQError
 from dmq.net.server import translate_listen_error
 
 __all__ = ["Page", "PageServer"]
@@ -54,9 +55,12 @@ class PageServer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 page = self._page(head)
                 body = page.text.encode()
+                size = len(body)
+                if head.startswith(b"HEAD "):
+                    body = b""
                 reason = _REASONS.get(page.status, "")
                 writer.write(
-                    f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(body)}\r\n"
+                    f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.kind}\r\nContent-Length: {size}\r\n"
                     "Connection: close\r\n\r\n".encode()
                     + body
                 )
@@ -75,7 +79,10 @@ class PageServer:
         make = self._pages.get(words[1].split(b"?", 1)[0].decode("latin-1"))
         if make is None:
             return Page("there is no such page: " + ", ".join(sorted(self._pages)) + "\n", 404)
-        return make()
+        try:
+            return make()
+        except DMQError as error:
+            return Page(f"{error.message}\n", 503)
 
     async def close(self) -> None:
         if self._server is not None:

@@ -75,7 +75,7 @@ class Server:
         for connection in list(self.connections):
             since = connection.parser.pending_since
             if (
-                (since is not None and now - since > self._partial_seconds)
+                (since is not None and not connection.is_stalled and now - since > self._partial_seconds)
                 or (connection.session is None and now - connection.opened_at > self._hello_seconds)
                 or now - connection.heard_at > self._silence_seconds
             ):

@@ -5,8 +5,8 @@ and one flush. So a lone batch waits for its own flush only, and a flood needs a
 
 What always holds: a future is done once its batch is visible, which means its durability is reached, or has failed
 with the error that says why; batches for one queue are written in the order they were submitted in, and those written
-are told so in that order; `submit` blocks, or refuses, while `waiting_bytes_max` are already waiting; what else is asked
-of the store, by `call`, happens between two commits.
+are told so in that order; `submit` blocks, or refuses, while `waiting_bytes_max` are already waiting; what else is
+asked of the store, by `call`, happens between two commits.
 """
 
 from __future__ import annotations

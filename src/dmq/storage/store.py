@@ -55,6 +55,7 @@ class MessageStore(StoreView):
         *,
         server: bytes = _NO_SERVER,
         checkpoint_inline: bool = True,
+        new_epoch: bool = False,
     ) -> None:
         """Open a data directory, recovering it if need be.
 
@@ -65,6 +66,7 @@ class MessageStore(StoreView):
             server: this broker's IPv4 address and port, six bytes, stamped into records.
             checkpoint_inline: take checkpoints within `append` when they are due; without it the owner asks
                 `checkpoint_due` and calls `checkpoint`, or its three steps, when it suits.
+            new_epoch: begin a new epoch also after a clean end, as a broker must, whose leases do not outlive it.
 
         Raises:
             DirectoryInUse, WrongFormat, ForeignFile, NoPermission, DiskFull, StorageError.
@@ -78,21 +80,21 @@ class MessageStore(StoreView):
         self._closed = False
         files.lock()
         try:
-            self._open(server)
+            self._open(server, new_epoch)
         except BaseException:
             self._pool.close()
             files.unlock()
             raise
 
-    def _open(self, server: bytes) -> None:
+    def _open(self, server: bytes, new_epoch: bool) -> None:
         opened = open_directory(self._files, self._pool, self.settings)
         try:
-            self._start(opened, server)
+            self._start(opened, server, opened.unclean or new_epoch)
         except BaseException:
             opened.journal.close()
             raise
 
-    def _start(self, opened: Opened, server: bytes) -> None:
+    def _start(self, opened: Opened, server: bytes, new_epoch: bool) -> None:
         self._journal = opened.journal
         self._derived = opened.derived
         self._checkpointer = opened.checkpointer
@@ -108,13 +110,13 @@ class MessageStore(StoreView):
             self.settings,
             self._clock,
             server=server,
-            epoch=max(1, opened.recovered.epoch + opened.unclean),
+            epoch=max(1, opened.recovered.epoch + new_epoch),
             stored_at_ms=opened.recovered.stored_at_ms,
             next_offset=opened.next_offset,
             needs_segment=opened.needs_segment,
         )
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
-        if opened.unclean:
+        if new_epoch:
             try:
                 self.append([EpochStarted(self.epoch)])
                 self.flush()

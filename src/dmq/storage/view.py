@@ -79,7 +79,7 @@ class StoreView(ABC):
 
     @property
     def epoch(self) -> int:
-        """Rises with every start that follows a crash; every unit carries it."""
+        """Rises with every start of a broker, and with every one that follows a crash; every unit carries it."""
         return self._writer.epoch
 
     @property

@@ -167,7 +167,7 @@ def test_what_was_done_is_not_handed_out_again() -> None:
     made.received(*frame(2, bodies("a", "b"), first=50, ids=[(2, 7, 40)]))
     assert taken(made) == [b"b"]
     assert said(made.reports()) == [(2, "ACK", [(50, 1)])]
-    assert made.duplicates == 1
+    assert made.suppressed == 1
 
 
 def test_a_redelivery_is_no_duplicate() -> None:

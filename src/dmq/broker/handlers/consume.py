@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dmq.broker.broadcast import broadcast_name
 from dmq.broker.broker import Broker
 from dmq.broker.consumption import Consumption, Handed, WaitingPull
 from dmq.broker.member import Member, Subscription
 from dmq.broker.session import Pusher, Session, wire_lease
 from dmq.broker.tags import normalised
-from dmq.errors import DMQError, InvalidRequest, MissingClientId, SubscriptionSuperseded
+from dmq.errors import DMQError, InvalidRequest, MissingClientId, SubscriptionSuperseded, UnknownTopic
 from dmq.model import check_name
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, one_way_head
@@ -103,8 +105,17 @@ def end_subscription(pusher: Pusher, error: DMQError) -> None:
     )
 
 
+def _check_queues(topic: Topic, queues: Iterable[int]) -> None:
+    """Whoever asks for a queue that is not there would wait for ever."""
+    for queue in queues:
+        if queue >= topic.config.queues:
+            raise UnknownTopic(f"topic {topic.name!r} has queues 0-{topic.config.queues - 1}, not {queue}")
+
+
 def pull(broker: Broker, session: Session, frame: Frame, asked: Pull) -> None:
     """A batch now, or within the time the client is ready to wait (R-02)."""
+    if asked.queue != ANY_QUEUE:
+        _check_queues(broker.topic(asked.topic), [asked.queue])
     consumption, member = _pulling_member(broker, session, asked)
     lease_ms = asked.lease_ms or int(broker.settings.lease_seconds * 1000)
 
@@ -156,6 +167,7 @@ def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) 
     """Push from now on (D-12); sent again after a reconnect, it takes up where it was."""
     if asked.subscription in session.pushers:
         raise InvalidRequest(f"subscription {asked.subscription} is in use on this connection: choose another number")
+    _check_queues(broker.topic(asked.topic), asked.queues)
     settings = broker.settings
     messages = asked.prefetch_messages or settings.prefetch_messages
     size = asked.prefetch_bytes or settings.prefetch_bytes

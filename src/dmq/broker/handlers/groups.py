@@ -12,7 +12,7 @@ from dmq.protocol import admin, consuming
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
 from dmq.records.attributes import ANY_QUEUE
-from dmq.storage.events import PositionDropped
+from dmq.storage.events import PositionDropped, PositionSet
 from dmq.storage.state import Topic
 
 __all__ = ["create_group", "delete_group", "describe_group", "list_groups", "position", "seek"]
@@ -24,17 +24,15 @@ def seek(broker: Broker, session: Session, frame: Frame, asked: consuming.Seek) 
     _known(broker, asked.group)
     consumption = broker.consumption(topic, asked.group)
     queues = range(topic.config.queues) if asked.queue == ANY_QUEUE else [asked.queue]
-    moves = []
-    for queue in queues:
-        cursor = consumption.cursor(queue)
-        after = point_offset(broker, topic, queue, asked.to)
-        moves.append(consuming.QueueMove(queue, cursor.floor, after))
-        if not asked.dry_run:
-            broker.store.set_position(asked.group, asked.topic, queue, after)
-            cursor.seek(after)
-            consumption.selection.mark(queue)
+    moves = [
+        consuming.QueueMove(queue, consumption.cursor(queue).floor, point_offset(broker, topic, queue, asked.to))
+        for queue in queues
+    ]
     if not asked.dry_run:
-        broker.store.flush()
+        broker.write_now([PositionSet(asked.group, topic.id, move.queue, move.after) for move in moves])
+        for move in moves:
+            consumption.cursor(move.queue).seek(move.after)
+            consumption.selection.mark(move.queue)
         broker.pump_soon(consumption)
     session.answer(frame, consuming.SeekReply(moves))
 
@@ -82,8 +80,7 @@ def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
 def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDelete) -> None:
     _known(broker, asked.group)
     topic_id = broker.store.topic(asked.topic).id if asked.topic else None
-    broker.store.append([PositionDropped(asked.group, topic_id)])
-    broker.store.flush()
+    broker.write_now([PositionDropped(asked.group, topic_id)])
     broker.forget_group(asked.group, asked.topic)
     session.answer(frame, Header())
 

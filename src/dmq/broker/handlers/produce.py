@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from dmq.broker.broker import Broker
-from dmq.broker.consumption import ConsumedWatch
 from dmq.broker.session import Session
+from dmq.broker.watching import ConsumedWatch
 from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotInCluster, Unsupported
+from dmq.model import check_name
 from dmq.protocol.batch import unpack_batch
 from dmq.protocol.frame import Frame
 from dmq.protocol.producing import Durability, Produce, ProduceFlag, ProduceReply
@@ -25,6 +26,8 @@ _FLAGS: Final = COMPRESSED | ORDERED
 _NOT_SERVED: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
 _NAMED: Final = int(ProduceFlag.NAMED)
 _CONSUMED_MS: Final = 30_000
+# What a batch costs besides its records while it waits, so that a flood of tiny ones is bounded as well.
+_BATCH_BYTES: Final = 1024
 
 
 def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> None:
@@ -38,6 +41,9 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
     if asked.durability == Durability.CONSUMED and not asked.group:
         raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")
     topic = broker.topic(asked.topic)
+    if asked.durability == Durability.CONSUMED:
+        check_name(asked.group, "group")
+        broker.consumption(topic, asked.group).watches.check_room()
     batch = unpack_batch(frame.body, asked.count, asked.keys)
     verify_batch(
         batch.data,
@@ -79,7 +85,7 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
             session.answer(frame, _reply(placement, asked.durability))
 
     wanted = visibility.Durability.STORED if asked.durability <= Durability.STORED else visibility.Durability.FLUSHED
-    broker.writer.submit([stored], wanted, done, size=len(batch.data))
+    broker.writer.submit([stored], wanted, done, size=len(batch.data) + _BATCH_BYTES)
 
 
 def _reply(placement: Placement, durability: Durability) -> ProduceReply:

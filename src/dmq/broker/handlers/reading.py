@@ -6,7 +6,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.handlers.consume import point_offset
 from dmq.broker.session import Session
 from dmq.broker.tags import hashes_of, normalised
-from dmq.errors import InvalidRequest, OffsetGone
+from dmq.errors import DMQError, InvalidRequest, OffsetGone
 from dmq.model import MessageId
 from dmq.protocol import reading as headers
 from dmq.protocol.batch import pack_records
@@ -90,9 +90,15 @@ def fetch(broker: Broker, session: Session, frame: Frame, asked: headers.Fetch) 
         size = min(asked.max_bytes or _BYTES, broker.settings.frame_bytes_max // 2)
         data, end = store.read_units(asked.journal_offset, size)
         if not data and broker.now_ms < deadline_ms and session.connection.is_open and not broker.is_stopping:
-            broker.when_visible(attempt)
+            broker.when_visible(again)
             return
         reply = headers.FetchReply(end - len(data), end, store.start, store.visible, store.epoch, store.journal_id)
         session.answer(frame, reply, data)
+
+    def again() -> None:
+        try:
+            attempt()
+        except DMQError as error:
+            session.refuse(frame, error)
 
     attempt()

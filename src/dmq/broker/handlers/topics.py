@@ -45,6 +45,7 @@ def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
 def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicDelete) -> None:
     broker.check_running()
     _own(asked.topic)
+    broker.writer.catch_up()
     broker.store.delete_topic(asked.topic)
     error = UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
     for consumption in [c for (name, _), c in broker.consumptions.items() if name == asked.topic]:
