@@ -64,7 +64,7 @@ class MessageId(NamedTuple):
         Raises:
             ValueError: the text is not a message id.
         """
-        problem = f"{text!r} is not a message id: 26 characters 0-9 a-v, as DMQ prints them, are expected"
+        problem = f"{text[:40]!r} is not a message id: 26 characters 0-9 a-v are expected"
         try:
             parsed = cls.from_bytes(base64.b32hexdecode(text.upper() + "=" * (-len(text) % 8)))
         except (binascii.Error, ValueError) as error:

@@ -36,6 +36,7 @@ __all__ = ["Lines", "Link", "Sender"]
 log = logging.getLogger(__name__)
 
 SCAN_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 0.5
 _BODY_BYTES_MAX: Final = 4 << 20  # before a broker has told its own
 
 
@@ -173,7 +174,9 @@ class Sender:
         timeout_ms = 0
         now = self._clock.monotonic()
         if key.durability == Durability.CONSUMED and batch.deadline is not None:
-            timeout_ms = max(1, int((batch.deadline - now) * 1000))
+            # The broker's time is over a little sooner, so that its answer, which says where the message is, arrives.
+            left = batch.deadline - now
+            timeout_ms = max(1, int((left - min(ANSWER_SECONDS, left / 4)) * 1000))
         header = Produce(
             key.topic,
             batch.queue,

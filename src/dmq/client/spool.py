@@ -16,12 +16,12 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
 from dmq.client.accumulator import BATCH_MESSAGES_MAX
-from dmq.client.parcels import Head, Kept, pack_parcel, unpack_parcel
+from dmq.client.parcels import Head, Kept, pack_parcel, runs, unpack_parcel
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Damaged, DirectoryInUse, DMQError, InvalidSettings, StorageError, StoreClosed, WrongFormat
 from dmq.model import Message, TopicConfig
@@ -229,7 +229,7 @@ class Spool:
             return
         now_ms = self._clock.now_ms()
         events = [
-            Settled(_GROUP, self._topic_id, 0, start, count, settled_at_ms=now_ms) for start, count in _runs(acked)
+            Settled(_GROUP, self._topic_id, 0, start, count, settled_at_ms=now_ms) for start, count in runs(acked)
         ]
         try:
             placed = self._store.append(events, Durability.STORED, atomic=True)
@@ -294,17 +294,3 @@ def _settings(bytes_max: int) -> StoreSettings:
         files_open_max=32,
         read_cache_bytes=4 << 20,
     )
-
-
-def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Sorted numbers as (first, count)."""
-    first, count = -1, 0
-    for offset in offsets:
-        if offset == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = offset, 1
-    if count:
-        yield first, count
