@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -52,7 +53,7 @@ def broker() -> Iterator[ServedBroker]:
 
 def named(header: Header) -> st.SearchStrategy[Header]:
     """The same header with names that mean something here, so that it gets past the first check."""
-    fields = {}
+    fields: dict[str, st.SearchStrategy[Any]] = {}
     for name, choices in (("topic", TOPICS), ("group", GROUPS)):
         if isinstance(getattr(header, name, None), str):
             fields[name] = st.sampled_from(choices)
@@ -66,7 +67,7 @@ def named(header: Header) -> st.SearchStrategy[Header]:
     return st.fixed_dictionaries(fields).map(lambda changes: replaced(header, changes))
 
 
-def replaced(header: Header, changes: dict[str, object]) -> Header:
+def replaced(header: Header, changes: dict[str, Any]) -> Header:
     values = {name: getattr(header, name) for name in header.__struct_fields__} | changes
     return type(header)(**values)
 
@@ -129,7 +130,7 @@ def test_every_request_is_answered_and_no_defect_shows(
                 if is_request and 0 < int(str(one[0])) != Command.HELLO:
                     sent[correlation] = one
             last = peer.request(Command.HEARTBEAT, Heartbeat())
-            answered = set()
+            answered: set[int] = set()
             while not (last in answered and sent.keys() <= answered):
                 frame = peer.read()
                 assert frame is not None, f"the broker hung up on {drawn}"

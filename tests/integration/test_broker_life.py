@@ -94,7 +94,7 @@ def test_clients_come_back_by_themselves(tmp_path: Path, how: str) -> None:
         late = producer.send_async("orders", b"meanwhile")
         broker.start()
         producer.send("orders", b"after")
-        assert late.result(60)
+        assert late.result(60).topic == "orders"
         eventually(lambda: len(seen) == 3)
         assert sorted(seen) == [(b"after", 1), (b"before", 1), (b"meanwhile", 1)]
         eventually(lambda: client.admin.lag("orders", "billing").total == 0)

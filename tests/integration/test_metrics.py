@@ -174,7 +174,7 @@ def test_the_status_page_shows_topics_groups_and_lag(broker: ServedBroker) -> No
     assert page.title == "DMQ broker shop & <co>"
     assert page.rows["Topics"][1:] == [["orders", "2", "5", "5", "1"]]
     assert page.rows["Groups"][1:] == [["billing", "orders", "1", "0", str(5 - len(batch))]]
-    assert dict(map(tuple, page.rows["Numbers"][1:]))["broker_messages_in"] == "5"
+    assert ["broker_messages_in", "5"] in page.rows["Numbers"]
 
 
 def test_looking_at_an_ordered_group_does_not_disorder_it(broker: ServedBroker) -> None:

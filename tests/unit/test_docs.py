@@ -19,7 +19,14 @@ ADDRESS = "dmq://127.0.0.1:9611"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_works(page: Path, dmq_broker: TestBroker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_page_shows_works(
+    page: Path,
+    dmq_broker: TestBroker,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for pages that name a directory
     text = page.read_text()
     names: dict[str, Any] = {"__name__": "page"}
     try:

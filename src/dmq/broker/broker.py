@@ -43,7 +43,6 @@ _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 1.0
 _IDLE_MS: Final = 60_000
-_COUNTS: Final = ("delivered", "acked", "dead")
 
 
 class Broker:
@@ -75,7 +74,7 @@ class Broker:
         self._lease_numbers = itertools.count(1)
         self._pumping: set[Consumption] = set()
         self._fetchers: list[Callable[[], None]] = []  # whoever waits for the visible offset to move
-        self._ended: Counter[str] = Counter()  # the counts of consumptions that are no more
+        self.ended: Counter[str] = Counter()  # what consumptions had counted that are no more
         self.is_stopping = False
         self.failed = asyncio.Event()
         self.counters: dict[str, int] = dict.fromkeys(
@@ -237,8 +236,7 @@ class Broker:
         if not self._by_topic[name]:
             del self._by_topic[name]
         self._pumping.discard(consumption)
-        for count in _COUNTS:
-            self._ended[count] += getattr(consumption, count)
+        self.ended.update(consumption.counts)
         consumption.close()
 
     def topics_of(self, group: str) -> list[Topic]:
@@ -255,34 +253,6 @@ class Broker:
     def groups_of(self, topic: Topic) -> list[str]:
         """The groups that consume a topic."""
         return sorted(name for name in self.group_names() if topic.id in {t.id for t in self.topics_of(name)})
-
-    def lags(self) -> dict[tuple[str, str], int]:
-        """How much each group has not settled, by topic and group."""
-        names = {topic.id: topic.name for topic in self.store.topics()}
-        found: dict[tuple[str, str], int] = {}
-        for group in self.store.groups():
-            for (topic_id, queue), position in self.store.positions_of(group).items():
-                if topic_id in names:
-                    first, following = self.store.bounds(names[topic_id], queue)
-                    settled = sum(end - max(start, first) for start, end in position.ranges if end > first)
-                    lag = following - max(position.floor, first) - settled
-                    key = (names[topic_id], group)
-                    found[key] = found.get(key, 0) + max(lag, 0)
-        return found | {key: consumption.lag() for key, consumption in self.consumptions.items()}
-
-    def numbers(self) -> dict[str, float]:
-        """Counters and gauges, for STATS and for the metrics page."""
-        values: dict[str, float] = {f"broker_{name}": value for name, value in self.counters.items()}
-        values |= {f"store_{name}": float(value) for name, value in self.store.stats().items()}
-        values["broker_sessions"] = len(self.sessions)
-        values["broker_waiting_bytes"] = self.writer.waiting_bytes
-        values["broker_flushes"] = self.writer.flushes
-        values["broker_units"] = self.writer.units
-        live = self.consumptions.values()
-        for count in _COUNTS:
-            values[f"broker_{count}"] = self._ended[count] + sum(getattr(consumption, count) for consumption in live)
-        values["broker_out"] = sum(cursor.out for c in live for cursor in c.cursors.values())
-        return values
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

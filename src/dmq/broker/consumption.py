@@ -12,91 +12,32 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from dmq.broker.bitmap import runs
 from dmq.broker.cursor import Cursor
 from dmq.broker.dequeue import GONE
 from dmq.broker.group import Group
 from dmq.broker.handout import Proposal
-from dmq.broker.lease import Lease
 from dmq.broker.member import Member
+from dmq.broker.outlet import Handed, Sink, WaitingPull
 from dmq.broker.selection import QueueSelection
 from dmq.broker.tags import hashes_of
 from dmq.broker.watching import ConsumedWatch, Watches
 from dmq.errors import Busy, Damaged, OffsetGone
 from dmq.storage.events import Outcome, Settled
-from dmq.storage.identities import IdRun
 from dmq.storage.positions import Position
 from dmq.storage.reading import Slice
 from dmq.storage.state import Topic
 from dmq.storage.store import MessageStore
 
-__all__ = ["Consumption", "Handed", "Sink", "WaitingPull"]
+__all__ = ["Consumption"]
 
 log = logging.getLogger(__name__)
 
 _SCAN: Final = 16_384
 _PUSH_BYTES: Final = 256 << 10  # of one push; what waits for a slow reader is not much more
 DAMAGED: Final = "damaged"
-
-
-class Handed(NamedTuple):
-    """A lease and its messages."""
-
-    queue: int
-    lease: Lease
-    lengths: list[int]
-    pieces: list[memoryview]
-    size: int
-    ids: list[IdRun]
-    sought: int
-
-
-class Sink(Protocol):
-    """Where a member's messages go."""
-
-    batch: int
-    lease_ms: int
-    allowed: int  # a bit for each queue it takes
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether more may be pushed now."""
-        ...
-
-    def push(self, handed: Handed) -> None: ...
-
-
-class WaitingPull:
-    """A pull that waits for messages.
-
-    Parameters:
-        owner: the session it came from; a member may be back on another one before its first is noticed to be gone.
-    """
-
-    __slots__ = ("answer", "deadline_ms", "is_done", "lease_ms", "limit", "max_bytes", "member", "owner", "queue")
-
-    def __init__(
-        self,
-        owner: object,
-        member: Member,
-        queue: int | None,
-        limit: int,
-        max_bytes: int,
-        lease_ms: int,
-        deadline_ms: int,
-        answer: Callable[[Handed | None], None],
-    ) -> None:
-        self.owner = owner
-        self.member = member
-        self.queue = queue
-        self.limit = limit
-        self.max_bytes = max_bytes
-        self.lease_ms = lease_ms
-        self.deadline_ms = deadline_ms
-        self.answer = answer
-        self.is_done = False
 
 
 class Consumption:
@@ -370,6 +311,11 @@ class Consumption:
                 self.selection.mark(queue)
 
     @property
+    def counts(self) -> dict[str, int]:
+        """What happened to messages so far."""
+        return {"delivered": self.delivered, "acked": self.acked, "dead": self.dead}
+
+    @property
     def is_idle(self) -> bool:
         """Nobody is there, nothing is out, nobody waits."""
         return not (
@@ -378,7 +324,6 @@ class Consumption:
             or self.watches
             or any(cursor.out or cursor.redelivering for cursor in self.cursors.values())
         )
-
 
     @property
     def may_be_forgotten(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dmq.broker.broker import Broker
+from dmq.broker.figures import lags, numbers
 
 __all__ = ["exposition"]
 
@@ -27,12 +28,12 @@ _COUNTERS = frozenset(
 def exposition(broker: Broker) -> str:
     """Everything `numbers` has, and the lag of every group, whether its consumers are there or not."""
     lines: list[str] = []
-    for name, value in sorted(broker.numbers().items()):
+    for name, value in sorted(numbers(broker).items()):
         is_counter = name in _COUNTERS
         full = f"dmq_{name}_total" if is_counter else f"dmq_{name}"
         lines += [f"# TYPE {full} {'counter' if is_counter else 'gauge'}", f"{full} {_number(value)}"]
     lines.append("# TYPE dmq_group_lag gauge")
-    for (topic, group), lag in sorted(broker.lags().items()):
+    for (topic, group), lag in sorted(lags(broker).items()):
         labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
         lines.append(f"dmq_group_lag{{{labels}}} {lag}")
     return "\n".join(lines) + "\n"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from dmq.broker.consumption import Consumption, Handed
+from dmq.broker.consumption import Consumption
 from dmq.broker.member import Member
+from dmq.broker.outlet import Handed
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, error_frame, one_way_head, response_head

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from dmq.broker.broker import Broker
+from dmq.broker.figures import lags, numbers
 
 __all__ = ["status_page"]
 
@@ -24,20 +25,19 @@ def status_page(broker: Broker) -> str:
     """The whole page."""
     topics = []
     groups = []
-    lags = {key: lag for key, lag in broker.lags().items() if not key[1].startswith("%")}
-    consumed = Counter(topic for topic, _ in lags)
+    consumed = {key: lag for key, lag in lags(broker).items() if not key[1].startswith("%")}
+    counts = Counter(topic for topic, _ in consumed)
     for topic in broker.store.topics():
         if topic.name.startswith("%"):
             continue
         kept = [broker.store.bounds(topic.name, queue) for queue in range(topic.config.queues)]
         kept_now, ever = sum(n - f for f, n in kept), sum(n for _, n in kept)
-        topics.append((topic.name, topic.config.queues, kept_now, ever, consumed[topic.name]))
-    for (name, group), lag in sorted(lags.items()):
+        topics.append((topic.name, topic.config.queues, kept_now, ever, counts[topic.name]))
+    for (name, group), lag in sorted(consumed.items()):
         live = broker.consumptions.get((name, group))
         members = 0 if live is None else len(live.group.members)
         out = 0 if live is None else sum(cursor.out for cursor in live.cursors.values())
         groups.append((group, name, members, out, lag))
-    numbers = sorted(broker.numbers().items())
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"
         f"<title>DMQ {escape(broker.settings.name)}</title><style>{_STYLE}</style>"
@@ -45,7 +45,9 @@ def status_page(broker: Broker) -> str:
         f"<p>{escape(broker.address)}, epoch {broker.store.epoch}, {len(broker.sessions)} clients</p>"
         + _table("Topics", ("topic", "queues", "messages kept", "messages ever", "groups"), topics)
         + _table("Groups", ("group", "topic", "members", "out", "lag"), groups)
-        + _table("Numbers", ("name", "value"), [(name, f"{value:g}") for name, value in numbers])
+        + _table(
+            "Numbers", ("name", "value"), [(name, f"{value:g}") for name, value in sorted(numbers(broker).items())]
+        )
     )
 
 

@@ -80,6 +80,8 @@ class Producer:
     ) -> Receipt:
         """Send a message and wait until it is as safe as asked.
 
+        With a spool, a receipt may say `spooled`: no broker has answered, but the message is kept and will be sent.
+
         Parameters:
             topic: where it goes.
             body: bytes, text, a msgspec struct, a dataclass or a Pydantic model.

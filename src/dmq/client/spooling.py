@@ -126,7 +126,7 @@ class SpoolSender(Sender):
             self._fail(batch, error)
             return
         assert batch.body is not None
-        kept = Kept(offset, head, batch.body, sum(map(len, batch.body)))
+        kept = Kept(offset, head, batch.body, batch.bytes)  # as the window counts it
         batch.body = None
         batch.producer_id = self._spool.producer_id
         batch.first_sequence = self._spool.first_sequence(offset)
@@ -204,7 +204,8 @@ class SpoolSender(Sender):
             self._finish(batch, Spooled(batch.queue), None)
             return
         error = TimedOut(f"the spool {self._spool.directory} did not take the message within {timeout:g} s")
-        if not self.withdraw(batch, error) and not batch.is_done:
+        is_alone = batch.count == 1  # else others wait for it, too
+        if not (is_alone and self.withdraw(batch, error)) and not batch.is_done:
             raise TimedOut(f"{error.message}; whether it will is not known")
 
     def wait_drained(self, deadline: float, *, while_connected: bool = False) -> bool:

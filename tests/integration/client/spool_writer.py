@@ -1,9 +1,9 @@
 """Processes that send through a spool until they are killed: `python spool_writer.py URL SPOOL ACCEPTED`.
 
-For each number that is read from stdin a process is forked, which saves the time to start one, and its pid is written to
-stdout. Its threads send in every way. What was accepted goes to the file ACCEPTED, a line for each message (id, CRC of
-its body), after the call returned. The number rises with every process, so that no two messages are the same. With 0
-nothing is sent, and the process ends once the spool is empty.
+For each number that is read from stdin a process is forked, which saves the time to start one, and its pid is written
+to stdout. Its threads send in every way. What was accepted goes to the file ACCEPTED, a line for each message (id, CRC
+of its body), after the call returned. The number rises with every process, so that no two messages are the same. With
+0 nothing is sent, and the process ends once the spool is empty.
 """
 
 from __future__ import annotations

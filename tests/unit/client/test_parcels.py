@@ -8,12 +8,12 @@ from dmq.client.parcels import UNPROVEN_MAX, Head, Kept, Parcel, Places, pack_pa
 from dmq.errors import RecordCorrupt, WrongFormat
 
 
-def head(topic: str = "orders", queue: int = 0, **more: bool) -> Head:
-    return Head(topic, queue, 1, 0, 2, **more)
+def head(topic: str = "orders", queue: int = 0, *, is_delayed: bool = False, is_pinned: bool = False) -> Head:
+    return Head(topic, queue, 1, 0, 2, is_delayed, is_pinned)
 
 
-def entered(places: Places, offset: int, queue: int = 0, **more: bool) -> None:
-    places.enter(Kept(offset, head(queue=queue, **more), (b"x",), 10), None, False)
+def entered(places: Places, offset: int, queue: int = 0, *, is_pinned: bool = False) -> None:
+    places.enter(Kept(offset, head(queue=queue, is_pinned=is_pinned), (b"x",), 10), None, False)
 
 
 def taken(places: Places, broker: str = "one:9611") -> Parcel:

@@ -197,7 +197,7 @@ def test_what_a_full_disk_kept_from_being_settled_is_settled_later() -> None:
 def test_a_spool_belongs_to_one_producer() -> None:
     files = MemoryFiles()
     spool = opened(files)
-    with pytest.raises(DirectoryInUse, match="in use by another producer .* name another directory"):
+    with pytest.raises(DirectoryInUse, match=r"in use by another producer .* name another directory"):
         opened(files)
     spool.close()
     opened(files).close()

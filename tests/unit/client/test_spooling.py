@@ -138,7 +138,7 @@ def test_a_link_that_breaks_ends_the_waiting_but_not_the_sending() -> None:
 def test_a_queue_gets_one_batch_after_the_other() -> None:
     with rigged() as rig:
         futures = [rig.send(b"%d" % number) for number in range(20)]
-        seen = []
+        seen: list[int] = []
         while len(seen) < 20:
             request = rig.request()
             assert rig.idle()

@@ -284,3 +284,34 @@ def test_upkeep_is_done_under_load_too() -> None:
     commit.close()
     assert store.flushed == store.end
     store.close()
+
+
+def test_a_function_is_called_between_two_commits(bench: Bench) -> None:
+    bench.commit.submit(batch(b"one"))
+    assert bench.commit.call(lambda: bench.store.bounds("t", 0)).result(10) == (0, 1)
+
+
+def test_what_a_function_raises_is_the_caller_s_and_the_store_goes_on(bench: Bench) -> None:
+    with pytest.raises(UnknownTopic):
+        bench.commit.call(lambda: bench.store.topic("nowhere")).result(10)
+    assert bench.commit.submit(batch(b"one")).result(10).first_offset == 0
+
+
+def test_functions_are_called_before_the_close_and_refused_after(bench: Bench) -> None:
+    with bench.owner_busy():
+        future = bench.commit.call(lambda: 7)
+        closing = threading.Thread(target=bench.commit.close)
+        closing.start()
+    closing.join(10)
+    assert future.result(0) == 7
+    with pytest.raises(StoreClosed):
+        bench.commit.call(lambda: 8)
+
+
+def test_those_who_asked_are_told_in_the_order_of_the_queue(bench: Bench) -> None:
+    told: list[int] = []
+    with bench.owner_busy():
+        for number in range(20):
+            bench.commit.submit(batch(b"%d" % number), on_done=lambda done: told.append(done.result().first_offset))
+    bench.commit.submit(batch(b"last")).result(10)
+    assert told == [*range(20)]

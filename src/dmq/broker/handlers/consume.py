@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from dmq.broker.broadcast import broadcast_name
 from dmq.broker.broker import Broker
-from dmq.broker.consumption import Consumption, Handed, WaitingPull
+from dmq.broker.consumption import Consumption
 from dmq.broker.member import Member, Subscription
+from dmq.broker.outlet import Handed, WaitingPull
 from dmq.broker.session import Pusher, Session, wire_lease
 from dmq.broker.tags import normalised
 from dmq.errors import DMQError, InvalidRequest, MissingClientId, SubscriptionSuperseded, UnknownTopic

@@ -6,6 +6,7 @@ import secrets
 
 from dmq import __version__
 from dmq.broker.broker import Broker
+from dmq.broker.figures import numbers
 from dmq.broker.session import Session
 from dmq.errors import NotAuthenticated, VersionMismatch
 from dmq.model import check_name
@@ -62,7 +63,7 @@ def heartbeat(broker: Broker, session: Session, frame: Frame, asked: headers.Hea
 
 
 def stats(broker: Broker, session: Session, frame: Frame, asked: headers.Stats) -> None:
-    values = {name: float(value) for name, value in broker.numbers().items()}
+    values = {name: float(value) for name, value in numbers(broker).items()}
     if asked.prefixes:
         values = {name: v for name, v in values.items() if name.startswith(tuple(asked.prefixes))}
     session.answer(frame, headers.StatsReply(values, broker.clock.now_ms()))

@@ -85,9 +85,7 @@ def _apply(broker: Broker, consumption: Consumption, said: Settlement) -> None:
             _reject(broker, consumption, cursor, said, ranges)
 
 
-def _reject(
-    broker: Broker, consumption: Consumption, cursor: Cursor, said: Settlement, ranges: Ranges | None
-) -> None:
+def _reject(broker: Broker, consumption: Consumption, cursor: Cursor, said: Settlement, ranges: Ranges | None) -> None:
     """Rejected messages go to the group's dead letters in the same unit that settles them.
 
     Until that is written they are neither settled nor out; if it cannot be written, they are handed out again.
