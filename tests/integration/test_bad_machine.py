@@ -195,7 +195,7 @@ from dmq.storage import queues
 from dmq.storage.files import OsFiles
 from dmq.storage.store import MessageStore
 from tests.integration.directories import SETTINGS, batch
-queues.DRAIN_MIN = 10  # each queue gets a file of its own, which takes thousands of messages otherwise
+queues.DRAIN_MIN = queues.DRAIN_ALWAYS = 10  # each queue gets a file of its own, which else takes thousands
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 4096))
 store = MessageStore(OsFiles(sys.argv[1]), SETTINGS)
 for number in range(8):

@@ -32,6 +32,8 @@ FOLDER: Final = "queue"
 DRAIN_MIN: Final = 1024
 # And no more queues than this in one checkpoint: those that have at least such a share of all entries.
 DRAINED_MAX: Final = 64
+# So many pay for their flush however many queues have them; without it, runs of many even queues would grow for ever.
+DRAIN_ALWAYS: Final = 16_384
 FILE_ENTRIES_MAX: Final = 1 << 20
 # So many entries are read at a time: a reader that asks for a million may be content with a few.
 _PIECE: Final = 4096
@@ -185,7 +187,7 @@ class QueueIndex:
         filed: dict[int, int] = {}
         firsts: dict[int, list[int]] = {}
 
-        enough = max(DRAIN_MIN, sum(run.entries for run in runs) // DRAINED_MAX)
+        enough = min(max(DRAIN_MIN, sum(run.entries for run in runs) // DRAINED_MAX), DRAIN_ALWAYS)
 
         def drain(key: int, start: int, parts: list[Entries]) -> bool:
             # Only a merge of everything sees a queue's oldest entries, which must go into its file first.
