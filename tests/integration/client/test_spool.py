@@ -137,6 +137,7 @@ def test_connections_that_break_double_nothing(client: dmq.Client, broker: Runni
     for number in range(2000):
         futures.append(producer.send_async("orders", b"%d" % number, business_id=str(number % 5), ordered=True))
         if number % 400 == 399:
+            eventually(lambda: not away(client))
             broker.stop()
             broker.start()
     accepted = {future.result(PATIENCE_S).id for future in futures}
@@ -151,7 +152,7 @@ def test_connections_that_break_double_nothing(client: dmq.Client, broker: Runni
 
 
 def test_a_full_spool_blocks_or_raises(client: dmq.Client, broker: RunningBroker, tmp_path: Path) -> None:
-    options = {"compression": "none", "spool_bytes_max": 256 << 10, "timeout": 0.2}
+    options = {"compression": "none", "spool_bytes_max": 256 << 10, "timeout": 2.0}
     told: list[str] = []
 
     def fill(send: Callable[[], object]) -> None:
