@@ -43,6 +43,7 @@ class Server:
         self._partial_seconds = partial_seconds
         self._silence_seconds = silence_seconds
         self._server: asyncio.Server | None = None
+        self._is_closing = False
         self.connections: set[Connection] = set()
         self.refused = 0
 
@@ -64,7 +65,9 @@ class Server:
             self.connections.discard(connection)
             return
         self.connections.add(connection)
-        if len(self.connections) > self._connections_max:
+        if self._is_closing:
+            connection.abort()
+        elif len(self.connections) > self._connections_max:
             self.refused += 1
             connection.send(error_frame(Busy(f"{self._connections_max} connections are open, which is the limit")))
             connection.close()
@@ -89,7 +92,11 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
+        self._is_closing = True
         self.stop_listening()
+        # Whoever was accepted a moment ago has no connection yet: let it get one, to be closed with the others.
+        for _ in range(3):
+            await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.close()
         for _ in range(100):

@@ -102,7 +102,7 @@ def test_a_broker_that_does_not_answer_does_not_hold_up_a_send(tmp_path: Path) -
         return usual(frame) if frame.command != Command.PRODUCE else None
 
     with Peer(answer) as peer, dmq.connect(peer.url) as client:
-        producer = client.producer(spool=tmp_path / "spool", timeout=0.2)
+        producer = client.producer(spool=tmp_path / "spool", timeout=1.0)
         receipt = producer.send("orders", b"hello")
         assert (receipt.durability, receipt.offset) == ("spooled", -1)
         assert [each.durability for each in producer.send_many("orders", [dmq.Message(b"x")] * 3)] == ["spooled"] * 3
