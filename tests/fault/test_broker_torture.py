@@ -92,7 +92,7 @@ class Chaos:
         self.kill()
 
 
-@pytest.mark.sampled
+@pytest.mark.soak
 def test_nothing_acknowledged_is_lost_and_nobody_gets_stuck(tmp_path: Path) -> None:
     rng = random.Random(f"{SEED} torture")
     port = free_port()
