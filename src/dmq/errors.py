@@ -17,6 +17,7 @@ __all__ = [
     "ConsumeTimeout",
     "DMQError",
     "Damaged",
+    "DatabaseDown",
     "DeadLettered",
     "DirectoryInUse",
     "DiskFull",
@@ -52,6 +53,7 @@ __all__ = [
     "TimedOut",
     "TooManyFiles",
     "TopicExists",
+    "TransactionOver",
     "UnknownCommand",
     "UnknownGroup",
     "UnknownMessage",
@@ -132,6 +134,12 @@ class StaleEpoch(DMQError):
     """The caller speaks for an epoch (of a producer or of a leader) that a newer one has replaced."""
 
     code = "STALE_EPOCH"
+
+
+class TransactionOver(DMQError):
+    """The transaction has ended otherwise: what was rolled back cannot be committed, nor the other way round."""
+
+    code = "TRANSACTION_OVER"
 
 
 class OffsetGone(DMQError):
@@ -236,6 +244,13 @@ class BrokerStopping(DMQError):
     """The broker is draining before it stops; nothing was done. Another broker, or this one later, will do it."""
 
     code = "BROKER_STOPPING"
+    retriable = True
+
+
+class DatabaseDown(DMQError):
+    """The SQL database of the dead letters cannot be used now; dead letters wait in the journal until it can."""
+
+    code = "DATABASE_DOWN"
     retriable = True
 
 

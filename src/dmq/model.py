@@ -14,10 +14,11 @@ from typing import NamedTuple, NewType
 
 import msgspec
 
-from dmq.errors import InvalidName
+from dmq.errors import InvalidMessage, InvalidName
 
 __all__ = [
     "DEFAULT_PRIORITY",
+    "DELAY_LEVELS",
     "JournalOffset",
     "Message",
     "MessageId",
@@ -25,6 +26,7 @@ __all__ = [
     "Receipt",
     "TopicConfig",
     "check_name",
+    "delay_level",
 ]
 
 JournalOffset = NewType("JournalOffset", int)
@@ -32,6 +34,7 @@ QueueOffset = NewType("QueueOffset", int)
 
 DEFAULT_PRIORITY = 4
 NAME_BYTES_MAX = 255
+GROUP_BYTES_MAX = 230  # topics of ours are named after groups
 QUEUES_MAX = 255  # ids 0-254; 255 is kept free as "no queue"
 
 _USER_NAME = re.compile(r"[\w.\-]+")
@@ -75,6 +78,30 @@ class MessageId(NamedTuple):
         return parsed
 
 
+DELAY_LEVELS = (
+    "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
+)  # fmt: skip
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def delay_level(level: int | str) -> float:
+    """The seconds of one of RocketMQ's eighteen delays: by its number from 1 on, or by its name, "10s".
+
+    Raises:
+        InvalidMessage: there is no such level.
+    """
+    if isinstance(level, int) and 1 <= level <= len(DELAY_LEVELS):
+        name = DELAY_LEVELS[level - 1]
+    elif isinstance(level, str) and level in DELAY_LEVELS:
+        name = level
+    else:
+        raise InvalidMessage(
+            f"{level!r} is no delay level: use 1 to {len(DELAY_LEVELS)}, or one of {', '.join(DELAY_LEVELS)}; any "
+            "other delay is given in seconds"
+        )
+    return float(name[:-1]) * _UNIT_SECONDS[name[-1]]
+
+
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A message on its way in."""
 
@@ -105,6 +132,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ttl_ms: int | None = None
     carry_for: str | None = None  # what this group has not settled outlives retention
     properties: dict[str, str] = {}
+    can_produce: bool = True  # takes messages from producers
+    can_consume: bool = True  # hands messages out to consumers
 
 
 def check_name(name: str, what: str, *, system: bool = False) -> str:
@@ -118,8 +147,9 @@ def check_name(name: str, what: str, *, system: bool = False) -> str:
     Raises:
         InvalidName: with a sentence that says what is allowed.
     """
-    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
-        raise InvalidName(f"{what} name is too long: at most {NAME_BYTES_MAX} bytes of UTF-8; shorten it", name=name)
+    bytes_max = GROUP_BYTES_MAX if what == "group" else NAME_BYTES_MAX
+    if len(name.encode("utf-8", "surrogatepass")) > bytes_max:
+        raise InvalidName(f"{what} name is too long: at most {bytes_max} bytes of UTF-8; shorten it", name=name)
     # A name of dots only would be a path.
     if (name.strip(".") and _USER_NAME.fullmatch(name)) or (system and _SYSTEM_NAME.fullmatch(name)):
         return name

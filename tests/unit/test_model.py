@@ -71,8 +71,14 @@ def test_a_bad_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "订" * 86])
 def test_a_name_is_measured_in_bytes(name: str) -> None:
-    with pytest.raises(InvalidName, match=f"group name is too long: at most {NAME_BYTES_MAX} bytes"):
-        check_name(name, "group")
+    with pytest.raises(InvalidName, match=f"topic name is too long: at most {NAME_BYTES_MAX} bytes"):
+        check_name(name, "topic")
+
+
+def test_a_groups_name_leaves_room_for_the_topics_named_after_it() -> None:
+    assert check_name("x" * 230, "group") == "x" * 230
+    with pytest.raises(InvalidName, match="group name is too long: at most 230 bytes"):
+        check_name("x" * 231, "group")
 
 
 def test_our_own_names_need_to_be_asked_for() -> None:

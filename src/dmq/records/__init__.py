@@ -1,7 +1,7 @@
 """Records: the byte layout of one message, and everything that reads or writes it.
 
-`layout` draws the bytes; `encoding` and `building` write them, `decoding` reads one record and `columns` many, `moving`
-copies one under another topic. Nothing here does I/O or asks for the time.
+`layout` draws the bytes; `encoding` (with `shapes`) and `building` write them, `decoding` reads one record and
+`columns` many, `moving` copies one under another topic. Nothing here does I/O or asks for the time.
 """
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
@@ -9,10 +9,10 @@ from dmq.records.building import encode_system
 from dmq.records.columns import Columns, decode_columns, verify_batch
 from dmq.records.compression import Compressor, decompress
 from dmq.records.decoding import RecordView, address_text, iter_records
-from dmq.records.encoding import EncodedBatch, encode_batch
+from dmq.records.encoding import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
 from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, gather, scatter, stamp
-from dmq.records.moving import moved_record
+from dmq.records.moving import DeadReason, moved_record
 
 __all__ = [
     "ANY_QUEUE",
@@ -22,7 +22,9 @@ __all__ = [
     "Attributes",
     "Columns",
     "Compressor",
+    "DeadReason",
     "EncodedBatch",
+    "LoneRecord",
     "RecordView",
     "address_text",
     "business_hash",
@@ -31,9 +33,12 @@ __all__ = [
     "decompress",
     "encode_attributes",
     "encode_batch",
+    "encode_lone",
+    "encode_plain",
     "encode_system",
     "gather",
     "id_hash",
+    "is_plain",
     "iter_records",
     "key_hash",
     "moved_record",

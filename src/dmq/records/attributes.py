@@ -5,7 +5,9 @@
     3 expires at, u64 ms          9 target topic, UTF-8           15 original queue offset, u64
     4 message id, 16 bytes       10 target queue, u8, 255 = any   16 original journal offset, u64
     5 original topic, UTF-8      11 attempt, u32                0x80 user property: key size u8 · key · value, UTF-8
-    6 original queue, u8         12 group, UTF-8
+    6 original queue, u8         12 group, UTF-8                 17 code of the reason, u8
+                                                                 18 first error, UTF-8
+                                                                 19 attempts before it was resent, u32
 
 What always holds: a kind below 0x80 occurs at most once, a property key too; properties keep their order. A reader
 skips kinds it does not know, and whoever moves a record copies them: a newer writer loses nothing to an older broker.
@@ -41,6 +43,9 @@ COMPRESSION: Final = 13
 REASON: Final = 14
 ORIGINAL_QUEUE_OFFSET: Final = 15
 ORIGINAL_JOURNAL_OFFSET: Final = 16
+REASON_CODE: Final = 17
+FIRST_ERROR: Final = 18
+ATTEMPTS_BEFORE: Final = 19
 PROPERTY: Final = 0x80
 
 ANY_QUEUE: Final = 255
@@ -66,6 +71,9 @@ _FIELDS: Final[dict[int, tuple[str, str | int]]] = {  # kind -> (field of Attrib
     REASON: ("reason", _TEXT),
     ORIGINAL_QUEUE_OFFSET: ("original_queue_offset", 8),
     ORIGINAL_JOURNAL_OFFSET: ("original_journal_offset", 8),
+    REASON_CODE: ("reason_code", 1),
+    FIRST_ERROR: ("first_error", _TEXT),
+    ATTEMPTS_BEFORE: ("attempts_before", 4),
 }
 
 
@@ -87,6 +95,9 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt: int | None = None
     group: str | None = None
     reason: str | None = None
+    reason_code: int | None = None  # of a dead letter, see `dmq.records.moving.DeadReason`
+    first_error: str | None = None
+    attempts_before: int | None = None  # what it had used up when it was resent from the dead letters
     codec: int = 0
     raw_size: int | None = None
     properties: dict[str, str] = {}

@@ -7,6 +7,7 @@ what one refuses, the other refuses, for the same first record and reason.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NoReturn
@@ -20,7 +21,7 @@ from dmq.records import layout
 from dmq.records.decoding import RecordView
 from dmq.records.layout import Buffer, Positions
 
-__all__ = ["Columns", "decode_columns", "verify_batch"]
+__all__ = ["BatchRules", "Columns", "batch_rules", "check_batch", "decode_columns", "verify_batch"]
 
 # From this many records on the numpy path is the faster one (bench/records.py).
 VERIFY_MANY_MIN: Final = 16
@@ -42,7 +43,11 @@ _FIXED_DTYPE: Final = np.dtype(
 _HEAD_DTYPE: Final = np.dtype([("length", ">u4"), ("magic", ">u2"), ("flags", "u1"), ("tag", "V2"), ("priority", "u1")])
 _HEAD_BYTES: Final = np.dtype(f"V{_HEAD_DTYPE.itemsize}")
 _MAGIC: Final = layout.U16.pack(layout.MAGIC)
+# Length, magic, flags, priority and the size of the body: what the plain check looks at first, in one call.
+_CHECKED: Final = struct.Struct(f">IHB2xB{layout.BODY_SIZE_AT - layout.JOURNAL_OFFSET_AT}xI")
+assert _CHECKED.size == layout.BODY_AT
 _ALL_FLAGS: Final = 0xFF & ~layout.RESERVED_FLAGS
+_LONE: Final = (0,)  # where a record begins that is alone
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):
@@ -211,14 +216,38 @@ def verify_batch(
     Raises:
         InvalidMessage: the first record at fault, by its index, and what is wrong with it.
     """
+    rules = batch_rules(
+        topic,
+        body_bytes_max=body_bytes_max,
+        flags_allowed=flags_allowed,
+        attributes_bytes_max=attributes_bytes_max,
+        check_crc=check_crc,
+    )
+    check_batch(buffer, lengths, rules)
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=bounds[1:])
+    return bounds[:-1]
+
+
+def check_batch(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules) -> None:
+    """`verify_batch` for somebody who has its rules at hand, and need not know where records begin.
+
+    Raises:
+        InvalidMessage: the first record at fault, by its index, and what is wrong with it.
+    """
     count = len(lengths)
-    rules = _Rules(topic.encode(), body_bytes_max, flags_allowed & _ALL_FLAGS, attributes_bytes_max, check_crc)
+    if count == 1 and len(buffer) == lengths[0] >= layout.RECORD_BYTES_MIN and not rules.check_crc:
+        sizes_of_one = (int(lengths[0]),)
+        if _any_bad_few(buffer, _LONE, sizes_of_one, rules):
+            verify_few(buffer, _LONE, sizes_of_one, rules)
+        return
     if count < VERIFY_MANY_MIN:
-        few = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+        few = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
         places = list(accumulate(few, initial=0))
         _check_sum(len(buffer), count, places.pop(), min(few, default=layout.RECORD_BYTES_MIN))
-        verify_few(buffer, places, few, rules)
-        return np.array(places, np.int64)
+        if rules.check_crc or _any_bad_few(buffer, places, few, rules):
+            verify_few(buffer, places, few, rules)
+        return
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=bounds[1:])
     sizes = np.asarray(lengths, np.int64)
@@ -227,9 +256,8 @@ def verify_batch(
     if int(sizes.max()) > len(buffer):
         total = -1
     _check_sum(len(buffer), count, total, int(sizes.min()))
-    if check_crc or _any_bad(buffer, starts, sizes, rules):
+    if rules.check_crc or _any_bad(buffer, starts, sizes, rules):
         verify_few(buffer, starts.tolist(), sizes.tolist(), rules)
-    return starts
 
 
 def _check_sum(size: int, count: int, total: int, smallest: int) -> None:
@@ -240,17 +268,70 @@ def _check_sum(size: int, count: int, total: int, smallest: int) -> None:
         )
 
 
-class _Rules(msgspec.Struct, frozen=True, gc=False):
+class BatchRules(msgspec.Struct, frozen=True, gc=False):
+    """What holds for the records of a batch; see `verify_batch`."""
+
     topic: bytes
+    named: bytes  # the topic as records have it, behind its length; empty if no record can
     body_bytes_max: int
-    flags_allowed: int
+    flags_forbidden: int
     attributes_bytes_max: int
     check_crc: bool
 
+    @property
+    def flags_allowed(self) -> int:
+        return ~self.flags_forbidden & 0xFF
 
-def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: _Rules) -> bool:
+
+def batch_rules(
+    topic: str,
+    *,
+    body_bytes_max: int = layout.BODY_BYTES_MAX,
+    flags_allowed: int = _ALL_FLAGS,
+    attributes_bytes_max: int = layout.CLIENT_ATTRIBUTES_BYTES_MAX,
+    check_crc: bool = False,
+) -> BatchRules:
+    """The rules for batches of a topic; the parameters are those of `verify_batch`."""
+    name = topic.encode()
+    named = bytes((len(name),)) + name if len(name) <= layout.NAME_BYTES_MAX else b""
+    return BatchRules(
+        name, named, body_bytes_max, ~(flags_allowed & _ALL_FLAGS) & 0xFF, attributes_bytes_max, check_crc
+    )
+
+
+def _any_bad_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rules: BatchRules) -> bool:
+    """`_any_bad` without numpy."""
+    named, forbidden = rules.named, rules.flags_forbidden
+    body_bytes_max, attributes_bytes_max = rules.body_bytes_max, rules.attributes_bytes_max
+    try:
+        for start, size in zip(starts, sizes, strict=True):
+            length, magic, flags, priority, body_size = _CHECKED.unpack_from(buffer, start)
+            topic_at = start + layout.BODY_AT + body_size
+            at = topic_at + len(named)
+            if buffer[topic_at:at] != named:
+                return True
+            at += 1 + buffer[at]  # behind the app
+            at += 1 + buffer[at]  # behind the business id
+            attributes_size = buffer[at] << 8 | buffer[at + 1]
+            if (
+                at + 2 + attributes_size != start + size
+                or length != size
+                or magic != layout.MAGIC
+                or flags & forbidden
+                or priority > layout.PRIORITY_MAX
+                or body_size > body_bytes_max
+                or attributes_size > attributes_bytes_max
+            ):
+                return True
+    except (IndexError, struct.error):
+        return True
+    return not named
+
+
+def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: BatchRules) -> bool:
     """Whether any record breaks a rule; which one and why, the plain path finds out."""
-    if len(rules.topic) > layout.NAME_BYTES_MAX:
+    expected = rules.named
+    if not expected:
         return True
     head = layout.gather(buffer, starts, 0, _HEAD_BYTES).view(_HEAD_DTYPE)
     try:
@@ -261,14 +342,13 @@ def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: _Rules)
         parts.bad.any()
         or (head["length"] != sizes).any()
         or head["magic"].tobytes() != _MAGIC * len(starts)
-        or int(np.bitwise_or.reduce(head["flags"])) & ~rules.flags_allowed
+        or int(np.bitwise_or.reduce(head["flags"])) & rules.flags_forbidden
         or int(head["priority"].max()) > layout.PRIORITY_MAX
         or int(parts.body_size.max()) > rules.body_bytes_max
         or int(parts.attributes_size.max()) > rules.attributes_bytes_max
     ):
         return True
     # A topic shorter than ours may stand so close to the buffer's end that ours would reach past it.
-    expected = bytes((len(rules.topic),)) + rules.topic
     if int(parts.topic_at[-1]) > len(buffer) - len(expected):
         return True
     # Two byte strings compare at once; numpy would compare the elements one by one, ten times as long.
@@ -276,7 +356,7 @@ def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: _Rules)
     return topics.tobytes() != expected * len(starts)
 
 
-def verify_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rules: _Rules) -> None:
+def verify_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rules: BatchRules) -> None:
     """`verify_batch` record by record."""
     for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         try:
@@ -298,12 +378,12 @@ def verify_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rule
             raise InvalidMessage(f"record {index} of the batch: {fault}", index=index)
 
 
-def _fault(record: RecordView, size: int, rules: _Rules) -> str | None:
+def _fault(record: RecordView, size: int, rules: BatchRules) -> str | None:
     topic_at, app_at, _, attributes_at, _ = record.parts()
     attributes_size = record.start + record.length - attributes_at - 2
     if record.length != size:
         return f"it has {record.length} bytes, and {size} were announced"
-    if record.flags & ~rules.flags_allowed:
+    if record.flags & rules.flags_forbidden:
         return f"system flags {record.flags:#04x} are not allowed, only those in {rules.flags_allowed:#04x}"
     if record.priority > layout.PRIORITY_MAX:
         return f"priority is 0 to {layout.PRIORITY_MAX}, not {record.priority}"

@@ -117,17 +117,29 @@ class Compressor:
         """
         if not bodies or self.mode == "none":
             return None
-        if self.mode == "auto":
-            smallest, largest = min(map(len, bodies)), max(map(len, bodies))
-            if largest <= COMPRESS_OVER_BYTES:
-                return None
-            if smallest > COMPRESS_OVER_BYTES and largest <= body_bytes_max and _class(smallest) == _class(largest):
-                estimate = self._estimate(topic, largest)
-                if estimate.skip >= len(bodies):
-                    estimate.skip -= len(bodies)
-                    return None
+        sizes = [*map(len, bodies)]
+        largest = max(sizes)
+        if largest <= body_bytes_max and not self.is_worth_trying(topic, min(sizes), largest, len(bodies)):
+            return None
         results = [self.compress(topic, body, must_shrink=len(body) > body_bytes_max) for body in bodies]
         return results if any(codec for codec, _ in results) else None
+
+    def is_worth_trying(self, topic: str, smallest: int, largest: int, count: int) -> bool:
+        """Whether any of so many bodies, of sizes from the smallest to the largest, is to be tried now.
+
+        If not, they count as passed over, and are not to be offered again.
+        """
+        if self.mode != "auto":
+            return self.mode != "none" and largest > COMPRESS_OVER_BYTES
+        if largest <= COMPRESS_OVER_BYTES:
+            return False
+        if smallest <= COMPRESS_OVER_BYTES or _class(smallest) != _class(largest):
+            return True
+        estimate = self._estimate(topic, largest)
+        if estimate.skip < count:
+            return True
+        estimate.skip -= count
+        return False
 
     def _codec(self, size: int) -> int:
         if self.mode == "auto":

@@ -4,9 +4,9 @@ What always holds: the plain path and the numpy path give the same bytes; a batc
 the error names the index of the message that is at fault.
 
 What makes it fast: all that messages of a batch share (names, tag, flags, times and the checksum over them) is made
-once, as a `_Template`. The key is the last attribute, so that the template covers all bytes around body and key; and
-since a CRC is linear, the checksum of "template, then key" is the key's own CRC xor a number that depends only on the
-template and the key's length. The key's CRC is needed for its hash anyway.
+once, as a `Template`: a `Shape` with its time. The key is the last attribute, so that the template covers all bytes
+around body and key; and since a CRC is linear, the checksum of "template, then key" is the key's own CRC xor a number
+that depends only on the template and the key's length. The key's CRC is needed for its hash anyway.
 """
 
 from __future__ import annotations
@@ -15,101 +15,109 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from dmq.errors import InvalidMessage, MessageTooLarge
-from dmq.model import Message
+from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import attributes as attrs
 from dmq.records import layout
-from dmq.records.building import BLANK_STAMP, BLANK_TIMES, HEAD, name_bytes, others_crc
+from dmq.records.assembling import EncodedBatch, Template, assemble, assemble_even, key_sizes_of, raw_keys_of
+from dmq.records.building import BLANK_STAMP, BLANK_TIMES, HEAD
 from dmq.records.compression import Compressor
-from dmq.records.hashes import tag_hash
+from dmq.records.shapes import Shape, make_shape, names_of, remembered_shape
 
-__all__ = ["EncodedBatch", "encode_batch"]
+__all__ = ["EncodedBatch", "LoneRecord", "encode_batch", "encode_lone", "encode_plain", "is_plain"]
 
 # From this many messages on the numpy path is the faster one (bench/records.py).
 ENCODE_MANY_MIN: Final = 64
 
-_HEAD_DTYPE: Final = np.dtype([("length", ">u4"), ("template", "V51"), ("crc", ">u8"), ("body_size", ">u4")])
-_HEAD_BYTES: Final = np.dtype(f"V{HEAD.size}")
-_HEAD_BLANK: Final = bytes(HEAD.size)
+EVEN_KEY_MAX: Final = 32  # beyond, a call for each key is faster
+_PLAIN_MESSAGE: Final = Message(b"")
+_PLAIN: Final = {(None, None, False, DEFAULT_PRIORITY, None)}
 
 
-class EncodedBatch(msgspec.Struct, frozen=True, gc=False):
-    """Records one after another, and what a broker needs to know of them without reading them.
+class LoneRecord(NamedTuple):
+    """One record in pieces, and what a broker needs to know of it without reading it."""
 
-    `hash_index[i]` is the index within the batch of the record whose key has the hash `hashes[i]`; records without a
-    key do not occur.
-    """
-
-    data: bytearray
-    lengths: npt.NDArray[np.uint32]
-    hash_index: npt.NDArray[np.uint32]
-    hashes: npt.NDArray[np.uint64]
-    count: int
-
-
-class _Template(NamedTuple):
-    head: bytes  # bytes 4..54 of the record
-    tail: bytes  # everything between the body and the key
-    crc_mask: int  # xor the key's CRC-32C = the high half of the record's CRC
+    parts: tuple[bytes, bytes, bytes, bytes]
+    length: int
+    key_hash: int  # 0 without a key
 
 
 class _Batch:
     """One call of `encode_batch`: what its messages share."""
 
-    __slots__ = ("extras", "flags", "names", "sent_at_ms", "templates")
+    __slots__ = ("_sent", "_templates", "extras", "flags", "names")
 
     def __init__(self, topic: str, app: str, sent_at_ms: int, flags: int, extras: Sequence[bytes] | bytes) -> None:
-        self.names = name_bytes("topic", topic) + name_bytes("app", app)
-        self.sent_at_ms = sent_at_ms
+        self.names = names_of(topic, app)
+        self._sent = layout.U64.pack(sent_at_ms)
         self.flags = flags
         self.extras = extras
-        self.templates: dict[tuple[Any, ...], _Template] = {}
+        self._templates: dict[tuple[Any, ...], Template] = {}
 
-    def template(self, index: int, message: Message, key_size: int, codec: int) -> _Template:
+    def template(self, index: int, message: Message, key_size: int, codec: int) -> Template:
         """The template of this message; `key_size` is -1 without a key."""
-        if codec or message.properties or not isinstance(self.extras, bytes):
-            return self._make(index, message, key_size, codec)
-        shape = (message.tag, message.business_id, message.priority, message.ordered, key_size)
-        made = self.templates.get(shape)
+        tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
+        raw_size = len(message.body) if codec else 0
+        if message.properties or self.extras:
+            extra = self.extras if isinstance(self.extras, bytes) else self.extras[index]
+            return self._timed(
+                make_shape(
+                    self.names, self.flags, tag, business_id, priority, ordered, key_size, codec, raw_size, extra,
+                    message.properties,
+                ),
+                key_size,
+            )  # fmt: skip
+        key = (tag, business_id, type(priority), priority, ordered, key_size, codec, raw_size)
+        made = self._templates.get(key)
         if made is None:
-            made = self.templates[shape] = self._make(index, message, key_size, codec)
+            shape = remembered_shape(
+                self.names, self.flags, tag, business_id, priority, ordered, key_size, codec, raw_size
+            )
+            made = self._templates[key] = self._timed(shape, key_size)
         return made
 
-    def _make(self, index: int, message: Message, key_size: int, codec: int) -> _Template:
-        priority = message.priority
-        if type(priority) is not int or not 0 <= priority <= layout.PRIORITY_MAX:
-            raise InvalidMessage(f"priority is 0 to {layout.PRIORITY_MAX}, not {priority!r}")
-        tag = message.tag
-        user = b"" if tag is None else attrs.text_entry(attrs.TAG, "tag", tag)
-        if message.properties:
-            user += attrs.property_entries(message.properties)
-        key_bytes = key_size + attrs.ENTRY.size if key_size >= 0 else 0
-        if len(user) + key_bytes > layout.USER_ATTRIBUTES_BYTES_MAX:
-            raise attrs.too_large_together(len(user) + key_bytes)
-        flags = self.flags | (layout.ORDERED if message.ordered else 0)
-        if codec:
-            flags |= layout.COMPRESSED
-            user += attrs.compression_entry(codec, len(message.body))
-        user += self.extras if isinstance(self.extras, bytes) else self.extras[index]
-        size = len(user) + key_bytes
-        if size > layout.CLIENT_ATTRIBUTES_BYTES_MAX:
-            limit = layout.CLIENT_ATTRIBUTES_BYTES_MAX
-            raise InvalidMessage(f"attributes take {size} bytes; at most {limit} may be sent")
-        tail = self.names + name_bytes("business id", message.business_id or "") + layout.U16.pack(size) + user
-        if key_size >= 0:
-            tail += attrs.ENTRY.pack(attrs.KEY, key_size)
-        head = layout.CLIENT_PART.pack(layout.MAGIC, flags, 0 if tag is None else tag_hash(tag), priority)
-        sent = layout.U64.pack(self.sent_at_ms)
-        mask = seed = others_crc(head, sent, tail)
+    def _timed(self, shape: Shape, key_size: int) -> Template:
+        mask = seed = crc32c(shape.tail, crc32c(self._sent, shape.front_crc))
         if key_size > 0:
             zeros = bytes(key_size)
             mask = crc32c(zeros, seed) ^ crc32c(zeros)
-        return _Template(head + BLANK_STAMP + sent + BLANK_TIMES, tail, mask)
+        return Template(shape.front + BLANK_STAMP + self._sent + BLANK_TIMES, shape.tail, mask)
+
+
+def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: bytes, codec: int = 0) -> LoneRecord:
+    """One message, encoded for its own sake: a fifth of the price of a batch of one.
+
+    Parameters:
+        body: the message's body as it goes out, compressed with this codec.
+
+    Raises:
+        InvalidMessage: the message breaks a rule.
+    """
+    key = message.key
+    raw_key = b"" if key is None else attrs.utf8("key", key)
+    names, size = names_of(topic, app), len(body)
+    key_size = -1 if key is None else len(raw_key)
+    raw_size = len(message.body) if codec else 0
+    tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
+    if message.properties:
+        shape = make_shape(
+            names, 0, tag, business_id, priority, ordered, key_size, codec, raw_size, b"", message.properties
+        )
+    else:
+        shape = remembered_shape(names, 0, tag, business_id, priority, ordered, key_size, codec, raw_size)
+    front, front_crc, tail = shape
+    sent = layout.U64.pack(sent_at_ms)
+    crc = crc32c(tail, crc32c(sent, front_crc))
+    key_hash = 0
+    if key is not None:
+        crc = crc32c(raw_key, crc)
+        key_hash = crc32c(raw_key) << 32 | zlib.crc32(raw_key) or 1
+    length = HEAD.size + size + len(tail) + len(raw_key)
+    head = HEAD.pack(length, front + BLANK_STAMP + sent + BLANK_TIMES, crc << 32 | crc32c(body), size)
+    return LoneRecord((head, body, tail, raw_key), length, key_hash)
 
 
 def encode_batch(
@@ -153,7 +161,8 @@ def encode_batch(
     if max(map(len, bodies), default=0) > body_bytes_max:
         index, size = next((index, len(body)) for index, body in enumerate(bodies) if len(body) > body_bytes_max)
         raise MessageTooLarge(
-            f"message {index}: the body takes {size} bytes after compression; the limit is {body_bytes_max}",
+            f"message {index}: the body takes {size} bytes even compressed; at most {body_bytes_max} are allowed: "
+            "send less at a time, or a reference to it",
             index=index,
             size=size,
             limit=body_bytes_max,
@@ -214,58 +223,115 @@ def _encode_few(
     )
 
 
+def encode_plain(
+    topic: str,
+    app: str,
+    bodies: list[bytes],
+    keys: Sequence[str | None],
+    *,
+    sent_at_ms: int,
+    compressor: Compressor | None = None,
+    body_bytes_max: int = layout.BODY_BYTES_MAX,
+    raw_bytes_max: int = layout.RAW_BYTES_MAX,
+) -> EncodedBatch:
+    """`encode_batch` for messages that have a body and at most a key, as columns: what is sent most.
+
+    Parameters:
+        bodies: bytes, all of them.
+        keys: one for each body, None where there is none.
+
+    Raises:
+        InvalidMessage, MessageTooLarge: as `encode_batch`.
+    """
+    count = len(bodies)
+    sizes = [*map(len, bodies)]
+    largest = max(sizes, default=0)
+    is_raw = largest <= min(body_bytes_max, raw_bytes_max) and (
+        compressor is None or not compressor.is_worth_trying(topic, min(sizes, default=0), largest, count)
+    )
+    if is_raw:
+        compressor = None
+    if is_raw and count >= ENCODE_MANY_MIN:
+        batch = _Batch(topic, app, sent_at_ms, 0, b"")
+        try:
+            return _encode_alike(batch, _PLAIN_MESSAGE, bodies, sizes, keys)
+        except (InvalidMessage, UnicodeEncodeError, AttributeError):
+            pass  # told below, with the message's index
+    messages = [Message(body, key) for body, key in zip(bodies, keys, strict=True)]
+    return encode_batch(
+        topic, app, messages, sent_at_ms=sent_at_ms, compressor=compressor, body_bytes_max=body_bytes_max,
+        raw_bytes_max=raw_bytes_max,
+    )  # fmt: skip
+
+
+class _Even(NamedTuple):
+    """Keys of one size, or none at all."""
+
+    size: int  # -1 without keys
+    joined: bytes | None
+
+
+def _even_keys(keys: Sequence[str | None]) -> _Even | None:
+    """The keys back to back if all are short ASCII texts of one size, or all are missing; None if they are not."""
+    first = keys[0]
+    if first is None:
+        return _Even(-1, None) if keys.count(None) == len(keys) else None
+    try:
+        size = len(first)
+        if size > EVEN_KEY_MAX or {*map(len, keys)} != {size}:  # type: ignore[arg-type]
+            return None
+        joined = "".join(keys)  # type: ignore[arg-type]
+    except TypeError:  # one is missing, or no text
+        return None
+    return _Even(size, joined.encode()) if joined.isascii() else None
+
+
 def _encode_many(
     batch: _Batch, messages: Sequence[Message], bodies: list[bytes], codecs: Sequence[int] | None
 ) -> EncodedBatch:
-    count = len(messages)
-    keys: list[bytes] = []
-    templates: list[_Template] = []
-    missing: list[int] = []
-    shared = codecs is None and isinstance(batch.extras, bytes)
-    known = batch.templates.get
+    keys, sizes = [message.key for message in messages], [*map(len, bodies)]
     try:
-        for index, message in enumerate(messages):
-            key = message.key
-            if key is None:
-                raw_key, size = b"", -1
-                missing.append(index)
-            else:
-                raw_key = key.encode()
-                size = len(raw_key)
-            keys.append(raw_key)
-            template = None
-            if shared and not message.properties:  # the common case of `batch.template`, without the call
-                template = known((message.tag, message.business_id, message.priority, message.ordered, size))
-            templates.append(template or batch.template(index, message, size, codecs[index] if codecs else 0))
+        if codecs is None and not batch.extras and len(_kinds(messages)) == 1:
+            return _encode_alike(batch, messages[0], bodies, sizes, keys)
+        raw_keys, has_key = raw_keys_of(keys)
+        key_sizes = key_sizes_of(raw_keys, has_key)
+        templates = [
+            batch.template(index, message, key_sizes[index], codecs[index] if codecs else 0)
+            for index, message in enumerate(messages)
+        ]
     except (InvalidMessage, UnicodeEncodeError, AttributeError):
         return _encode_few(batch, messages, bodies, codecs)  # which says what is wrong with which message
-    heads, tails, masks = zip(*templates, strict=True)
+    return assemble(bodies, sizes, raw_keys, has_key, templates)
 
-    parts = [_HEAD_BLANK] * (4 * count)
-    parts[1::4] = bodies
-    parts[2::4] = tails
-    parts[3::4] = keys
-    body_sizes = np.fromiter(map(len, bodies), np.int64, count)
-    lengths = body_sizes + np.fromiter(map(len, tails), np.int64, count) + np.fromiter(map(len, keys), np.int64, count)
-    lengths += HEAD.size
-    starts = np.zeros(count, np.int64)
-    np.cumsum(lengths[:-1], out=starts[1:])
 
-    shift = np.uint64(32)
-    key_crcs = np.fromiter(map(crc32c, keys), np.uint64, count)
-    crcs = (key_crcs ^ np.array(masks, np.uint64)) << shift
-    crcs |= np.fromiter(map(crc32c, bodies), np.uint64, count)
-    columns = np.empty(count, _HEAD_DTYPE)
-    columns["length"] = lengths
-    columns["template"] = np.frombuffer(b"".join(heads), "V51")
-    columns["crc"] = crcs
-    columns["body_size"] = body_sizes
-    data = bytearray().join(parts)
-    layout.scatter(data, starts, 0, columns.view(_HEAD_BYTES))
+def _encode_alike(
+    batch: _Batch, message: Message, bodies: list[bytes], sizes: list[int], keys: Sequence[str | None]
+) -> EncodedBatch:
+    """Messages that differ from this one in body and key only."""
+    even = _even_keys(keys)
+    if even is not None:
+        return assemble_even(bodies, sizes, even.joined, batch.template(0, message, even.size, 0))
+    raw_keys, has_key = raw_keys_of(keys)
+    key_sizes = key_sizes_of(raw_keys, has_key)
+    by_size = {size: batch.template(0, message, size, 0) for size in {*key_sizes}}
+    templates = [*by_size.values()] if len(by_size) == 1 else [*map(by_size.__getitem__, key_sizes)]
+    return assemble(bodies, sizes, raw_keys, has_key, templates)
 
-    hashes = key_crcs << shift | np.fromiter(map(zlib.crc32, keys), np.uint64, count)
-    np.maximum(hashes, np.uint64(1), out=hashes)
-    hash_index = np.arange(count, dtype=np.uint32)
-    if missing:
-        hashes, hash_index = np.delete(hashes, missing), np.delete(hash_index, missing)
-    return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count)
+
+def is_plain(messages: Sequence[Message]) -> bool:
+    """Whether all messages have a body and at most a key: `encode_plain` is for them."""
+    return _kinds(messages) == _PLAIN
+
+
+def _kinds(messages: Sequence[Message]) -> set[tuple[Any, ...]]:
+    """What messages have beside body and key, each combination once; empty if that cannot be told."""
+    try:
+        # No tuple stays alive for a message: many that do would set the garbage collector off.
+        kinds = {
+            (message.tag, message.business_id, message.ordered, message.priority, message.properties)
+            for message in messages
+        }
+    except TypeError:  # properties
+        return set()
+    # Of equal numbers only one is in the set, and some of them are no priorities.
+    return kinds if all(type(kind[3]) is int for kind in kinds) else set()

@@ -7,13 +7,16 @@ machine, in every version. None of them protects against anyone: whoever compare
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from dmq.model import MessageId
 
-__all__ = ["business_hash", "id_hash", "key_hash", "tag_hash"]
+__all__ = ["business_hash", "id_hash", "id_hashes", "key_hash", "key_hashes", "tag_hash"]
 
 _U64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
@@ -34,6 +37,31 @@ def key_hash(key: str) -> int:
     return crc32c(raw) << 32 | zlib.crc32(raw) or 1
 
 
+def key_hashes(keys: bytes, count: int) -> npt.NDArray[np.uint64]:
+    """What `key_hash` gives for so many keys of one size, back to back, but 0 where that gives 1.
+
+    For short keys a fifth of the price of a call for each: a CRC is linear, so the one of a text is that of as many
+    zero bytes, xor what each byte contributes, which depends on nothing but its value and its distance from the end.
+    """
+    size = len(keys) // count
+    zeros = bytes(size)
+    hashes = np.full(count, crc32c(zeros) << 32 | zlib.crc32(zeros), np.uint64)
+    rows = np.frombuffer(keys, np.uint8).reshape(count, size)
+    for at in range(size):
+        hashes ^= _contributions(size - 1 - at)[rows[:, at]]
+    return hashes
+
+
+@lru_cache(64)
+def _contributions(distance: int) -> npt.NDArray[np.uint64]:
+    """What a byte contributes to `key_hashes`, by its value, if so many bytes follow it."""
+    zeros = bytes(distance)
+    texts = [bytes((value,)) + zeros for value in range(256)]
+    hashes: npt.NDArray[np.uint64] = np.array([crc32c(text) << 32 | zlib.crc32(text) for text in texts], np.uint64)
+    hashes ^= hashes[0]
+    return hashes
+
+
 def id_hash(message_id: MessageId) -> int:
     """The u64 under which a message id is indexed: splitmix64 over both halves; never 0.
 
@@ -41,6 +69,16 @@ def id_hash(message_id: MessageId) -> int:
     never collide with each other.
     """
     return _mix(_mix(message_id.producer_id) ^ message_id.sequence) or 1
+
+
+def id_hashes(producer_id: int, sequences: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`id_hash` of many ids of one producer."""
+    value = (sequences ^ np.uint64(_mix(producer_id))) + np.uint64(_GOLDEN)  # wraps, as unsigned sums of arrays do
+    value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)
+    value ^= value >> np.uint64(31)
+    value[value == 0] = 1
+    return value
 
 
 def business_hash(business_id: str) -> int:

@@ -85,6 +85,8 @@ FIXED: Final = struct.Struct(">IHBHBQBQ6s6sQIIQ")
 CLIENT_PART: Final = struct.Struct(">HBHB")  # bytes 4..9
 STAMP: Final = struct.Struct(">QBQ6s6s")  # bytes 10..38
 TIMES: Final = struct.Struct(">II")  # bytes 47..54
+_SENT: Final = struct.Struct(f">H{SEND_TIME_AT - TAG_AT - 2}xQ")  # the tag hash at 7, the send time at 39
+_STAMPED: Final = struct.Struct(">QBQ6s6sQII")  # bytes 10..54: the stamp, the send time as it was, the times
 U64: Final = struct.Struct(">Q")
 U32: Final = struct.Struct(">I")
 U16: Final = struct.Struct(">H")
@@ -203,23 +205,30 @@ def stamp_few(
     stored_at_ms: int,
     *,
     ipv6: bool = False,
-) -> None:
-    """`stamp`, one record after another; the arguments are those of `stamp`."""
-    pack_stamp, pack_times, send_time = STAMP.pack_into, TIMES.pack_into, U64.unpack_from
+) -> list[int]:
+    """`stamp`, one record after another; the arguments are those of `stamp`.
+
+    Returns the tag hashes, since they stand among the bytes this reads anyway.
+    """
+    tags = []
     queue_offset = first_queue_offset
     before = -1
     receive = store = 0
     for start, journal_offset in zip(starts, journal_offsets, strict=True):
-        pack_stamp(buffer, start + JOURNAL_OFFSET_AT, journal_offset, queue, queue_offset, client, server)
-        (sent_at_ms,) = send_time(buffer, start + SEND_TIME_AT)
+        tag, sent_at_ms = _SENT.unpack_from(buffer, start + TAG_AT)
+        tags.append(tag)
         if sent_at_ms != before:  # most batches were sent at one time
             before = sent_at_ms
             receive = min(max(received_at_ms - sent_at_ms, 0), _RELATIVE_MAX)
             store = min(max(stored_at_ms - sent_at_ms, 0), _RELATIVE_MAX)
-        pack_times(buffer, start + RECEIVE_TIME_AT, receive, store)
+        _STAMPED.pack_into(
+            buffer, start + JOURNAL_OFFSET_AT, journal_offset, queue, queue_offset, client, server,
+            sent_at_ms, receive, store,
+        )  # fmt: skip
         if ipv6:
             buffer[start + FLAGS_AT] |= IPV6
         queue_offset += 1
+    return tags
 
 
 def stamp_many(

@@ -1,12 +1,14 @@
 """Moving a message: a copy of its record under another topic (retry, delay, commit, dead letter, resend, replay).
 
 What always holds: the copy carries the original's body bytes, key, tag, properties, expiry and every attribute this
-version does not know, and the id, topic, queue, offsets and send time that the message had first, however often it is
-moved. Its own send time restarts. Any record a client may send can be moved: room is kept for what moving adds.
+version does not know, and the id, topic, queue, offsets and send time that the message had first, and the first error
+said of it, however often it is moved. Its own send time restarts. Any record a client may send can be moved: room is
+kept for what moving adds.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 from dmq.errors import InvalidMessage
@@ -17,14 +19,14 @@ from dmq.records.attributes import Attributes, encode_attributes, read_entries
 from dmq.records.building import build_record, name_bytes
 from dmq.records.decoding import RecordView
 
-__all__ = ["REASON_BYTES_MAX", "moved_record"]
+__all__ = ["REASON_BYTES_MAX", "DeadReason", "moved_record"]
 
 REASON_BYTES_MAX: Final = 1024
 _ELLIPSIS: Final = "…".encode()
 
 # What a move says of itself; the next move says it anew or not at all.
 _OF_ONE_MOVE: Final = frozenset(
-    (attrs.DUE_AT, attrs.TARGET_TOPIC, attrs.TARGET_QUEUE, attrs.ATTEMPT, attrs.GROUP, attrs.REASON)
+    (attrs.DUE_AT, attrs.TARGET_TOPIC, attrs.TARGET_QUEUE, attrs.ATTEMPT, attrs.GROUP, attrs.REASON, attrs.REASON_CODE)
 )
 _ORIGINALS: Final = (
     attrs.MESSAGE_ID,
@@ -33,7 +35,22 @@ _ORIGINALS: Final = (
     attrs.ORIGINAL_SEND_TIME,
     attrs.ORIGINAL_QUEUE_OFFSET,
     attrs.ORIGINAL_JOURNAL_OFFSET,
+    attrs.FIRST_ERROR,
+    attrs.ATTEMPTS_BEFORE,
 )
+
+# What a first move does not take over from a client.
+NOT_COPIED: Final = _OF_ONE_MOVE | frozenset(_ORIGINALS)
+
+
+class DeadReason(IntEnum):
+    """Why a message is a dead letter. The numbers are part of the stored format."""
+
+    RETRIES_EXHAUSTED = 1
+    EXPIRED = 2
+    RATE_LIMITED = 3
+    STORE_FAILED = 4
+    REJECTED = 5
 
 
 def moved_record(
@@ -48,7 +65,11 @@ def moved_record(
     attempt: int | None = None,
     group: str | None = None,
     reason: str | None = None,
+    reason_code: int | None = None,
+    first_error: str | None = None,
+    attempts_before: int | None = None,
     flags: int = 0,
+    is_placed: bool = True,
 ) -> bytes:
     """A copy of a record for another topic, with the broker's fields zero.
 
@@ -62,17 +83,29 @@ def moved_record(
         target_queue: to which queue of that; `ANY_QUEUE` leaves the choice open.
         attempt: the number of this attempt.
         group: for whom it is kept.
-        reason: why it was moved; cut, visibly, to 1,024 bytes of UTF-8.
+        reason: why it was moved, the text of its last error; cut, visibly, to 1,024 bytes of UTF-8.
+        reason_code: of a dead letter, a `DeadReason`.
+        first_error: the text of an error; kept, cut as well, unless an earlier move brought one.
+        attempts_before: of a message that is resent: the attempts it had, so that it gets as many again.
         flags: system flags to add, `REPLAYED` for example.
+        is_placed: the record stands in a queue of its own topic, so that its queue and offset are the message's; not
+            so in the schedule and among half messages.
 
     Raises:
         InvalidMessage: it has no id, or its attributes would not fit.
         RecordCorrupt: its attributes cannot be read.
     """
     entries = [(kind, value) for kind, value in read_entries(record.attribute_bytes) if kind not in _OF_ONE_MOVE]
+    if attempts_before is not None:
+        entries = [(kind, value) for kind, value in entries if kind != attrs.ATTEMPTS_BEFORE]
     present = {kind for kind, _ in entries}
     if record.moved and attrs.MESSAGE_ID in present:
-        added = Attributes()
+        # A message that was delayed or prepared at first gets its place only now.
+        is_first = is_placed and attrs.ORIGINAL_QUEUE not in present and attrs.ORIGINAL_QUEUE_OFFSET not in present
+        added = Attributes(
+            original_queue=record.queue if is_first else None,
+            original_queue_offset=record.queue_offset if is_first else None,
+        )
     else:
         # Only a record marked as moved speaks for its origin: on any other such entries are a client's invention.
         entries = [(kind, value) for kind, value in entries if kind not in _ORIGINALS]
@@ -81,11 +114,12 @@ def moved_record(
         added = Attributes(
             message_id=message_id,
             original_topic=record.topic,
-            original_queue=record.queue,
+            original_queue=record.queue if is_placed else None,
             original_send_time_ms=record.send_time_ms,
-            original_queue_offset=record.queue_offset,
+            original_queue_offset=record.queue_offset if is_placed else None,
             original_journal_offset=record.journal_offset,
         )
+    had_error = any(kind == attrs.FIRST_ERROR for kind, _ in entries)
     move = Attributes(
         due_at_ms=due_at_ms,
         target_topic=target_topic,
@@ -93,6 +127,9 @@ def moved_record(
         attempt=attempt,
         group=group,
         reason=None if reason is None else shorten(reason),
+        reason_code=reason_code,
+        first_error=None if first_error is None or had_error else shorten(first_error),
+        attempts_before=attempts_before,
     )
     kept = b"".join(attrs.entry(kind, value) for kind, value in entries)
     encoded = encode_attributes(added) + encode_attributes(move) + kept

@@ -50,11 +50,13 @@ def test_columns_say_what_the_views_say(messages: list[Message]) -> None:
         assert parts == [view.raw_body, *view.name_bytes, view.attribute_bytes]
 
 
-def rules(topic: bytes = b"orders", body_bytes_max: int = 100, attributes_bytes_max: int = 62_464) -> module._Rules:
-    return module._Rules(topic, body_bytes_max, 0x3F, attributes_bytes_max, False)
+def rules(topic: bytes = b"orders", body_bytes_max: int = 100, attributes_bytes_max: int = 62_464) -> module.BatchRules:
+    return module.batch_rules(
+        topic.decode(), body_bytes_max=body_bytes_max, flags_allowed=0x3F, attributes_bytes_max=attributes_bytes_max
+    )
 
 
-def plain_refuses(data: bytes | bytearray, starts: list[int], sizes: list[int], checked: module._Rules) -> bool:
+def plain_refuses(data: bytes | bytearray, starts: list[int], sizes: list[int], checked: module.BatchRules) -> bool:
     try:
         module.verify_few(data, starts, sizes, checked)
     except InvalidMessage:
@@ -66,7 +68,7 @@ FIELDS = [0, 3, 4, 5, 6, 7, 9, 10, 39, 55, 63, 64, 65, 66, 67]
 
 
 @given(st.integers(1, 6), st.data())
-def test_the_plain_path_and_the_numpy_path_refuse_the_same_batches(count: int, data: st.DataObject) -> None:
+def test_the_plain_paths_and_the_numpy_path_refuse_the_same_batches(count: int, data: st.DataObject) -> None:
     """J-04: any bytes changed, most of them those that lead to others."""
     buffer, sizes = sample(count)
     starts = [sum(sizes[:index]) for index in range(count)]
@@ -78,6 +80,8 @@ def test_the_plain_path_and_the_numpy_path_refuse_the_same_batches(count: int, d
     array = np.array(starts, np.int64), np.array(sizes, np.int64)
     numpy_refuses = module._any_bad(buffer, *array, rules())
     assert numpy_refuses == plain_refuses(buffer, starts, sizes, rules())
+    assert numpy_refuses == module._any_bad_few(buffer, starts, sizes, rules())
+    assert numpy_refuses == module._any_bad_few(memoryview(buffer), starts, sizes, rules())
     try:
         decode_columns(buffer, *array)
         refused = False

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import Message
-from dmq.records import Attributes, Compressor, encode_attributes, encode_batch, iter_records, key_hash, layout
+from dmq.records import (
+    Attributes,
+    Compressor,
+    encode_attributes,
+    encode_batch,
+    encode_lone,
+    encode_plain,
+    is_plain,
+    iter_records,
+    key_hash,
+    layout,
+)
 from dmq.records import encoding as module
 from tests.unit.records.samples import SENT_AT_MS, batches, noise
 
@@ -122,7 +133,7 @@ def test_a_body_of_4_mib_fits_and_one_byte_more_does_not() -> None:
     """J-08."""
     body = noise(4 * 1024 * 1024)
     assert len(next(iter_records(encode([Message(body)], compressor=Compressor()).data)).raw_body) == len(body)
-    with pytest.raises(MessageTooLarge, match=r"message 1: the body takes 4194305 bytes .* limit is 4194304") as caught:
+    with pytest.raises(MessageTooLarge, match=r"message 1: .* 4194305 bytes .* at most 4194304 are allowed") as caught:
         encode([Message(b""), Message(body + b"x")], compressor=Compressor())
     assert (caught.value.detail["size"], caught.value.detail["limit"]) == (4_194_305, 4_194_304)
 
@@ -163,3 +174,98 @@ def test_bytes_like_bodies_are_copied() -> None:
     body = bytearray(b"abc")
     encoded = encode([Message(body), Message(memoryview(body))])  # type: ignore[arg-type]
     assert [record.body for record in iter_records(encoded.data)] == [b"abc", b"abc"]
+
+
+@given(batches.filter(bool))
+def test_a_lone_record_has_the_bytes_it_has_in_a_batch(messages: list[Message]) -> None:
+    for message in messages:
+        batch = encode([message])
+        lone = encode_lone("orders", "shop", message, SENT_AT_MS, message.body)
+        assert b"".join(lone.parts) == batch.data
+        assert lone.length == len(batch.data)
+        assert lone.key_hash == (key_hash(message.key) if message.key is not None else 0)
+
+
+def test_a_lone_compressed_record_has_the_bytes_it_has_in_a_batch() -> None:
+    message = Message(b"abc" * 100, key="k", tag="t")
+    codec, data = Compressor("lz4").compress("orders", message.body)
+    assert codec
+    lone = encode_lone("orders", "shop", message, SENT_AT_MS, data, codec)
+    assert b"".join(lone.parts) == encode([message], compressor=Compressor("lz4")).data
+
+
+plain = st.builds(Message, body=st.binary(max_size=200), key=st.none() | st.text(max_size=6))
+
+
+even = st.integers(0, 40).flatmap(
+    lambda size: st.lists(
+        st.builds(
+            Message,
+            body=st.binary(max_size=50),
+            key=st.text(st.characters(max_codepoint=127), min_size=size, max_size=size),
+        ),
+        min_size=MANY,
+        max_size=MANY + 9,
+    )
+)
+keyless = st.lists(st.builds(Message, body=st.binary(max_size=50)), min_size=MANY, max_size=MANY + 9)
+
+
+@given(st.lists(plain, max_size=MANY + 40) | even | keyless, st.sampled_from([None, "auto", "lz4"]))
+def test_columns_of_bodies_and_keys_encode_the_same_bytes_as_messages(messages: list[Message], mode: Any) -> None:
+    columns = encode_plain(
+        "orders",
+        "shop",
+        [message.body for message in messages],
+        [message.key for message in messages],
+        sent_at_ms=SENT_AT_MS,
+        compressor=Compressor(mode) if mode else None,
+    )
+    batch = encode(messages, compressor=Compressor(mode) if mode else None)
+    assert (columns.data, columns.count) == (batch.data, batch.count)
+    for name in ("lengths", "hash_index", "hashes"):
+        np.testing.assert_array_equal(getattr(columns, name), getattr(batch, name))
+    assert is_plain(messages) == bool(messages)
+
+
+@pytest.mark.parametrize("count", [3, MANY + 3])
+@pytest.mark.parametrize(("key", "says"), [("\ud800", "key cannot be written as UTF-8"), (5, "must be text, not int")])
+def test_a_wrong_key_in_a_column_is_refused_by_its_index(count: int, key: Any, says: str) -> None:
+    for at in (0, count - 2, count - 1):
+        keys = ["k"] * count
+        keys[at] = key
+        with pytest.raises(InvalidMessage, match=f"message {at}: .*{says}") as caught:
+            encode_plain("orders", "shop", [b"x"] * count, keys, sent_at_ms=0)
+        assert caught.value.detail["index"] == at
+
+
+def test_a_body_over_the_limit_in_a_column_is_refused_by_its_index() -> None:
+    bodies = [b"x"] * (MANY + 5)
+    bodies[-1] = noise(200)
+    with pytest.raises(MessageTooLarge, match=f"message {MANY + 4}: the body takes 200 bytes"):
+        encode_plain("orders", "shop", bodies, [None] * len(bodies), sent_at_ms=0, body_bytes_max=100)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"", tag="t"),
+        Message(b"", business_id="b"),
+        Message(b"", ordered=True),
+        Message(b"", priority=5),
+        Message(b"", priority=4.0),  # type: ignore[arg-type]
+        Message(b"", properties={"a": "b"}),
+    ],
+)
+def test_a_message_with_anything_else_is_not_plain(message: Message) -> None:
+    assert is_plain([Message(b"x", key="k")])
+    assert not is_plain([message])
+    assert not is_plain([message, message])
+
+
+def test_a_shape_is_remembered_for_what_is_the_same_only() -> None:
+    encode([Message(b"", priority=1)])
+    with pytest.raises(InvalidMessage, match="priority"):
+        encode([Message(b"", priority=True)])
+    with pytest.raises(InvalidMessage, match="priority"):
+        encode_lone("orders", "shop", Message(b"", priority=True), SENT_AT_MS, b"")

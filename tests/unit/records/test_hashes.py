@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import zlib
 
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.model import MessageId
 from dmq.records import business_hash, id_hash, key_hash, tag_hash
+from dmq.records.hashes import key_hashes
 from tests.unit.records.samples import slow_crc32c
 
 U64 = st.integers(0, 2**64 - 1)
@@ -70,3 +72,9 @@ def test_keys_that_collide_in_one_half_differ_in_the_other() -> None:
             assert key_hash(by_high[high]) != key_hash(key)
         by_high[high] = key
     assert pairs
+
+
+@given(st.integers(0, 40).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1)))
+def test_the_hashes_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
+    wanted = [crc32c(key) << 32 | zlib.crc32(key) for key in keys]
+    assert key_hashes(b"".join(keys), len(keys)).tolist() == wanted

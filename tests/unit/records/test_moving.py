@@ -12,6 +12,7 @@ from dmq.records import (
     ANY_QUEUE,
     Attributes,
     Compressor,
+    DeadReason,
     RecordView,
     encode_attributes,
     encode_batch,
@@ -84,6 +85,33 @@ def test_moving_again_keeps_the_first_origin_and_forgets_the_last_move() -> None
     assert twice.flags == layout.MOVED | layout.REPLAYED
 
 
+def test_the_first_error_and_the_attempts_of_before_stay_and_the_reason_is_of_the_last_move() -> None:
+    once = moved_record(stored(Message(b"x")), "a", sent_at_ms=1, message_id=ID, reason="first", first_error="first")
+    twice = RecordView(
+        moved_record(
+            RecordView(once),
+            "b",
+            sent_at_ms=2,
+            reason="second",
+            reason_code=DeadReason.REJECTED,
+            first_error="second",
+            attempts_before=3,
+        )
+    )
+    said = twice.attributes
+    assert (said.first_error, said.reason, said.reason_code, said.attempts_before) == ("first", "second", 5, 3)
+    said = RecordView(moved_record(twice, "c", sent_at_ms=3, attempts_before=8)).attributes
+    assert (said.first_error, said.reason, said.reason_code, said.attempts_before) == ("first", None, None, 8)
+    said = RecordView(moved_record(twice, "c", sent_at_ms=3)).attributes
+    assert said.attempts_before == 3
+
+
+def test_what_a_client_says_of_its_errors_is_not_believed() -> None:
+    invented = encode_attributes(Attributes(first_error="forged", attempts_before=9))
+    said = RecordView(moved_record(stored(Message(b"x"), extra=invented), "a", sent_at_ms=1, message_id=ID)).attributes
+    assert (said.first_error, said.attempts_before) == (None, None)
+
+
 def test_attributes_this_version_does_not_know_are_carried_along() -> None:
     """J-04."""
     extra = encode_attributes(Attributes(unknown=((0x55, b"new"),)))
@@ -122,6 +150,9 @@ def test_the_largest_message_that_can_be_sent_can_be_moved_with_everything_said(
                 attempt=1,
                 group=name,
                 reason="é" * 5_000,
+                reason_code=DeadReason.EXPIRED,
+                first_error="é" * 5_000,
+                attempts_before=7,
             )
         )
         record.verify()
