@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dmq.errors import InvalidMessage, LimitReached, SequenceConflict, UnknownTopic
+from dmq.errors import DMQError, InvalidMessage, LimitReached, SequenceConflict, UnknownTopic
 from dmq.records.building import encode_system
 from dmq.storage.events import EVENT_TOPIC, Event, encode_event
 from dmq.storage.files import Buffer
 from dmq.storage.producers import Place
 from dmq.storage.state import HALF_ID, State, queue_key
-from dmq.storage.units import DUE, HEADER_BYTES, MOVED, NAMED, NO_ADDRESS, ROW_BYTES, Part, Row
+from dmq.storage.units import DUE, EXPIRING, HEADER_BYTES, MOVED, NAMED, NO_ADDRESS, ROW_BYTES, Part, Row
 
 __all__ = ["Batch", "Draft", "Placement", "draft_units"]
 
@@ -29,7 +29,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Records for one queue, encoded, with the broker's fields blank.
 
     `moved` records carry their message id in their attributes; others get theirs from producer id and sequence.
-    `dues`, one per record, makes sense for the schedule topic only.
+    `dues`, one per record, makes sense for the schedule topic only. `expiring`: some record may carry an expiry.
     """
 
     topic: str
@@ -44,9 +44,13 @@ class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     first_sequence: int = 0
     named: bool = False
     moved: bool = False
+    expiring: bool = False
     address: bytes = NO_ADDRESS
     port: int = 0
     received_at_ms: int = 0
+    room: memoryview | None = None
+    """A view that ends with the records, has room before them, and may be overwritten: a batch with such a view gets a
+    unit to itself, made in place where the room suffices."""
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
@@ -71,18 +75,14 @@ class Draft:
         self.items: list[int] = []
         self.size = HEADER_BYTES
 
-    def add(self, index: int, part: Part, size: int) -> None:
-        self.parts.append(part)
-        self.items.append(index)
-        self.size += size
-
 
 _EVENT_ROW: Final = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
 
 
 def part_bytes(part: Part) -> int:
     """What a part adds to the length of its unit."""
-    return ROW_BYTES + 4 * part.row.records + 12 * len(part.hashes) + 8 * len(part.dues) + len(part.data)
+    row, data, _, _, _, hashes, dues, _ = part
+    return ROW_BYTES + 4 * row[3] + 12 * len(hashes) + 8 * len(dues) + len(data)
 
 
 def event_part(event: Event, now_ms: int) -> Part:
@@ -100,11 +100,13 @@ def draft_units(
     transactions_max: int,
     *,
     atomic: bool,
+    refused: dict[int, DMQError] | None = None,
 ) -> tuple[list[Draft], dict[int, Place | int]]:
     """Decide what goes into which unit, and where each batch will stand in its queue.
 
     Parameters:
         assigned: the next offset of queues for which units were written that are not applied yet.
+        refused: gets the errors of items at fault, which are left out; without it the first of them is raised.
 
     Returns the drafts, and for items that need no writing the place they got before or the item of this call they
     repeat (a batch and its resend may wait side by side).
@@ -116,46 +118,64 @@ def draft_units(
     draft = drafts[0]
     duplicates: dict[int, Place | int] = {}
     following: dict[int, int] = {}
-    fresh: dict[tuple[int, int], list[int]] = {}  # (producer, queue) -> items of this call
+    fresh: dict[tuple[int, int], list[int]] = {}  # (producer, queue) -> items of this call that are written
+    earlier: list[int] | None = None
+    look = state.producers.look
+    is_full = False  # what comes next begins a unit
     for index, item in enumerate(items):
         if isinstance(item, Batch):
-            topic_id, key = _queue_of(item, state)
-            count = len(item.lengths)
-            if item.producer_id:
-                place: Place | int | None = state.producers.look(
-                    item.producer_id, item.producer_epoch, key, item.first_sequence, count
-                )
-                if place is None:
-                    earlier = fresh.get((item.producer_id, key))
+            try:
+                topic_id, key = _queue_of(item, state)
+                count = len(item.lengths)
+                producer_id = item.producer_id
+                if producer_id:
+                    place: Place | int | None = look(producer_id, item.producer_epoch, key, item.first_sequence, count)
+                    if place is None:
+                        earlier = fresh.get((producer_id, key))
+                        if earlier is not None:
+                            place = _repeats(items, item, earlier)
+                    if place is not None:
+                        duplicates[index] = place
+                        continue
+                if topic_id == HALF_ID:
+                    _check_transactions(item, state, transactions_max)
+                if producer_id:
                     if earlier is None:
-                        fresh[item.producer_id, key] = [index]
+                        fresh[producer_id, key] = [index]
                     else:
-                        place = _repeats(items, item, earlier)
                         earlier.append(index)
-                if place is not None:
-                    duplicates[index] = place
-                    continue
-            if topic_id == HALF_ID and not item.moved and len(state.transactions) >= transactions_max:
-                raise LimitReached(
-                    f"{transactions_max} transactions are open, which is the limit: end some, or raise "
-                    "store.transactions_max",
-                    limit=transactions_max,
-                )
+            except DMQError as error:
+                if refused is None:
+                    raise
+                refused[index] = error
+                continue
             first = following.get(key)
             if first is None:
                 first = assigned.get(key)
-            if first is None:
-                first = state.next.get(key, 0)
+                if first is None:
+                    first = state.next.get(key, 0)
             following[key] = first + count
-            part = _part(item, topic_id, first, now_ms)
+            part = _part(item, topic_id, count, first, now_ms, bool(state.expiring))
         else:
             part = event_part(item, now_ms)
         size = part_bytes(part)
-        if draft.size + size > unit_bytes_max and draft.parts and not atomic:
+        has_room = part.room is not None
+        if draft.parts and not atomic and (draft.size + size > unit_bytes_max or has_room or is_full):
             draft = Draft()
             drafts.append(draft)
-        draft.add(index, part, size)
+        is_full = has_room
+        draft.parts.append(part)
+        draft.items.append(index)
+        draft.size += size
     return (drafts if draft.parts else []), duplicates
+
+
+def _check_transactions(batch: Batch, state: State, transactions_max: int) -> None:
+    if not batch.moved and len(state.transactions) >= transactions_max:
+        raise LimitReached(
+            f"{transactions_max} transactions are open, which is the limit: end some, or raise store.transactions_max",
+            limit=transactions_max,
+        )
 
 
 def _repeats(items: Sequence[Batch | Event], batch: Batch, earlier: list[int]) -> int | None:
@@ -197,20 +217,31 @@ def _queue_of(batch: Batch, state: State) -> tuple[int, int]:
     return topic.id, queue_key(topic.id, batch.queue)
 
 
-def _part(batch: Batch, topic_id: int, first_offset: int, now_ms: int) -> Part:
+def _part(batch: Batch, topic_id: int, count: int, first_offset: int, now_ms: int, anything_expires: bool) -> Part:
     flags = (DUE if len(batch.dues) else 0) | (NAMED if batch.named else 0) | (MOVED if batch.moved else 0)
-    row = Row(
-        batch.producer_id,
-        batch.producer_epoch,
-        batch.first_sequence,
-        len(batch.lengths),
-        topic_id,
-        batch.queue,
-        flags,
-        0,
-        first_offset,
-        batch.address,
-        batch.port,
+    # Whoever moves records need not know what they carry: once anything expires, what is moved may.
+    if batch.expiring or (anything_expires and batch.moved):
+        flags |= EXPIRING
+    # Made as the tuples they are: a call of the class costs twice as much, and this is done for every batch.
+    row = _new(
+        Row,
+        (
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.first_sequence,
+            count,
+            topic_id,
+            batch.queue,
+            flags,
+            0,
+            first_offset,
+            batch.address,
+            batch.port,
+        ),
     )
     received = batch.received_at_ms or now_ms
-    return Part(row, batch.data, batch.lengths, received, batch.hash_index, batch.hashes, batch.dues)
+    columns = batch.hash_index, batch.hashes, batch.dues
+    return _new(Part, (row, batch.data, batch.lengths, received, *columns, batch.room))
+
+
+_new: Final = tuple.__new__

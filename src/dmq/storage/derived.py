@@ -25,7 +25,7 @@ from dmq.storage.lookup import Lookup
 from dmq.storage.pool import FilePool
 from dmq.storage.producers import ProducerTable
 from dmq.storage.queues import QueueIndex
-from dmq.storage.state import HALF_ID, SCHEDULE_ID, State, Topic, queue_key
+from dmq.storage.state import HALF_ID, SCHEDULE_ID, State, Topic
 from dmq.storage.units import DUE, MOVED, SNAPSHOT, Row, Unit
 from dmq.storage.wheel import Wheel
 
@@ -63,19 +63,20 @@ class Derived:
         """
         if self.incomplete and unit.header.flags & SNAPSHOT:
             self._resume(self.snapshot_in(unit))
+        if recovered:
+            self.state.remember_producers(unit)
         at = due_at = 0
         columns = unit.columns_by_row()
         for row in unit.rows:
-            end = at + row.records
-            if row.topic_id == 0:
+            _, _, _, records, topic_id, _, flags, _, _, _, _ = row
+            end = at + records
+            if topic_id == 0:
                 for index in range(at, end):
                     self._apply_event(event_of(unit, index))
             else:
-                if recovered:
-                    self.state.remember_producer(unit, row)
                 self._apply_batch(unit, row, columns, at, due_at)
-            if row.flags & DUE:
-                due_at += row.records
+            if flags & DUE:
+                due_at += records
             at = end
         self.lookup.add(unit, columns[0])
         self.applied = unit.end
@@ -89,16 +90,20 @@ class Derived:
             self.queues.drop_topic(event.topic_id)
 
     def _apply_batch(self, unit: Unit, row: Row, columns: tuple[Any, Any, Any], at: int, due_at: int) -> None:
-        key = queue_key(row.topic_id, row.queue)
+        _, _, _, records, topic_id, queue, _, _, first, _, _ = row
+        key = topic_id << 8 | queue
         expected = self.state.next.get(key, 0)
         if not self.state.apply_batch(unit, row):
             return
-        if row.first_queue_offset != expected:
-            self._lose(key, expected, row.first_queue_offset)
-        end = at + row.records
+        if first != expected:
+            self._lose(key, expected, first)
+        if records == 1 and topic_id > HALF_ID:
+            self.queues.add_one(key, first, columns[0][at], columns[1][at], columns[2][at])
+            return
+        end = at + records
         offsets, lengths, tags = columns[0][at:end], columns[1][at:end], columns[2][at:end]
-        self.queues.add(key, row.first_queue_offset, offsets, lengths, tags)
-        if row.topic_id == SCHEDULE_ID and row.flags & DUE:
+        self.queues.add(key, first, offsets, lengths, tags)
+        if topic_id == SCHEDULE_ID and row.flags & DUE:
             self.wheel.add(row.queue, unit.dues[due_at : due_at + row.records], offsets, lengths)
         elif row.topic_id == HALF_ID:
             for index in range(at, end):

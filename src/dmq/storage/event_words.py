@@ -12,14 +12,18 @@ from dmq.storage.events import (
     DelaysDone,
     EpochStarted,
     Event,
+    LimitPut,
     Outcome,
     PositionDropped,
     PositionSet,
     Settled,
     SnapshotTaken,
+    SubscriptionPut,
     TopicDropped,
     TopicPut,
     TransactionEnded,
+    TransactionGroup,
+    TransactionsEnded,
     unpack_offsets,
 )
 
@@ -51,6 +55,21 @@ def event_words(event: Event) -> str:
             return f"{len(done)} delayed ({reason}), at " + ", ".join(map(str, done[:8])) + ", …" * (len(done) > 8)
         case TransactionEnded(message_id, outcome):
             return f"transaction {message_id.hex()} ended: {outcome}"
+        case TransactionGroup(producer_id, group):
+            return f"transactions of producer {producer_id:016x} belong to producer group {group}"
+        case TransactionsEnded(message_ids, outcome):
+            count = len(message_ids) // 16
+            return f"{count} transactions ended ({outcome}), the first {message_ids[:16].hex()}"
+        case SubscriptionPut(group, topic_id, tags, version):
+            order = "ordered" if event.is_ordered else "unordered"
+            return f"group {group} consumes topic {topic_id} with tags {tags or '*'}, {order}, version {version}"
+        case LimitPut(topic_id, app, messages, size):
+            whose = f"topic {topic_id}" if topic_id else f"app {app}"
+            if messages is None and size is None:
+                return f"{whose} has no limit any more"
+            amounts = [f"{n} {unit}" for n, unit in ((messages, "messages"), (size, "bytes")) if n is not None]
+            rest = "become dead letters" if event.policy else "are refused"
+            return f"{whose} takes {' and '.join(amounts)} a second, others {rest}"
         case EpochStarted(epoch):
             return f"epoch {epoch} began"
         case SnapshotTaken(part, parts, state):

@@ -25,14 +25,18 @@ __all__ = [
     "DelaysDone",
     "EpochStarted",
     "Event",
+    "LimitPut",
     "Outcome",
     "PositionDropped",
     "PositionSet",
     "Settled",
     "SnapshotTaken",
+    "SubscriptionPut",
     "TopicDropped",
     "TopicPut",
     "TransactionEnded",
+    "TransactionGroup",
+    "TransactionsEnded",
     "decode_event",
     "encode_event",
     "pack_offsets",
@@ -121,6 +125,40 @@ class TransactionEnded(_Event, frozen=True, tag=7):
     outcome: str
 
 
+class TransactionsEnded(_Event, frozen=True, tag=11):
+    """The same of many half messages: their ids, 16 bytes each, one after another."""
+
+    message_ids: bytes
+    outcome: str
+
+
+class TransactionGroup(_Event, frozen=True, tag=12):
+    """Half messages of this producer, from here on, can be asked about with the producers of a group."""
+
+    producer_id: int
+    group: str
+
+
+class SubscriptionPut(_Event, frozen=True, tag=13):
+    """What the members of a group agreed on in a topic, by a version above 0: it never falls."""
+
+    group: str
+    topic_id: int
+    filter: str
+    version: int
+    is_ordered: bool = False
+
+
+class LimitPut(_Event, frozen=True, tag=14):
+    """How much a second may be sent to a topic, or by an app; one without numbers is no limit any more."""
+
+    topic_id: int  # 0: it is one of an app
+    app: str = ""
+    messages: int | None = None
+    bytes: int | None = None
+    policy: int = 0  # 0 refuse, 1 dead letter
+
+
 class EpochStarted(_Event, frozen=True, tag=8):
     """A leader (for a lone broker: a start after an unclean cut) began to write."""
 
@@ -152,6 +190,10 @@ Event = (
     | EpochStarted
     | SnapshotTaken
     | Archived
+    | TransactionsEnded
+    | TransactionGroup
+    | SubscriptionPut
+    | LimitPut
 )
 
 _encoder = msgspec.msgpack.Encoder()

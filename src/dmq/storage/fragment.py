@@ -53,6 +53,18 @@ class Source:
     def peek(self, count: int) -> Table:
         return self._read(self.at, min(self._end, self.at + count))
 
+    def after(self, due: int, offset: int, count: int) -> Table:
+        """The first entries of what is left that come behind (due, offset)."""
+        low, high = self.at, self._end
+        while low < high:
+            middle = (low + high) // 2
+            entry = self._read(middle, middle + 1)[0]
+            if (int(entry["due"]), int(entry["offset"])) <= (due, offset):
+                low = middle + 1
+            else:
+                high = middle
+        return self._read(low, min(self._end, low + count))
+
     def pieces(self) -> Iterator[Table]:
         """What is left, in pieces."""
         for at in range(self.at, self._end, _PIECE):
@@ -148,6 +160,13 @@ class Fragment:
         table["length"] = np.frombuffer(self._lengths, np.uint32)
         table["fragment"] = number
         return table
+
+    def after(self, due: int, offset: int, count: int) -> list[Table]:
+        """Entries held here that come behind (due, offset); the first `count` of them are among these."""
+        loose = np.concatenate([np.array([(*entry, 0) for entry in self.near], ENTRY), self._far_table(0)])
+        dues, offsets = loose["due"].astype(np.uint64), loose["offset"].astype(np.uint64)
+        behind = (dues > np.uint64(due)) | (dues == np.uint64(due)) & (offsets > np.uint64(offset))
+        return [loose[behind], *(chunk.after(due, offset, count) for chunk in self._chunks)]
 
     def table(self, number: int) -> Table:
         """Everything held here, in no order."""

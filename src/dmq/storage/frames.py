@@ -59,7 +59,7 @@ def read_exactly(pool: FilePool, path: str, position: int, size: int) -> bytes:
         DerivedDamaged: they are not.
     """
     try:
-        data = pool.get(path).read(position, size)
+        data = pool.read(path, position, size)
     except FileNotFoundError:
         raise DerivedDamaged(f"{path} is missing") from None
     if len(data) != size:

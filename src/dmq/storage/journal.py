@@ -241,10 +241,9 @@ class Journal:
         if segment is None:
             return b""
         try:
-            file = self._pool.get(segment.path)
+            return self._pool.read(segment.path, offset - segment.start, min(size, segment.end - offset))
         except FileNotFoundError:
             return b""
-        return file.read(offset - segment.start, min(size, segment.end - offset))
 
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from one segment.

@@ -122,13 +122,16 @@ class Lookup:
                 pending.hashes.frombytes(unit.hashes.tobytes())  # type: ignore[union-attr]
                 pending.hash_offsets.frombytes(unit.offsets[unit.hash_index].tobytes())
         else:
-            pending.hashes.extend(unit.hashes)
-            pending.hash_offsets.extend([unit.offsets[i] for i in unit.hash_index])
+            if unit.hashes:
+                pending.hashes.extend(unit.hashes)
+                pending.hash_offsets.extend([unit.offsets[i] for i in unit.hash_index])
         at = 0
-        for row in unit.rows:
-            if row.producer_id:
-                pending.batches.extend((row.producer_id, row.first_sequence, row.records, int(offsets[at])))
-            at += row.records
+        batches: list[int] = []
+        for producer_id, _, first_sequence, records, _, _, _, _, _, _, _ in unit.rows:
+            if producer_id:
+                batches += (producer_id, first_sequence, records, int(offsets[at]))
+            at += records
+        pending.batches.extend(batches)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,18 @@ FORMAT: Final = 1
 IDENTITY: Final = "STORE"
 _RUNNING: Final = "RUNNING"
 _KNOWN: Final = frozenset(
-    ("LOCK", _RUNNING, IDENTITY, "STORE.tmp", "checkpoint", "checkpoint.tmp", "lost+found", SALVAGE, journals.FOLDER)
+    (
+        "LOCK",
+        _RUNNING,
+        IDENTITY,
+        "STORE.tmp",
+        "checkpoint",
+        "checkpoint.tmp",
+        "lost+found",
+        SALVAGE,
+        journals.FOLDER,
+        "deadletters",  # SQLite's, of dead letters; not the store's
+    )
 ).union(FOLDERS)
 
 

@@ -1,27 +1,59 @@
-"""A bounded set of open files for reading, so that ten thousand queues do not need ten thousand descriptors."""
+"""A bounded set of open files for reading, so that ten thousand queues do not need ten thousand descriptors.
+
+Whoever must not wait for a disk asks under `deferring`: a read that was not prepared raises `NeedsDisk`, another thread
+does that read, and the question is asked again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from dmq.errors import TooManyFiles
 from dmq.storage.files import File, Files
 
-__all__ = ["FilePool", "remove_tree"]
+__all__ = ["FilePool", "NeedsDisk", "Prepared", "remove_tree"]
+
+
+class NeedsDisk(Exception):
+    """Not an error: what has to be read before the question can be answered."""
+
+    def __init__(self, path: str, position: int, size: int) -> None:
+        super().__init__(path, position, size)
+        self.path = path
+        self.position = position
+        self.size = size
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.path, self.position, self.size
+
+
+# What was read beforehand, or what came of trying.
+Prepared: TypeAlias = dict[tuple[str, int, int], bytes | Exception]
+
+
+class _Deferral(threading.local):
+    """What the thread that asks has prepared; None while it reads by itself."""
+
+    prepared: Prepared | None = None
 
 
 class FilePool:
-    """Open files by path, the longest unused closed first. May be used from the owner's and one more thread."""
+    """Open files by path, the longest unused closed first. While somebody holds it, other threads may read too."""
 
     def __init__(self, files: Files, open_max: int) -> None:
         self._files = files
         self._open: OrderedDict[str, File] = OrderedDict()
         self._open_max = min(open_max, _descriptors_left_to_us())
         self._lock = threading.RLock()
-        self._held = False
+        self._holders = 0
         self._parked: list[File] = []
+        self._deferral = _Deferral()
 
     def get(self, path: str) -> File:
         """The file, opened for reading if it was not; use it at once, do not keep it.
@@ -46,6 +78,35 @@ class FilePool:
             self._open[path] = file
             return file
 
+    def read(self, path: str, position: int, size: int) -> bytes:
+        """Bytes of a file, fewer only where it ends.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            NeedsDisk: this thread defers its reads, and this one is not prepared.
+        """
+        prepared = self._deferral.prepared
+        if prepared is None:
+            return self.get(path).read(position, size)
+        found = prepared.get((path, position, size))
+        if found is None:
+            raise NeedsDisk(path, position, size)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @contextlib.contextmanager
+    def deferring(self, prepared: Prepared | None) -> Iterator[bool]:
+        """Within this, the thread reads only what is prepared; with None, by itself. Tells whether it deferred before.
+
+        What it defers to another thread may be read there only between `hold` and `release`.
+        """
+        before, self._deferral.prepared = self._deferral.prepared, prepared
+        try:
+            yield before is not None
+        finally:
+            self._deferral.prepared = before
+
     def drop(self, path: str) -> None:
         """Close the file if it is open; for files that were replaced or removed."""
         with self._lock:
@@ -55,7 +116,7 @@ class FilePool:
 
     def _retire(self, file: File) -> None:
         # While two threads read, the other one may be using it.
-        if self._held:
+        if self._holders:
             self._parked.append(file)
         else:
             file.close()
@@ -66,20 +127,26 @@ class FilePool:
         self._open.clear()
 
     def hold(self) -> None:
-        """Another thread reads too: close nothing until `release`."""
-        self._held = True
+        """Another thread reads too: close nothing until its `release`."""
+        with self._lock:
+            self._holders += 1
 
     def release(self) -> None:
-        """Only the owner reads again."""
+        """That thread reads no more."""
         with self._lock:
-            self._held = False
-            for file in self._parked:
-                file.close()
-            self._parked.clear()
+            self._holders -= 1
+            if not self._holders:
+                self._close_parked()
+
+    def _close_parked(self) -> None:
+        for file in self._parked:
+            file.close()
+        self._parked.clear()
 
     def close(self) -> None:
         with self._lock:
-            self.release()
+            self._holders = 0
+            self._close_parked()
             self._close_open()
 
 

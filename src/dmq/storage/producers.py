@@ -55,6 +55,11 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def epoch_of(self, producer_id: int) -> int | None:
+        """The newest epoch a producer has written with; None if it is not remembered."""
+        producer = self._producers.get(producer_id)
+        return None if producer is None else producer.epoch
+
     def look(self, producer_id: int, epoch: int, queue_key: int, first_sequence: int, count: int) -> Place | None:
         """The place of the batch if it is there already, None if it is new.
 

@@ -80,6 +80,16 @@ class QueueIndex:
             tail.tags.extend(tags)
         self.buffered += len(offsets)
 
+    def add_one(self, key: int, first: int, offset: int, length: int, tag: int) -> None:
+        """`add` for a batch of one."""
+        tail = self._active.get(key)
+        if tail is None:
+            tail = self._active[key] = Tail(first)
+        tail.offsets.append(offset)
+        tail.lengths.append(length)
+        tail.tags.append(tag)
+        self.buffered += 1
+
     def drop_topic(self, topic_id: int) -> None:
         """Forget the queues of a topic; its files go with the next `remove_folders`."""
         for holder in (self._active, self._frozen or {}, self.filed, self._file_firsts):
@@ -99,6 +109,14 @@ class QueueIndex:
             piece = self._piece(key, at, min(stop, at + _PIECE))
             at += len(piece.offsets)
             yield piece
+
+    def newest(self, key: int, start: int, stop: int) -> list[tuple[int, int]] | None:
+        """Journal offsets and lengths of the entries [start, stop); None if they are not the ones taken in last."""
+        tail = self._active.get(key)
+        if tail is None or start < tail.first:
+            return None
+        i, j = start - tail.first, stop - tail.first
+        return [*zip(tail.offsets[i:j], tail.lengths[i:j], strict=True)]
 
     def _piece(self, key: int, at: int, stop: int) -> Columns:
         active = self._active.get(key)

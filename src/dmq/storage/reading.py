@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ __all__ = ["Found", "Reader", "Slice", "row_of"]
 
 _WINDOW: Final = 1 << 20
 _FIRST_WINDOW: Final = 64 << 10
+_FEW: Final = 8  # up to so many, arrays cost more than they save
 # How many index entries one filtered read looks at before it answers, so that it cannot hold others up.
 SCAN_MAX: Final = 1 << 17
 
@@ -108,6 +109,13 @@ class Reader:
                 next=following,
             )
         stop = min(following, offset + (max_messages if tags is None else SCAN_MAX))
+        if tags is None and 0 < stop - offset < _FEW:
+            try:
+                few = self._read_few(key, offset, stop, max_bytes)
+            except Damaged:
+                few = None  # the long way says which messages
+            if few is not None:
+                return few
         kept: list[Columns] = []
         numbers: list[npt.NDArray[np.uint64]] = []
         at = offset
@@ -127,6 +135,30 @@ class Reader:
         where = kept[0].offsets if len(kept) == 1 else np.concatenate([c.offsets for c in kept])
         lengths = kept[0].lengths if len(kept) == 1 else np.concatenate([c.lengths for c in kept])
         return self._gather(topic, queue, key, offsets, where, lengths, at)
+
+    def _read_few(self, key: int, offset: int, stop: int, max_bytes: int) -> Slice | None:
+        """`read` for the last few messages, which costs less without arrays; None where that does not do."""
+        entries = self.derived.queues.newest(key, offset, stop)
+        if entries is None:
+            return None
+        pieces: list[memoryview] = []
+        lengths: list[int] = []
+        start = end = -1
+        for at, length in entries:
+            if not length:
+                return None  # damaged: `_gather` says how
+            max_bytes -= length
+            if lengths and max_bytes < 0:
+                break
+            if at != end:
+                if lengths:
+                    pieces.append(self.bytes_at(start, end))
+                start = at
+            end = at + length
+            lengths.append(length)
+        pieces.append(self.bytes_at(start, end))
+        after = offset + len(lengths)
+        return Slice(np.arange(offset, after, dtype=np.uint64), np.array(lengths, np.uint32), pieces, after)
 
     def _gather(
         self,
@@ -282,21 +314,29 @@ class Reader:
 
     # --- by key, id and time ----------------------------------------------------------------------------------------
 
+    def places_of_key(self, key: str) -> list[int]:
+        """Where messages may stand that have a key, in the order they were stored."""
+        return self.derived.lookup.offsets_of_hash(key_hash(key), self._journal.start)
+
     def find_key(self, key: str, topic: str | None) -> Iterator[Found]:
         """Messages with a key, in the order they were stored."""
-        for offset in self.derived.lookup.offsets_of_hash(key_hash(key), self._journal.start):
+        for offset in self.places_of_key(key):
             found = self.record_at(offset)
             if found is not None and found.record.key == key and topic in (None, found.topic):
                 yield found
 
-    def find_id(self, message_id: MessageId) -> Iterator[Found]:
-        """The record a message was first stored as, and those it was moved to since."""
+    def places_of_id(self, message_id: MessageId) -> list[int]:
+        """Where the record may stand that a message was first stored as, and those it was moved to since."""
         offsets = self.derived.lookup.offsets_of_hash(id_hash(message_id), self._journal.start)
         for first, offset in self.derived.lookup.batches_of_id(*message_id, self._journal.start):
             unit = self.unit_at(self.derived.lookup.unit_holding(offset))
             at = int(np.searchsorted(np.asarray(unit.offsets), offset)) + message_id.sequence - first
             offsets.append(int(unit.offsets[at]))
-        for offset in sorted(set(offsets)):
+        return sorted(set(offsets))
+
+    def find_id(self, message_id: MessageId) -> Iterator[Found]:
+        """The record a message was first stored as, and those it was moved to since."""
+        for offset in self.places_of_id(message_id):
             found = self.record_at(offset)
             if found is not None and found.message_id == message_id:
                 yield found
@@ -353,9 +393,10 @@ def _choose(
     wanted: npt.NDArray[np.int64] | None = None
     if tags is not None:
         wanted = np.flatnonzero(np.isin(columns.tags, np.asarray(tags, np.uint16)) | (columns.lengths == 0))[:room]
-    taken = min(count, room) if wanted is None else len(wanted)
-    sizes = np.cumsum(columns.lengths[:taken] if wanted is None else columns.lengths[wanted], dtype=np.int64)
-    fit = taken if not taken or int(sizes[-1]) <= space else int(np.searchsorted(sizes, space, side="right"))
+    fit = taken = min(count, room) if wanted is None else len(wanted)
+    lengths = columns.lengths[:taken] if wanted is None else columns.lengths[wanted]
+    if int(lengths.sum(dtype=np.int64)) > space:
+        fit = int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), space, side="right"))
     if first and taken and not fit:
         fit = 1
     full = fit < taken or fit == room
@@ -365,7 +406,10 @@ def _choose(
         after = columns.first
     else:
         after = columns.first + (fit if wanted is None else int(wanted[fit - 1]) + 1)
-    chosen: Any = slice(0, fit) if wanted is None else wanted[:fit]
-    where = np.arange(fit) if wanted is None else wanted[:fit]
+    if wanted is None:
+        if fit < count:
+            columns = Columns(columns.first, columns.offsets[:fit], columns.lengths[:fit], columns.tags[:fit])
+        return columns, np.arange(columns.first, columns.first + fit, dtype=np.uint64), after, full
+    chosen = wanted[:fit]
     entries = Columns(columns.first, columns.offsets[chosen], columns.lengths[chosen], columns.tags[chosen])
-    return entries, where.astype(np.uint64) + np.uint64(columns.first), after, full
+    return entries, chosen.astype(np.uint64) + np.uint64(columns.first), after, full

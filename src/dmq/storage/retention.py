@@ -179,6 +179,7 @@ def _copy(found: Found, topic: str, now_ms: int, due_ms: int | None = None) -> B
         attempt=before.attempt,
         group=before.group,
         reason=before.reason,
+        reason_code=before.reason_code,
     )
     hashes = [id_hash(found.message_id)]
     if before.key is not None:

@@ -21,17 +21,23 @@ from dmq.storage.events import (
     DelaysDone,
     EpochStarted,
     Event,
+    LimitPut,
+    Outcome,
     PositionDropped,
     PositionSet,
     Settled,
     SnapshotTaken,
+    SubscriptionPut,
     TopicDropped,
     TopicPut,
     TransactionEnded,
+    TransactionGroup,
+    TransactionsEnded,
 )
 from dmq.storage.positions import PositionTable, bitmap_ranges
 from dmq.storage.producers import Dumped, Place, ProducerTable
-from dmq.storage.units import NAMED, Row, Unit
+from dmq.storage.retrying import RetryCounts, retry_topic_name, retry_topic_parts
+from dmq.storage.units import EXPIRING, NAMED, Row, Unit
 
 __all__ = ["HALF_TOPIC", "SCHEDULE_TOPIC", "OpenTransaction", "State", "Topic", "queue_key"]
 
@@ -42,6 +48,7 @@ HALF_TOPIC: Final = "%HALF%"
 HALF_ID: Final = 2
 _FIRST_TOPIC_ID: Final = 16
 _BUILT_IN_QUEUES: Final = 255
+_TRANSACTION_GROUPS_MAX: Final = 100_000
 
 
 class Topic(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +65,7 @@ class OpenTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     journal_offset: int
     length: int
     stored_at_ms: int
+    group: str = ""  # whose producers can be asked about it
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +76,13 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     producers: Dumped
     transactions: list[tuple[bytes, OpenTransaction]]
     archived: int = 0
+    expiring: list[int] = []
+    retrying: list[tuple[int, int]] = []
+    transaction_groups: list[tuple[int, str]] = []
+    subscriptions: list[SubscriptionPut] = []
+    limits: list[LimitPut] = []
+    seeks: int = 0
+    sought: list[tuple[str, int, int, int]] = []
 
 
 _QUEUES: Final = np.dtype([("key", ">u8"), ("first", ">u8"), ("next", ">u8")])
@@ -96,7 +111,14 @@ class State:
         self.positions = PositionTable()
         self.producers = producers
         self.transactions: dict[bytes, OpenTransaction] = {}
+        self.transaction_groups: dict[int, str] = {}  # by producer, the ones named longest ago first
         self.archived = 0  # journal offset: everything below is in the archive
+        self.expiring: set[int] = set()  # ids of topics that had messages with an expiry of their own
+        self.retrying = RetryCounts()
+        self.subscriptions: dict[tuple[str, int], SubscriptionPut] = {}  # by group and topic id
+        self.limits: dict[tuple[int, str], LimitPut] = {}  # by topic id, 0 for an app, and app
+        self.seeks = 0  # how often a position was set that was there before
+        self.sought: dict[tuple[str, int, int], int] = {}  # by group, topic id and queue, which of them was the last
 
     # --- applying ---------------------------------------------------------------------------------------------------
 
@@ -107,11 +129,20 @@ class State:
                 if topic_id in self.topics_by_id:
                     ranges = bitmap_ranges(event.start, event.count, event.bitmap)
                     self.positions.settle(group, topic_id, queue, ranges)
+                    if event.outcome in (Outcome.RETRIED, Outcome.CARRIED):
+                        self._on_the_way(event)
             case PositionSet(group, topic_id, queue, offset):
                 if topic_id in self.topics_by_id:
+                    if self.positions.get(group, topic_id, queue) is not None:
+                        self.seeks += 1
+                        self.sought[group, topic_id, queue] = self.seeks
                     self.positions.set(group, topic_id, queue, offset)
             case PositionDropped(group, topic_id_or_all):
                 self.positions.drop_group(group, topic_id_or_all)
+                for key in [key for key in self.subscriptions if key[0] == group and topic_id_or_all in (None, key[1])]:
+                    del self.subscriptions[key]
+                for at in [at for at in self.sought if at[0] == group and topic_id_or_all in (None, at[1])]:
+                    del self.sought[at]
             case TopicPut(topic_id, name, config):
                 topic = Topic(topic_id, name, config)
                 self.topics_by_id[topic_id] = topic
@@ -121,10 +152,37 @@ class State:
                 self._drop_topic(topic_id)
             case TransactionEnded(message_id):
                 self.transactions.pop(message_id, None)
+            case TransactionGroup(producer_id, group):
+                self._name_group(producer_id, group)
+            case TransactionsEnded(message_ids):
+                for at in range(0, len(message_ids), 16):
+                    self.transactions.pop(message_ids[at : at + 16], None)
             case Archived(offset):
                 self.archived = max(self.archived, offset)
+            case SubscriptionPut(group, topic_id):
+                if topic_id in self.topics_by_id:
+                    self.subscriptions[group, topic_id] = event
+            case LimitPut(topic_id, app):
+                self._limit(event, topic_id, app)
             case DelaysDone() | EpochStarted() | SnapshotTaken():
                 pass  # the wheel's, the journal's, and for an open without a checkpoint
+
+    def _on_the_way(self, event: Settled) -> None:
+        name = self.topics_by_id[event.topic_id].name
+        if retry_topic_parts(name) is None:
+            if event.outcome == Outcome.CARRIED:
+                return
+            name = retry_topic_name(event.group, event.topic_id)
+        target = self.topics.get(name)
+        if target is not None:
+            bits = int.from_bytes(event.bitmap, "little") if event.bitmap else (1 << event.count) - 1
+            self.retrying.left(queue_key(target.id, event.queue), bits.bit_count())
+
+    def _limit(self, event: LimitPut, topic_id: int, app: str) -> None:
+        self.limits.pop((topic_id, app), None)
+        is_limit = event.messages is not None or event.bytes is not None
+        if is_limit and (not topic_id or topic_id in self.topics_by_id):
+            self.limits[topic_id, app] = event
 
     def _drop_topic(self, topic_id: int) -> None:
         topic = self.topics_by_id.pop(topic_id, None)
@@ -137,33 +195,49 @@ class State:
                 del counters[key]
         self.positions.drop_topic(topic_id)
         self.producers.drop_topic(topic_id)
+        self.expiring.discard(topic_id)
+        self.retrying.drop(topic_id)
+        self.limits.pop((topic_id, ""), None)
+        for mine in [mine for mine in self.subscriptions if mine[1] == topic_id]:
+            del self.subscriptions[mine]
+        for at in [at for at in self.sought if at[1] == topic_id]:
+            del self.sought[at]
 
     def apply_batch(self, unit: Unit, row: Row) -> bool:
         """Take in one batch of messages; returns whether its topic is still there."""
         if row.topic_id not in self.topics_by_id:
             return False
-        self.next[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
+        key = queue_key(row.topic_id, row.queue)
+        self.next[key] = row.first_queue_offset + row.records
+        if row.flags & EXPIRING:
+            self.expiring.add(row.topic_id)
+        self.retrying.arrived(key, row.records)
         return True
 
-    def remember_producer(self, unit: Unit, row: Row) -> None:
-        """Keep what makes a resent batch recognisable."""
-        if row.producer_id:
-            place = Place(row.first_sequence, row.records, row.first_queue_offset, unit.start, unit.end)
-            self.producers.remember(
-                row.producer_id,
-                row.producer_epoch,
-                bool(row.flags & NAMED),
-                queue_key(row.topic_id, row.queue),
-                place,
-                unit.header.stored_at_ms,
-            )
+    def remember_producers(self, unit: Unit) -> None:
+        """Keep what makes resent batches of a unit recognisable."""
+        start, end, stored_at_ms = unit.start, unit.end, unit.header.stored_at_ms
+        remember = self.producers.remember
+        for producer_id, epoch, first_sequence, records, topic_id, queue, flags, _, first_offset, _, _ in unit.rows:
+            if producer_id and topic_id:
+                place = Place(first_sequence, records, first_offset, start, end)
+                remember(producer_id, epoch, flags & NAMED != 0, topic_id << 8 | queue, place, stored_at_ms)
 
     def open_transaction(self, message_id: MessageId, journal_offset: int, length: int, stored_at_ms: int) -> None:
         """A half message was stored, or stored again to outlive its segment."""
         raw = message_id.to_bytes()
         before = self.transactions.get(raw)
-        began_at_ms = before.stored_at_ms if before else stored_at_ms
-        self.transactions[raw] = OpenTransaction(journal_offset, length, began_at_ms)
+        if before is None:
+            group = self.transaction_groups.get(message_id.producer_id, "")
+        else:
+            stored_at_ms, group = before.stored_at_ms, before.group
+        self.transactions[raw] = OpenTransaction(journal_offset, length, stored_at_ms, group)
+
+    def _name_group(self, producer_id: int, group: str) -> None:
+        self.transaction_groups.pop(producer_id, None)
+        self.transaction_groups[producer_id] = group
+        if len(self.transaction_groups) > _TRANSACTION_GROUPS_MAX:
+            del self.transaction_groups[next(iter(self.transaction_groups))]
 
     # --- as bytes ---------------------------------------------------------------------------------------------------
 
@@ -183,6 +257,13 @@ class State:
                 self.producers.dump(before),
                 list(self.transactions.items()),
                 self.archived,
+                sorted(self.expiring),
+                self.retrying.dump(),
+                list(self.transaction_groups.items()),
+                list(self.subscriptions.values()),
+                list(self.limits.values()),
+                self.seeks,
+                [(*at, last) for at, last in self.sought.items()],
             )
         )
 
@@ -208,6 +289,13 @@ class State:
         self.producers.load(snapshot.producers)
         self.transactions = dict(snapshot.transactions)
         self.archived = snapshot.archived
+        self.expiring = set(snapshot.expiring)
+        self.retrying.load(snapshot.retrying)
+        self.subscriptions = {(said.group, said.topic_id): said for said in snapshot.subscriptions}
+        self.transaction_groups = dict(snapshot.transaction_groups)
+        self.limits = {(said.topic_id, said.app): said for said in snapshot.limits}
+        self.seeks = snapshot.seeks
+        self.sought = {(group, topic_id, queue): last for group, topic_id, queue, last in snapshot.sought}
 
     def start_at_snapshot(self) -> None:
         """After restoring the snapshot at the journal's start: what lies before it is gone, so queues begin there."""

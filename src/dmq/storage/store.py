@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from dmq.clock import Clock, SystemClock
-from dmq.errors import DiskFull, StorageError, TopicExists, UnknownTopic
+from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, TopicExists
 from dmq.model import QUEUES_MAX, TopicConfig, check_name
 from dmq.settings import StoreSettings
 from dmq.storage import retention
@@ -77,6 +77,7 @@ class MessageStore(StoreView):
         self._pool = FilePool(files, self.settings.files_open_max)
         self._inline = checkpoint_inline
         self._plan: CheckpointPlan | None = None  # a checkpoint being written
+        self._topic_id = 0  # the last one given to a topic in this run
         self._closed = False
         files.lock()
         try:
@@ -133,23 +134,37 @@ class MessageStore(StoreView):
         Raises:
             TopicExists, InvalidName, StorageError.
         """
+        return self._put_topic(self.creation(name, config, system=system))
+
+    def creation(self, name: str, config: TopicConfig | None = None, *, system: bool = False) -> TopicPut:
+        """The event that creates a topic, for an owner that writes it with others; until then there is none.
+
+        Raises:
+            TopicExists, InvalidName, InvalidSettings.
+        """
         config = config or TopicConfig()
         check_name(name, "topic", system=system)
         if not 1 <= config.queues <= QUEUES_MAX:
-            raise UnknownTopic(f"a topic has 1 to {QUEUES_MAX} queues, not {config.queues}", topic=name)
+            raise InvalidSettings(f"a topic has 1 to {QUEUES_MAX} queues, not {config.queues}", topic=name)
         if name in self._derived.state.topics:
             raise TopicExists(f"topic {name!r} is already there: choose another name or update it", topic=name)
-        return self._put_topic(TopicPut(self._derived.state.next_topic_id, name, config))
+        # One that was given out may be on its way to the disk, or never get there; no other topic gets its number.
+        self._topic_id = max(self._topic_id + 1, self._derived.state.next_topic_id)
+        return TopicPut(self._topic_id, name, config)
 
     def update_topic(self, name: str, config: TopicConfig) -> Topic:
         """Change a topic's settings; queues can only be added."""
+        return self._put_topic(self.change(name, config))
+
+    def change(self, name: str, config: TopicConfig) -> TopicPut:
+        """The event that changes a topic's settings; see `creation`."""
         topic = self.topic(name)
         if not topic.config.queues <= config.queues <= QUEUES_MAX:
-            raise UnknownTopic(
+            raise InvalidSettings(
                 f"topic {name!r} has {topic.config.queues} queues: it can get more, up to {QUEUES_MAX}, but not fewer",
                 topic=name,
             )
-        return self._put_topic(TopicPut(topic.id, name, config))
+        return TopicPut(topic.id, name, config)
 
     def _put_topic(self, event: TopicPut) -> Topic:
         self._append_flushed([event])
@@ -186,6 +201,20 @@ class MessageStore(StoreView):
         if self._inline and self.checkpoint_due:
             self._try_checkpoint()
         return placements
+
+    def append_each(self, items: Sequence[Batch | Event], durability: Durability) -> list[Placement | DMQError]:
+        """As `append`, for items that have nothing to do with each other: one at fault harms no other.
+
+        Returns where each went, or why it was not written.
+
+        Raises:
+            DiskFull, StorageError: as `append`.
+        """
+        self._check_open()
+        outcomes = self._writer.append_each(items, durability)
+        if self._inline and self.checkpoint_due:
+            self._try_checkpoint()
+        return outcomes
 
     def _append_flushed(self, items: Sequence[Batch | Event], *, atomic: bool = False) -> None:
         self.append(items, Durability.FLUSHED, atomic=atomic)
@@ -322,8 +351,7 @@ class MessageStore(StoreView):
             self.visible,
         )
         for unit in self._writer.visibility.pending:
-            for row in unit.rows:
-                derived.state.remember_producer(unit, row)
+            derived.state.remember_producers(unit)
         derived.wheel.take_over_flights(old.wheel)
         self._derived = self._reader.derived = self._writer.derived = derived
         self._try_checkpoint(rebuilt=True)

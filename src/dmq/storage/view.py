@@ -1,23 +1,29 @@
 """What can be asked of a store: a view of it that changes nothing.
 
 What always holds: nothing beyond the visible offset is shown; if a derived file turns out to be wrong, everything
-derived is built anew from the journal and the question is asked again.
+derived is built anew from the journal and the question is asked again. A question changes nothing that a second asking
+could notice, so that one which needs the disk can be asked again once another thread has read.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, TypeVar
 
-from dmq.errors import StoreClosed, UnknownTopic
+from dmq.errors import SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
 from dmq.model import MessageId
 from dmq.storage.derived import Derived
+from dmq.storage.events import LimitPut, SubscriptionPut
 from dmq.storage.frames import DerivedDamaged
+from dmq.storage.gathering import Gathered, gather
 from dmq.storage.identities import IdRun
 from dmq.storage.journal import Journal
+from dmq.storage.pool import FilePool, NeedsDisk, Prepared
 from dmq.storage.positions import Position
 from dmq.storage.reading import Found, Reader, Slice
+from dmq.storage.retrying import retry_topic_name
 from dmq.storage.state import OpenTransaction, Topic, queue_key
 from dmq.storage.wheel import Delay
 from dmq.storage.writer import Writer
@@ -30,6 +36,7 @@ T = TypeVar("T")
 class StoreView(ABC):
     """The questions; `MessageStore` adds the rest."""
 
+    _pool: FilePool
     _journal: Journal
     _derived: Derived
     _writer: Writer
@@ -52,8 +59,35 @@ class StoreView(ABC):
         try:
             return ask()
         except DerivedDamaged as error:
-            self._rebuild(error)
+            damage = error
+        with self._pool.deferring(None) as had_prepared:
+            if had_prepared:
+                # Prepared bytes may be older than the file; what the disk says now counts.
+                try:
+                    return ask()
+                except DerivedDamaged as error:
+                    damage = error
+            self._rebuild(damage)
             return ask()
+
+    @contextlib.contextmanager
+    def deferring(self, prepared: Prepared) -> Iterator[None]:
+        """Ask within this without waiting for a disk: what is not prepared raises `NeedsDisk`; see `fetch`."""
+        with self._pool.deferring(prepared):
+            yield
+
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        """Within this, other threads may `fetch`."""
+        self._pool.hold()
+        try:
+            yield
+        finally:
+            self._pool.release()
+
+    def fetch(self, need: NeedsDisk) -> bytes:
+        """Read what a question needs; from any thread, while the owner is `lending`."""
+        return self._pool.get(need.path).read(need.position, need.size)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -134,6 +168,55 @@ class StoreView(ABC):
         """All topics, the built-in ones included."""
         return sorted(self._derived.state.topics.values(), key=lambda topic: topic.name)
 
+    def find_topic(self, name: str) -> Topic | None:
+        """The topic of a name, if there is one."""
+        return self._derived.state.topics.get(name)
+
+    def sought(self, group: str, topic_id: int, queue: int) -> int:
+        """A number that changes whenever a group's position in a queue is set by hand; 0 if it never was."""
+        return self._derived.state.sought.get((group, topic_id, queue), 0)
+
+    def subscription(self, group: str, topic_id: int) -> SubscriptionPut | None:
+        """What a group agreed on in a topic, if that had a version."""
+        return self._derived.state.subscriptions.get((group, topic_id))
+
+    def topic_by_id(self, topic_id: int) -> Topic | None:
+        """The topic of an id, if it is still there."""
+        return self._derived.state.topics_by_id.get(topic_id)
+
+    def limits(self) -> list[LimitPut]:
+        """How much a second topics and apps may be sent, or send."""
+        return list(self._derived.state.limits.values())
+
+    @property
+    def expiring(self) -> Set[int]:
+        """Ids of the topics that had messages with an expiry of their own."""
+        return self._derived.state.expiring
+
+    def retrying(self, group: str, topic_id: int, queue: int) -> int:
+        """How many messages of a queue failed in a group and are not settled since: they wait, or are on offer."""
+        target = self.find_topic(retry_topic_name(group, topic_id))
+        if target is None or queue >= target.config.queues:
+            return 0
+        state = self._derived.state
+        key = queue_key(target.id, queue)
+        first, following = state.first.get(key, 0), state.next.get(key, 0)
+        position = state.positions.get(group, target.id, queue)
+        if position is not None:
+            first = max(first, position.floor)
+            following -= sum(end - start for start, end in position.ranges)
+        return state.retrying.waiting(key) + max(0, following - first)
+
+    @property
+    def topic_count(self) -> int:
+        """How many topics there are, those that are always there not counted."""
+        return len(self._derived.state.topics) - 2
+
+    @property
+    def group_count(self) -> int:
+        """How many groups have positions."""
+        return len(self._derived.state.positions.groups())
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
@@ -183,6 +266,14 @@ class StoreView(ABC):
         assert key is not None, "a key or an id is needed"
         return self._healed(lambda: list(self._reader.find_key(key, topic)))
 
+    def places(self, *, key: str | None = None, message_id: MessageId | None = None) -> list[int]:
+        """Journal offsets of records that may have this key or id, rising; who asks compares the record itself."""
+        if message_id is not None:
+            wanted = message_id
+            return self._healed(lambda: self._reader.places_of_id(wanted))
+        assert key is not None, "a key or an id is needed"
+        return self._healed(lambda: self._reader.places_of_key(key))
+
     def journal_offset(self, topic: str, queue: int, offset: int) -> int | None:
         """Where a message stands in the journal; None if it was lost."""
         key = self._queue(topic, queue)[1]
@@ -225,6 +316,18 @@ class StoreView(ABC):
     def next_due_ms(self, fragments: Iterable[int] | None = None) -> int | None:
         return self._healed(lambda: self._derived.wheel.next_due_ms(fragments))
 
+    def gather(self, offsets: Sequence[int]) -> tuple[list[Gathered], list[int]]:
+        """The records at these journal offsets, batch by batch, and the offsets that cannot be read."""
+        return self._healed(lambda: gather(self._reader, offsets))
+
+    def delays_after(self, due_ms: int, offset: int, limit: int) -> list[Delay]:
+        """Pending delayed records behind one, in the order they are due, at most so many."""
+        return self._healed(lambda: self._derived.wheel.after(due_ms, offset, limit))
+
+    def claim_delay(self, due_ms: int, offset: int) -> bool:
+        """Take one pending delayed record, due or not, as `take_due` does; False if it is not to be had."""
+        return self._healed(lambda: self._derived.wheel.claim(due_ms, offset))
+
     @property
     def delays_pending(self) -> int:
         return self._derived.wheel.pending
@@ -232,6 +335,39 @@ class StoreView(ABC):
     def transactions(self) -> dict[MessageId, OpenTransaction]:
         """Half messages that are neither committed nor rolled back."""
         return {MessageId.from_bytes(raw): half for raw, half in self._derived.state.transactions.items()}
+
+    def transaction_group(self, producer_id: int) -> str | None:
+        """The producer group that a producer of half messages belongs to."""
+        return self._derived.state.transaction_groups.get(producer_id)
+
+    @property
+    def transaction_count(self) -> int:
+        """How many half messages are open."""
+        return len(self._derived.state.transactions)
+
+    def is_open(self, message_id: bytes) -> bool:
+        """Whether a half message, by its 16-byte id, is neither committed nor rolled back."""
+        return message_id in self._derived.state.transactions
+
+    def half(self, message_id: bytes) -> OpenTransaction | None:
+        """A half message that is neither committed nor rolled back."""
+        return self._derived.state.transactions.get(message_id)
+
+    def is_resent(
+        self, topic: Topic, queue: int, producer_id: int, epoch: int, first_sequence: int, count: int
+    ) -> bool:
+        """Whether a batch is one that was stored before, and will be answered with the first one's place."""
+        if not producer_id:
+            return False
+        key = queue_key(topic.id, queue)
+        try:
+            return self._derived.state.producers.look(producer_id, epoch, key, first_sequence, count) is not None
+        except (SequenceConflict, StaleEpoch):
+            return False  # whoever stores it says so
+
+    def producer_epoch(self, producer_id: int) -> int | None:
+        """The newest epoch a producer has written with; None if it is not remembered."""
+        return self._derived.state.producers.epoch_of(producer_id)
 
     def release_due(self, offsets: Iterable[int]) -> None:
         """Delayed records that could not be delivered; they stay pending."""

@@ -41,6 +41,16 @@ class Visibility:
         """A unit is in the page cache."""
         self._pending.append((unit, durability))
 
+    def show(self, unit: Unit, durability: Durability) -> bool:
+        """Whether a unit that is in the page cache is visible at once, since neither it nor any before it waits.
+
+        If so, it is; if not, `wrote` is to be told.
+        """
+        if durability is not Durability.STORED or self._pending:
+            return False
+        self.visible = unit.end
+        return True
+
     def advance(self) -> list[Unit]:
         """The units that have become visible, in order."""
         seen: list[Unit] = []

@@ -13,8 +13,9 @@ here, checkpoints included.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -125,19 +126,24 @@ class Wheel:
             while len(taken) < limit:
                 if not mine.near and not self._load(number):
                     break
-                due, offset, length = mine.near[0]
-                if due > now_ms:
+                near = mine.near
+                if near[0][0] > now_ms:
                     break
-                heapq.heappop(mine.near)
-                if offset in self._done:
-                    self._done.discard(offset)
-                    continue
-                if offset in self._flights:  # handed out before a rebuild
-                    self._flights[offset].copied = False
-                    continue
-                self._flights[offset] = _Flight(due, length, number)
-                if offset not in self._ending:
-                    taken.append(Delay(due, offset, length))
+                # Sorted it is a heap as well, and what was loaded in order is sorted already: no popping one by one.
+                near.sort()
+                count = min(bisect_right(near, now_ms, key=_due_of), limit - len(taken))
+                due_now = near[:count]
+                del near[:count]
+                for due, offset, length in due_now:
+                    if offset in self._done:
+                        self._done.discard(offset)
+                        continue
+                    if offset in self._flights:  # handed out before a rebuild, or claimed
+                        self._flights[offset].copied = False
+                        continue
+                    self._flights[offset] = _Flight(due, length, number)
+                    if offset not in self._ending:
+                        taken.append(Delay(due, offset, length))
         return taken
 
     def release(self, offsets: Iterable[int]) -> None:
@@ -146,6 +152,21 @@ class Wheel:
             flight = self._flights.pop(offset, None)
             if flight is not None and not flight.copied:
                 self._fragments[flight.fragment].insert(flight.due_ms, offset, flight.length)
+
+    def claim(self, due_ms: int, offset: int) -> bool:
+        """Take one record, due or not, to end it otherwise; False if it is not pending or somebody has it already."""
+        if offset in self._done or offset in self._ending or offset in self._flights:
+            return False
+        for number, mine in enumerate(self._fragments):
+            sources = [run.sources[number] for run in self._runs]
+            tables = [*mine.after(due_ms, offset - 1, 1), *(source.after(due_ms, offset - 1, 1) for source in sources)]
+            for table in tables:
+                for due, at, length, _ in table[table["offset"].astype(np.uint64) == np.uint64(offset)].tolist():
+                    # It stays where it is, and is passed over when it is met there.
+                    flight = self._flights[at] = _Flight(due, length, number)
+                    flight.copied = True
+                    return True
+        return False
 
     def take_over_flights(self, other: Wheel) -> None:
         """After a rebuild: what the replaced wheel had handed out stays handed out, what was ending is ending."""
@@ -191,6 +212,30 @@ class Wheel:
             for run in self._runs:
                 for table in run.sources[number].pieces():
                     yield self._without(gone, table)
+
+    def after(self, due_ms: int, offset: int, limit: int) -> list[Delay]:
+        """Pending records behind (due, offset), in order, at most `limit`; only a few of each part are looked at."""
+        gone = self._done | self._flights.keys()
+        count = limit
+        while True:
+            horizon = None  # beyond it, entries may be missing: a part was not looked at to its end
+            tables = [self._flying(number, self._flights) for number in range(len(self._fragments))]
+            for number, mine in enumerate(self._fragments):
+                loose, *chunks = mine.after(due_ms, offset, count)
+                tables.append(self._without(gone, loose))
+                for part in (*chunks, *(run.sources[number].after(due_ms, offset, count) for run in self._runs)):
+                    tables.append(self._without(gone, part))
+                    if len(part) >= count:
+                        last = (int(part["due"][-1]), int(part["offset"][-1]))
+                        horizon = last if horizon is None else min(horizon, last)
+            found = [
+                Delay(due, at, length)
+                for due, at, length, _ in sorted_table(np.concatenate(tables)).tolist()
+                if (due_ms, offset) < (due, at) and (horizon is None or (due, at) <= horizon)
+            ]
+            if len(found) >= limit or horizon is None:
+                return found[:limit]
+            count *= 4
 
     def pending_between(self, start: int, end: int) -> list[Delay]:
         """Pending records whose journal offset lies in [start, end), by offset."""
@@ -293,3 +338,4 @@ class Wheel:
 
 
 _NONE: Final = np.empty(0, ENTRY)
+_due_of: Final = itemgetter(0)

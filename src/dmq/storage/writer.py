@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from dmq.clock import Clock
-from dmq.errors import DiskFull, StorageError
+from dmq.errors import DiskFull, DMQError, StorageError
 from dmq.settings import StoreSettings
-from dmq.storage import units
 from dmq.storage.appending import Batch, Draft, Placement, draft_units, event_part
+from dmq.storage.building import build
 from dmq.storage.derived import Derived
 from dmq.storage.events import DelaysDone, Event, SnapshotTaken, unpack_offsets
 from dmq.storage.files import Files
 from dmq.storage.journal import Journal
 from dmq.storage.producers import Place
 from dmq.storage.state import queue_key
-from dmq.storage.units import SNAPSHOT, Unit
+from dmq.storage.units import SNAPSHOT, Part, Unit
 from dmq.storage.visibility import Durability, Visibility
 from dmq.storage.windows import WindowCache
 
@@ -93,6 +93,27 @@ class Writer:
         self, items: Sequence[Batch | Event], durability: Durability, *, atomic: bool, upkeep: bool = False
     ) -> list[Placement]:
         """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it is there to free space."""
+        placed = self._append(items, durability, atomic=atomic, upkeep=upkeep)
+        return [placed[index] for index in range(len(items))]
+
+    def append_each(self, items: Sequence[Batch | Event], durability: Durability) -> list[Placement | DMQError]:
+        """See `MessageStore.append_each`."""
+        refused: dict[int, DMQError] = {}
+        placed: dict[int, Any] = self._append(items, durability, refused=refused)
+        if refused:
+            placed |= refused
+        return [placed[index] for index in range(len(items))]
+
+    def _append(
+        self,
+        items: Sequence[Batch | Event],
+        durability: Durability,
+        *,
+        atomic: bool = False,
+        upkeep: bool = False,
+        refused: dict[int, DMQError] | None = None,
+    ) -> dict[int, Placement]:
+        """Where each item went, by its index."""
         if not upkeep and (self.refusing or self._unchecked >= _DISK_CHECK_BYTES):
             self.check_space()
         now_ms = self._clock.now_ms()
@@ -104,25 +125,28 @@ class Writer:
             self._settings.unit_bytes_max,
             self._settings.transactions_max,
             atomic=atomic,
+            refused=refused,
         )
         placed: dict[int, Placement] = {}
         try:
             for draft in drafts:
-                unit = self._write(draft, durability, now_ms)
-                for index, row in zip(draft.items, unit.rows, strict=True):
-                    item = items[index]
-                    topic = item.topic if isinstance(item, Batch) else ""
-                    if isinstance(item, DelaysDone) and self.visibility.visible < unit.end:
-                        self.derived.wheel.ending(unpack_offsets(item.offsets).tolist())
-                    placed[index] = Placement(
-                        topic, row.queue, row.first_queue_offset, row.records, unit.start, unit.end
-                    )
+                self._place(items, draft, self._write(draft, durability, now_ms), placed)
         except StorageError as error:
             if error is not self._journal.failure:  # that one is raised again by later calls
                 error.detail["placed"] = placed | _placed_again(items, repeated, placed)
             raise
-        placed |= _placed_again(items, repeated, placed)
-        return [placed[index] for index in range(len(items))]
+        if repeated:
+            placed |= _placed_again(items, repeated, placed)
+        return placed
+
+    def _place(self, items: Sequence[Batch | Event], draft: Draft, unit: Unit, placed: dict[int, Placement]) -> None:
+        start, end = unit.start, unit.end
+        for index, row in zip(draft.items, unit.rows, strict=True):
+            item = items[index]
+            topic = item.topic if isinstance(item, Batch) else ""
+            if isinstance(item, DelaysDone) and self.visibility.visible < end:
+                self.derived.wheel.ending(unpack_offsets(item.offsets).tolist())
+            placed[index] = Placement(topic, row[5], row[8], row[3], start, end)
 
     def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
         if self._tail_in_use and self._journal.tail.size + draft.size > self._settings.segment_bytes:
@@ -132,10 +156,11 @@ class Writer:
         self._journal.append(unit.buffer)
         self._tail_in_use = True
         self._unchecked += unit.header.length
-        for row in unit.rows:
-            if row.topic_id:
-                self.derived.state.remember_producer(unit, row)
+        self.derived.state.remember_producers(unit)
         self._cache.put_tail(unit.start, unit.buffer)
+        if self.visibility.show(unit, durability):
+            self.derived.apply(unit)
+            return unit
         self.visibility.wrote(unit, durability)
         self._advance()
         if self.visibility.visible < unit.end:  # not applied yet
@@ -144,8 +169,8 @@ class Writer:
                     self._assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
         return unit
 
-    def _build(self, parts: Sequence[units.Part], start: int, flags: int = 0) -> Unit:
-        return units.build(
+    def _build(self, parts: Sequence[Part], start: int, flags: int = 0) -> Unit:
+        return build(
             parts,
             start=start,
             epoch=self.epoch,

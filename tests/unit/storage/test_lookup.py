@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from dmq.model import Message
 from dmq.records import encode_batch, key_hash
 from dmq.storage.blocks import BlockCache
+from dmq.storage.building import build
 from dmq.storage.frames import DerivedDamaged
 from dmq.storage.lookup import Lookup
 from dmq.storage.pool import FilePool
-from dmq.storage.units import NO_ADDRESS, Part, Row, Unit, build
+from dmq.storage.units import NO_ADDRESS, Part, Row, Unit
 from dmq.testing import MemoryFiles
 from tests.sampling import sample_size
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.settings import StoreSettings
+from dmq.storage.building import build
 from dmq.storage.files import DiskUsage
 from dmq.storage.merging import RUNS_MAX, merge_from
 from dmq.storage.retention import SegmentAge, segments_to_drop
-from dmq.storage.units import NO_ADDRESS, Part, Row, Unit, build
+from dmq.storage.units import NO_ADDRESS, Part, Row, Unit
 from dmq.storage.visibility import Durability, Visibility
 from dmq.storage.windows import WindowCache
 

@@ -14,6 +14,7 @@ from dmq.model import Message
 from dmq.records import RecordView, encode_batch
 from dmq.records.layout import IPV6
 from dmq.storage import units
+from dmq.storage.building import build
 from dmq.storage.units import (
     DUE,
     NAMED,
@@ -22,7 +23,6 @@ from dmq.storage.units import (
     Part,
     Row,
     Unit,
-    build,
     intact,
     parse,
     read_header,
@@ -165,6 +165,38 @@ def test_what_was_built_is_parsed_again(given_parts: list[Part]) -> None:
             assert record.journal_offset == int(unit.offsets[at])
             assert record.tag_hash == int(unit.tags[at])
             at += 1
+
+
+@pytest.mark.parametrize("hashes", [[], [5], [5, 2**64 - 1], [1, 2, 3]])
+def test_a_record_alone_may_have_any_number_of_hashes(hashes: list[int]) -> None:
+    """One that was moved has its id's beside its key's."""
+    lone = part(1)._replace(hashes=hashes, hash_index=[0] * len(hashes))
+    unit = built([lone])
+    header = read_header(unit.buffer)
+    assert header == unit.header
+    assert intact(header, unit.buffer)
+    twin = parse(header, bytes(unit.buffer))
+    assert columns(twin) == columns(unit)
+    assert twin.hashes == hashes
+    RecordView(bytes(twin.record(0))).verify()
+
+
+@pytest.mark.parametrize("count", [1, units.FEW - 1, units.FEW, 200])
+@pytest.mark.parametrize("spare", [-1, 0, 1, 500])
+@pytest.mark.parametrize("dues", [False, True])
+def test_a_unit_made_where_its_records_were_received_is_the_same(count: int, spare: int, dues: bool) -> None:
+    """`spare`: how much more room there is before the records than the tables take."""
+    given_part = part(count, dues=dues)
+    expected = built([given_part])
+    tables = expected.header.length - len(given_part.data)
+    room = memoryview(bytearray(b"?" * (tables + spare) + bytes(given_part.data)))
+    unit = built([given_part._replace(data=room[tables + spare :].toreadonly(), room=room)])
+    assert bytes(unit.buffer) == bytes(expected.buffer)
+    assert unit.header == expected.header
+    assert columns(unit) == columns(expected)
+    is_in_place = isinstance(unit.buffer, memoryview)
+    assert is_in_place == (spare >= 0 and count >= units.FEW)
+    assert not is_in_place or room[tables + spare :] == unit.buffer[tables:]
 
 
 @given(st.integers(units.FEW - 3, units.FEW + 3), st.integers(1, 4), st.booleans())
