@@ -15,9 +15,10 @@ from typing import Final, Protocol, cast
 
 from dmq.clock import Clock
 from dmq.errors import ProtocolError
+from dmq.net.outbox import Outbox
 from dmq.protocol.commands import error_frame
 from dmq.protocol.frame import Buffer, Frame
-from dmq.protocol.parser import FrameParser
+from dmq.protocol.parser import Chunks, FrameParser
 
 __all__ = ["Connection", "Peer"]
 
@@ -45,28 +46,34 @@ class Connection(asyncio.BufferedProtocol):
 
     Parameters:
         peer: who hears.
-        clock: tells when bytes last came.
         output_bytes_max: how much may wait to be sent before nothing more is read.
+        outbox: sends what was sent in a turn at its end.
+        chunks: to receive into.
     """
 
     def __init__(
-        self, peer: Peer, clock: Clock, output_bytes_max: int, track: Callable[[Connection, bool], None]
+        self,
+        peer: Peer,
+        clock: Clock,
+        output_bytes_max: int,
+        track: Callable[[Connection, bool], None],
+        outbox: Outbox,
+        chunks: Chunks,
     ) -> None:
         self._peer = peer
-        self._clock = clock
         self._output_bytes_max = output_bytes_max
         self._track = track
+        self._outbox = outbox
         self._transport: asyncio.Transport | None = None
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
-        self._flush_planned = False
         self._unserved: deque[Frame] = deque()
-        self.parser = FrameParser(clock=clock)
+        self.parser = FrameParser(clock=clock, chunks=chunks)
         self.is_writable = True
         self.is_stalled = False  # nothing is read before the peer has taken its answers
         self.is_open = False
-        self.heard_at = clock.monotonic()
-        self.opened_at = self.heard_at
+        self.opened_at = self.heard_at = clock.monotonic()  # heard: as whoever looks now and then has found
+        self.is_heard = False  # bytes have come since somebody looked
         self.address: tuple[str, int] = ("", 0)
         self.session: object | None = None  # the peer's own
 
@@ -91,11 +98,14 @@ class Connection(asyncio.BufferedProtocol):
         return self.parser.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard_at = self._clock.monotonic()
+        self.is_heard = True
         try:
             frames = self.parser.buffer_updated(nbytes)
         except ProtocolError as error:
             self._refuse(error)
+            return
+        if len(frames) == 1 and self.is_writable and self.is_open and not self._unserved and not self.parser.error:
+            self._peer.received(self, frames[0])  # as below, without the detour
             return
         self._unserved.extend(frames)
         self._serve()
@@ -147,16 +157,16 @@ class Connection(asyncio.BufferedProtocol):
         """Send buffers, one after another; what is sent in one turn of the loop goes out together."""
         if not self.is_open:
             return
+        if not self._pending:
+            self._outbox.add(self)
         self._pending.extend(buffers)
-        self._pending_bytes += sum(map(len, buffers))
+        for buffer in buffers:
+            self._pending_bytes += len(buffer)
         if self._pending_bytes >= _JOIN_BYTES:
-            self._flush()
-        elif not self._flush_planned:
-            self._flush_planned = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self.flush()
 
-    def _flush(self) -> None:
-        self._flush_planned = False
+    def flush(self) -> None:
+        """Hand what waits to the transport."""
         if self._pending and self._transport is not None and self.is_open:
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             if len(pending) == 1:
@@ -178,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Send what waits, then close."""
         if self.is_open and self._transport is not None:
-            self._flush()
+            self.flush()
             self.is_open = False
             self._transport.close()
 

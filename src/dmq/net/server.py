@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dmq.clock import Clock
 from dmq.errors import Busy, CannotListen, DMQError, PortTaken
 from dmq.net.connection import Connection, Peer
+from dmq.net.outbox import Outbox
 from dmq.protocol.commands import error_frame
+from dmq.protocol.parser import Chunks
 
 __all__ = ["Server", "listen", "translate_listen_error"]
 
@@ -34,8 +36,11 @@ class Server:
         hello_seconds: float,
         partial_seconds: float,
         silence_seconds: float,
+        outbox: Outbox | None = None,
     ) -> None:
         self._peer = peer
+        self._outbox = outbox or Outbox()
+        self._chunks = Chunks()
         self._clock = clock
         self._connections_max = connections_max
         self._output_bytes_max = output_bytes_max
@@ -58,7 +63,7 @@ class Server:
         return str(name[0]), int(name[1])
 
     def _make(self) -> Connection:
-        return Connection(self._peer, self._clock, self._output_bytes_max, self._track)
+        return Connection(self._peer, self._clock, self._output_bytes_max, self._track, self._outbox, self._chunks)
 
     def _track(self, connection: Connection, is_there: bool) -> None:
         if not is_there:
@@ -76,6 +81,8 @@ class Server:
         """Close what stalls; called every second or so."""
         now = self._clock.monotonic()
         for connection in list(self.connections):
+            if connection.is_heard:
+                connection.is_heard, connection.heard_at = False, now
             since = connection.parser.pending_since
             if (
                 (since is not None and not connection.is_stalled and now - since > self._partial_seconds)

@@ -5,7 +5,7 @@ bytes and back, with the structs in `session`, `producing`, `consuming`, `readin
 into records; `status` joins statuses and exceptions. docs/internals/protocol.md tells it to a client's author.
 """
 
-from dmq.protocol.batch import Batch, pack_batch, pack_records, unpack_batch, unpack_records
+from dmq.protocol.batch import Batch, pack_batch, pack_lone, pack_records, unpack_batch, unpack_records
 from dmq.protocol.commands import (
     SPECS,
     Command,
@@ -67,6 +67,7 @@ __all__ = [
     "frame_head",
     "one_way_head",
     "pack_batch",
+    "pack_lone",
     "pack_records",
     "request_head",
     "response_head",

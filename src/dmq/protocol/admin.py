@@ -18,12 +18,6 @@ from dmq.model import TopicConfig
 from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Id, Name, OptionalName, Text
 
 __all__ = [
-    "DeadLetterDelete",
-    "DeadLetterFilter",
-    "DeadLetterList",
-    "DeadLetterOutcome",
-    "DeadLetterReply",
-    "DeadLetterResend",
     "DelayCancel",
     "DelayInfo",
     "DelayList",
@@ -54,7 +48,6 @@ __all__ = [
 ]
 
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
-Ids = Annotated[list[Id], Meta(min_length=1, max_length=10_000)]
 
 
 class TopicCreate(Header, frozen=True):
@@ -146,6 +139,7 @@ class GroupInfo(Header, frozen=True):
     topics: Annotated[list[Name], Meta(max_length=LIST_MAX)]
     members: U32 = 0
     lag: Amount = 0
+    retrying: Amount = 0  # failed, and wait for another attempt; not part of the lag
 
 
 class GroupListReply(Header, frozen=True):
@@ -209,50 +203,6 @@ class DelayCancel(Header, frozen=True):
     """Take back a delayed message that is not due yet."""
 
     message_id: Id
-
-
-class DeadLetterFilter(Header, frozen=True):
-    """Which dead letters; everything that is given must hold."""
-
-    topic: OptionalName = ""
-    group: OptionalName = ""
-    reason: OptionalName = ""
-    since_ms: Amount = 0
-    until_ms: Amount = 0
-
-
-class DeadLetterList(Header, frozen=True):
-    """Ask for dead letters, oldest first."""
-
-    filter: DeadLetterFilter = DeadLetterFilter()
-    after: bytes = b""
-    limit: PageSize = 1000
-
-
-class DeadLetterResend(Header, frozen=True):
-    """Send them to their topic again; each keeps its id."""
-
-    message_ids: Ids
-
-
-class DeadLetterDelete(Header, frozen=True):
-    """Mark them deleted."""
-
-    message_ids: Ids
-
-
-class DeadLetterOutcome(Header, frozen=True):
-    """What became of one: status 0 is done."""
-
-    message_id: Id
-    status: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0
-    message: Text = ""
-
-
-class DeadLetterReply(Header, frozen=True):
-    """An outcome for each, in the order asked."""
-
-    outcomes: Annotated[list[DeadLetterOutcome], Meta(max_length=10_000)]
 
 
 class LimitPolicy(IntEnum):

@@ -9,8 +9,8 @@
 `count`, `keys` and whether there are dues stand in the frame's header. Records that a broker hands out have only their
 lengths before them: keys and dues of stored records are nobody's business but the store's.
 
-What always holds: nothing is copied but the columns, which are small; what `unpack` returns adds up exactly, so that
-whoever slices records by their lengths stays inside. What the records themselves say is checked by
+What always holds: nothing is copied but the columns, which are small, and small bodies; what `unpack` returns adds up
+exactly, so that whoever slices records by their lengths stays inside. What the records themselves say is checked by
 `dmq.records.verify_batch`. Few records give tuples, many give arrays in native byte order: the store does the same.
 """
 
@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from dmq.errors import InvalidRequest
 from dmq.protocol.frame import Buffer
-from dmq.records import EncodedBatch
+from dmq.records import EncodedBatch, LoneRecord
 
-__all__ = ["Batch", "pack_batch", "pack_records", "unpack_batch", "unpack_records"]
+__all__ = ["Batch", "pack_batch", "pack_lone", "pack_records", "unpack_batch", "unpack_records"]
 
 # Below this many records plain unpacking beats the set-up of numpy calls (bench/protocol.py).
 FEW: Final = 16
@@ -39,6 +39,7 @@ Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.uint32]
 LongNumbers: TypeAlias = Sequence[int] | npt.NDArray[np.uint64]
 
 _U32S: Final = tuple(struct.Struct(f">{count}I") for count in range(FEW))
+_LONE_KEY: Final = struct.Struct(">IIQ")
 _U64S: Final = tuple(struct.Struct(f">{count}Q") for count in range(FEW))
 
 
@@ -66,6 +67,15 @@ def pack_batch(batch: EncodedBatch, dues: LongNumbers = ()) -> list[Buffer]:
     if len(dues):
         columns += _column(dues, ">u8", _U64S)
     return [columns, batch.data]
+
+
+def pack_lone(record: LoneRecord) -> list[Buffer]:
+    """The body of a PRODUCE of one record that is not delayed, in one piece."""
+    if record.key_hash:
+        columns = _LONE_KEY.pack(record.length, 0, record.key_hash)
+    else:
+        columns = _U32S[1].pack(record.length)
+    return [b"".join((columns, *record.parts))]
 
 
 def pack_records(lengths: Numbers) -> bytes:
@@ -120,7 +130,8 @@ def _column(numbers: Sequence[int] | npt.NDArray[Any], kind: str, few: tuple[str
 
 
 def _divide_few(body: Buffer, count: int, keys: int, due_count: int, data_at: int) -> Batch:
-    data = memoryview(body)[data_at:]
+    # Small bodies come as bytes: another copy of so little costs less than a view does in all that follows.
+    data = body[data_at:] if isinstance(body, bytes) else memoryview(body)[data_at:]
     lengths = _U32S[count].unpack_from(body)
     if sum(lengths) != len(data):
         raise _bad_lengths(sum(lengths), len(data))

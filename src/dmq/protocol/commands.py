@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
-from dmq.protocol import admin, consuming, producing, reading, session
+from dmq.protocol import admin, consuming, deadletters, producing, reading, session
 from dmq.protocol.frame import KNOWN_FLAGS, MUST_KNOW_FLAGS, Frame, Kind, build_frame, frame_head
 from dmq.protocol.header import Header, decode_header, encode_header
 from dmq.protocol.status import error_from_status, status_of
@@ -47,12 +47,14 @@ class Command(IntEnum):
     SERVER_HEALTH = 0x0004
     STATS = 0x0005
     CLUSTER = 0x0006
+    DRAIN = 0x0007
 
     # producing
     PRODUCE = 0x0010
     TRANSACTION_END = 0x0011
     TRANSACTION_CHECK = 0x0012
     TRANSACTION_LIST = 0x0013
+    TRANSACTION_JOIN = 0x0014
 
     # consuming
     PULL = 0x0020
@@ -64,6 +66,8 @@ class Command(IntEnum):
     SUBSCRIPTION_ENDED = 0x0026
     SEEK = 0x0027
     POSITION = 0x0028
+    GROUP_MEMBERS = 0x0029
+    ASSIGN = 0x002A
 
     # reading without consuming
     OFFSETS = 0x0030
@@ -118,10 +122,12 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SERVER_HEALTH: Spec(Way.PUSH, session.ServerHealth),
     Command.STATS: Spec(Way.ASK, session.Stats, session.StatsReply),
     Command.CLUSTER: Spec(Way.ASK, session.Cluster, session.ClusterReply),
+    Command.DRAIN: Spec(Way.ASK, session.Drain, session.DrainReply),
     Command.PRODUCE: Spec(Way.TELL, producing.Produce, producing.ProduceReply),
-    Command.TRANSACTION_END: Spec(Way.ASK, producing.TransactionEnd),
+    Command.TRANSACTION_END: Spec(Way.ASK, producing.TransactionEnd, producing.TransactionEndReply),
     Command.TRANSACTION_CHECK: Spec(Way.PUSH, producing.TransactionCheck),
     Command.TRANSACTION_LIST: Spec(Way.ASK, producing.TransactionList, producing.TransactionListReply),
+    Command.TRANSACTION_JOIN: Spec(Way.ASK, producing.TransactionJoin),
     Command.PULL: Spec(Way.ASK, consuming.Pull, consuming.PullReply),
     Command.SUBSCRIBE: Spec(Way.ASK, consuming.Subscribe, consuming.SubscribeReply),
     Command.UNSUBSCRIBE: Spec(Way.ASK, consuming.Unsubscribe),
@@ -131,6 +137,8 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SUBSCRIPTION_ENDED: Spec(Way.PUSH, consuming.SubscriptionEnded),
     Command.SEEK: Spec(Way.ASK, consuming.Seek, consuming.SeekReply),
     Command.POSITION: Spec(Way.ASK, consuming.Position, consuming.PositionReply),
+    Command.GROUP_MEMBERS: Spec(Way.PUSH, consuming.GroupMembers),
+    Command.ASSIGN: Spec(Way.TELL, consuming.Assign),
     Command.OFFSETS: Spec(Way.ASK, reading.Offsets, reading.OffsetsReply),
     Command.PEEK: Spec(Way.ASK, reading.Peek, reading.PeekReply),
     Command.FIND: Spec(Way.ASK, reading.Find, reading.FindReply),
@@ -146,9 +154,9 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.GROUP_DESCRIBE: Spec(Way.ASK, admin.GroupDescribe, admin.GroupDescribeReply),
     Command.DELAY_LIST: Spec(Way.ASK, admin.DelayList, admin.DelayListReply),
     Command.DELAY_CANCEL: Spec(Way.ASK, admin.DelayCancel),
-    Command.DEAD_LETTER_LIST: Spec(Way.ASK, admin.DeadLetterList, None),
-    Command.DEAD_LETTER_RESEND: Spec(Way.ASK, admin.DeadLetterResend, admin.DeadLetterReply),
-    Command.DEAD_LETTER_DELETE: Spec(Way.ASK, admin.DeadLetterDelete, admin.DeadLetterReply),
+    Command.DEAD_LETTER_LIST: Spec(Way.ASK, deadletters.DeadLetterList, deadletters.DeadLetterListReply),
+    Command.DEAD_LETTER_RESEND: Spec(Way.ASK, deadletters.DeadLetterResend, deadletters.DeadLetterReply),
+    Command.DEAD_LETTER_DELETE: Spec(Way.ASK, deadletters.DeadLetterDelete, deadletters.DeadLetterReply),
     Command.LIMIT_GET: Spec(Way.ASK, admin.LimitGet, admin.LimitReply),
     Command.LIMIT_SET: Spec(Way.ASK, admin.LimitSet, admin.LimitReply),
     Command.TRACE: Spec(Way.ASK, admin.MessageQuery, None),
@@ -162,6 +170,9 @@ _requests: Final[_Decoders] = {
 _responses: Final[_Decoders] = {
     int(command): msgspec.msgpack.Decoder(spec.response) for command, spec in SPECS.items() if spec.response
 }
+
+
+_UNKNOWN_FLAGS: Final = MUST_KNOW_FLAGS & ~KNOWN_FLAGS
 
 
 def request_head(command: int, header: Header, correlation: int, body_bytes: int = 0, flags: int = 0) -> bytes:
@@ -202,7 +213,7 @@ def decode_request(frame: Frame) -> Any:
         raise UnknownCommand(
             f"command {frame.command:#06x} is not known here: the other side may be newer", command=frame.command
         )
-    unknown = frame.flags & MUST_KNOW_FLAGS & ~KNOWN_FLAGS
+    unknown = frame.flags & _UNKNOWN_FLAGS
     if unknown:
         raise Unsupported(f"flags {unknown:#06x} are not known here: the other side may be newer", flags=unknown)
     return decode_header(decoder, frame.header, frame.command)

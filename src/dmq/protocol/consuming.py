@@ -1,4 +1,4 @@
-"""Headers of what consumers say and hear: PULL, SUBSCRIBE, CONSUMER_PUSH, CREDIT, SETTLE, SEEK, POSITION.
+"""Headers of what consumers say and hear: PULL, SUBSCRIBE, CONSUMER_PUSH, CREDIT, SETTLE, SEEK, POSITION, ASSIGN.
 
 What always holds: a lease is named by (topic, group, queue, epoch, lease number), never by a connection, so a member
 that lost its connection settles what it holds over the next one. Times are durations in milliseconds, because the two
@@ -15,7 +15,9 @@ from msgspec import Meta
 from dmq.protocol.header import LIST_MAX, U16, U32, U64, Amount, Bits, Header, Name, OptionalName, Queue, Text
 
 __all__ = [
+    "Assign",
     "Credit",
+    "GroupMembers",
     "Lease",
     "LeaseRef",
     "Outcome",
@@ -147,6 +149,9 @@ class Subscribe(Header, frozen=True):
     max_attempts: U32 = 0
     queues: Annotated[list[Queue], Meta(max_length=255)] = []  # only these; none is all, as the broker spreads them
     holding: Annotated[list[LeaseRef], Meta(max_length=LIST_MAX)] = []
+    # How the members divide the queues among themselves; "" lets the broker. With one, `queues` may be none at all, and
+    # GROUP_MEMBERS follows.
+    strategy: OptionalName = ""
 
 
 class SubscribeReply(Header, frozen=True):
@@ -174,6 +179,21 @@ class SubscriptionEnded(Header, frozen=True):
     subscription: U32
     status: U16
     message: Text = ""
+
+
+class GroupMembers(Header, frozen=True):
+    """Broker to client, one-way: what a subscription with a strategy divides, now and whenever that changes."""
+
+    subscription: U32
+    queues: U32  # of the topic
+    members: Annotated[list[Name], Meta(max_length=LIST_MAX)]  # that are connected
+
+
+class Assign(Header, frozen=True):
+    """Client to broker: from now on push of these queues only, or of none."""
+
+    subscription: U32
+    queues: Annotated[list[Queue], Meta(max_length=255)] = []
 
 
 class Push(Header, frozen=True):
@@ -280,6 +300,7 @@ class QueuePosition(Header, frozen=True):
     settled: Amount = 0  # above the floor
     leased: Amount = 0
     oldest_ms: Amount = 0  # age of the oldest message that is not settled
+    retrying: Amount = 0  # failed, and wait for another attempt; not part of the lag
 
 
 class PositionReply(Header, frozen=True):

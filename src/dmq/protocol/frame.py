@@ -85,7 +85,9 @@ MUST_KNOW_FLAGS: Final = 0xFF00
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """One frame as the parser gives it. `command` and `status` are plain numbers: they may be newer than we are.
 
-    `body` is bytes when it is small, else a read-only view of the buffer it was received in.
+    `body` is bytes when it is small, else a read-only view of the buffer it was received in. If that buffer has nothing
+    but this frame up to its end, and some room before it, `room` is a view that may be written to, from the buffer's
+    start to the frame's end: whoever is done with the frame may build something around its body without copying it.
     """
 
     kind: int
@@ -95,6 +97,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     correlation: int
     header: bytes
     body: bytes | memoryview
+    room: memoryview | None = None
 
     @property
     def is_resend(self) -> bool:

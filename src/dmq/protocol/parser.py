@@ -8,10 +8,12 @@ What always holds:
 - No byte is copied more than a bounded number of times, whatever the pieces: a frame that is larger than a chunk moves
   to buffers that grow sixteenfold, and receives the rest in place.
 - Memory follows what was received, not what was announced: a peer that sends a few bytes and stops holds those bytes,
-  one that announces 16 MiB and sends 100 KiB holds 1 MiB of address space. Never more than `frame_bytes_max`, or one
-  chunk where that is less.
+  one that announces 16 MiB and sends 100 KiB holds 1 MiB of address space. Never more than `frame_bytes_max` and the
+  headroom, or one chunk where that is less.
 - A body below `VIEW_BYTES_MIN` is copied: it then keeps no chunk alive. Larger ones are views, which keep at most four
-  times their size alive.
+  times their size alive. A frame that has a buffer of its own stands behind some room (`Frame.room`).
+- A chunk that nobody has a view of goes back to `Chunks`, where the next connection that receives takes it: thousands
+  of connections with small frames share one, which the processor then has at hand.
 - Only `ProtocolError` is raised, and after that the parser is of no more use.
 
 Nothing here asks how long is too long: whoever owns the connection looks at `pending_since` now and then and closes it.
@@ -40,11 +42,14 @@ from dmq.protocol.frame import (
 )
 from dmq.protocol.strangers import describe_stranger
 
-__all__ = ["FrameParser"]
+__all__ = ["Chunks", "FrameParser"]
 
 CHUNK_BYTES: Final = 64 * 1024
 VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
 GROWTH: Final = 16
+# Before a frame that has a buffer of its own: as much as the tables of a unit are larger than what a PRODUCE has before
+# its records, so that a broker can make the one of the other in place.
+HEADROOM_BYTES: Final = 128
 # So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small,
 # because it is copied each time more arrives.
 ASIDE_BYTES_MAX: Final = 2048
@@ -54,18 +59,56 @@ _unpack_head: Final = HEAD.unpack_from
 _KINDS: Final = frozenset(int(kind) for kind in Kind)
 
 
+class Chunks:
+    """A chunk to receive into, for the connections of one thread; at most one is kept."""
+
+    __slots__ = ("_spare",)
+
+    def __init__(self) -> None:
+        self._spare: memoryview | None = None
+
+    def take(self) -> memoryview:
+        spare, self._spare = self._spare, None
+        return np.empty(CHUNK_BYTES, np.uint8).data if spare is None else spare
+
+    def give(self, chunk: memoryview) -> None:
+        self._spare = chunk
+
+
 class FrameParser:
     """The receiving half of one connection.
 
     Parameters:
         frame_bytes_max: the largest frame, length field included; the default is that before the hello.
         clock: tells `pending_since`.
+        chunks: shared with other connections of the same thread.
     """
 
-    __slots__ = ("_aside", "_buffer", "_clock", "_end", "_frame_bytes_max", "_start", "error", "pending_since")
+    __slots__ = (
+        "_aside",
+        "_buffer",
+        "_chunks",
+        "_clock",
+        "_end",
+        "_frame_bytes_max",
+        "_has_views",
+        "_is_own",
+        "_start",
+        "error",
+        "pending_since",
+    )
 
-    def __init__(self, frame_bytes_max: int = HELLO_FRAME_BYTES_MAX, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        frame_bytes_max: int = HELLO_FRAME_BYTES_MAX,
+        *,
+        clock: Clock | None = None,
+        chunks: Chunks | None = None,
+    ) -> None:
         self._clock: Clock = clock or SystemClock()
+        self._chunks = chunks
+        self._has_views = False  # of the buffer
+        self._is_own = False  # the buffer was made for the frame at its front
         self._buffer: memoryview | None = None
         self._aside = b""  # what lay in the buffer from `_start` to `_end`, while there is none
         self._start = 0
@@ -107,11 +150,12 @@ class FrameParser:
         """Where the next bytes go; never empty. The hint of the event loop is not needed."""
         buffer = self._buffer
         if buffer is None:
-            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data
+            chunks = self._chunks
+            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data if chunks is None else chunks.take()
             if self._aside:
                 buffer[: self._end] = self._aside
                 self._aside = b""
-        return buffer[self._end :]
+        return buffer[self._end :] if self._end else buffer
 
     def buffer_updated(self, nbytes: int) -> list[Frame]:
         """The frames that are complete now that so many bytes were written into the last `get_buffer`.
@@ -168,11 +212,14 @@ class FrameParser:
         except ProtocolError as error:
             self.error = error
             self._buffer, self._aside, self._start, self._end, self.pending_since = None, b"", 0, 0, None
+            self._has_views = self._is_own = False
             if not frames:
                 raise
             return frames
         if start == end:
-            self._buffer, self._start, self._end, self.pending_since = None, 0, 0, None
+            if is_ours:
+                self._let_go(buffer)
+            self._start, self._end, self.pending_since = 0, 0, None
         else:
             self._keep(buffer, start, end, is_ours)
             if frames or self.pending_since is None:
@@ -196,10 +243,17 @@ class FrameParser:
             if stop > end:
                 return start
             body_at = start + HEAD_BYTES + header_bytes
-            view = buffer[body_at:stop]
-            body = bytes(view) if stop - body_at < VIEW_BYTES_MIN else view.toreadonly()
-            header = bytes(buffer[start + HEAD_BYTES : body_at])
-            frames.append(Frame(kind, command, status, flags, correlation, header, body))
+            header = buffer[start + HEAD_BYTES : body_at].tobytes()
+            if stop - body_at < VIEW_BYTES_MIN:
+                body = buffer[body_at:stop].tobytes()
+                frames.append(Frame(kind, command, status, flags, correlation, header, body))
+            else:
+                view = buffer[body_at:stop].toreadonly()
+                # Not of a buffer that is half empty: whoever keeps the room keeps all of it.
+                is_alone = self._is_own and start == HEADROOM_BYTES and 2 * stop >= len(buffer)
+                room = buffer[:stop] if is_alone else None
+                self._has_views = True
+                frames.append(Frame(kind, command, status, flags, correlation, header, view, room))
             start = stop
         if end - start >= LENGTH_BYTES:
             # A short greeting ("GET / HTTP/1.0") is no longer than our head: do not wait for more of it.
@@ -213,18 +267,32 @@ class FrameParser:
         """Keep the beginning of a frame in a place where there is room for more."""
         rest = end - start
         if rest <= ASIDE_BYTES_MAX:
-            self._aside, self._buffer = bytes(buffer[start:end]), None
+            self._aside = bytes(buffer[start:end])
+            if is_ours:
+                self._let_go(buffer)
+            self._buffer = None
         else:
             size: int = LENGTH_BYTES + _unpack_head(buffer, start)[0]
             # A frame that fits stays where it is, and so does one at the front of a buffer that is not full yet.
-            if is_ours and (start + size <= len(buffer) or (start == 0 and end < len(buffer))):
+            is_first = start == (HEADROOM_BYTES if self._is_own else 0)
+            if is_ours and (start + size <= len(buffer) or (is_first and end < len(buffer))):
                 self._start, self._end = start, end
                 return
-            capacity = max(CHUNK_BYTES, min(size, GROWTH * rest))
+            capacity = max(CHUNK_BYTES, min(HEADROOM_BYTES + size, GROWTH * rest))
             moved = np.empty(capacity, np.uint8).data
-            moved[:rest] = buffer[start:end]
-            self._buffer = moved
+            moved[HEADROOM_BYTES : HEADROOM_BYTES + rest] = buffer[start:end]
+            if is_ours:
+                self._let_go(buffer)
+            self._buffer, self._is_own = moved, True
+            self._start, self._end = HEADROOM_BYTES, HEADROOM_BYTES + rest
+            return
         self._start, self._end = 0, rest
+
+    def _let_go(self, buffer: memoryview) -> None:
+        """Nothing in the buffer is needed any more, but for views that were given out."""
+        if self._chunks is not None and not (self._has_views or self._is_own):
+            self._chunks.give(buffer)
+        self._buffer, self._has_views, self._is_own = None, False, False
 
     def _refusal(self, rest: memoryview) -> ProtocolError:
         """What to say about bytes that are no frame we take; at least the length is here."""

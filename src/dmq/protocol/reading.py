@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dmq.protocol.consuming import Point
+from dmq.protocol.consuming import IdRun, Point
 from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Name, OptionalName, Queue, Text
 
 __all__ = [
@@ -70,6 +70,7 @@ class Span(Header, frozen=True):
     first_offset: Amount
     end_offset: Amount
     count: U32
+    ids: Annotated[list[IdRun], Meta(max_length=LIST_MAX)] = []  # as in a lease
 
 
 class PeekReply(Header, frozen=True):

@@ -6,6 +6,7 @@ version, for ever, since they decide what else can be.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -19,6 +20,9 @@ __all__ = [
     "BrokerInfo",
     "Cluster",
     "ClusterReply",
+    "Drain",
+    "DrainAction",
+    "DrainReply",
     "Heartbeat",
     "Hello",
     "HelloReply",
@@ -134,6 +138,33 @@ class ClusterReply(Header, frozen=True):
     """All brokers that are known, the answering one first."""
 
     brokers: Annotated[list[BrokerInfo], Meta(max_length=10_000)]
+
+
+class DrainAction(IntEnum):
+    """What a drain is to do."""
+
+    SHOW = 0  # nothing: only tell
+    BEGIN = 1  # take the broker out of use
+    END = 2  # put it back in use
+    STOP = 3  # stop its process, as SIGTERM does
+
+
+class Drain(Header, frozen=True):
+    """Take a broker out of use, put it back, or see how far it is (D-09)."""
+
+    action: DrainAction = DrainAction.SHOW
+    grace_ms: U32 = 0  # what clients are told they have
+    reason: Text = ""
+
+
+class DrainReply(Header, frozen=True):
+    """Safe to stop once it is `drained` and nothing is out or waits."""
+
+    state: Name  # running, drained or stopping
+    out: Amount = 0  # messages that consumers have leased
+    waiting_bytes: Amount = 0  # not written yet
+    waiting: U32 = 0  # requests that wait for a topic or group to be changed
+    clients: U32 = 0
 
 
 def choose_version(hello: Hello) -> int | None:

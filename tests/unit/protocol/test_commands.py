@@ -36,7 +36,7 @@ from dmq.protocol import (
 from dmq.protocol.admin import TopicCreate, changed_config
 from dmq.protocol.consuming import Pull
 from dmq.protocol.header import decode_header, encode_header
-from dmq.protocol.producing import DURABILITIES, Produce
+from dmq.protocol.producing import DURABILITIES, Durability, Produce, ProduceReply, produce_answer
 from dmq.protocol.session import Hello, choose_features, choose_version
 from tests.sampling import sample_size
 from tests.unit.protocol.samples import all_headers, headers
@@ -85,9 +85,11 @@ def test_an_older_header_is_filled_up_with_defaults() -> None:
 def test_numbers_never_change() -> None:
     assert {command.name: int(command) for command in Command} == {
         "NONE": 0x0000, "HELLO": 0x0001, "HEARTBEAT": 0x0002, "SERVER_REBOOT": 0x0003, "SERVER_HEALTH": 0x0004,
-        "STATS": 0x0005, "CLUSTER": 0x0006, "PRODUCE": 0x0010, "TRANSACTION_END": 0x0011, "TRANSACTION_CHECK": 0x0012,
-        "TRANSACTION_LIST": 0x0013, "PULL": 0x0020, "SUBSCRIBE": 0x0021, "UNSUBSCRIBE": 0x0022, "CONSUMER_PUSH": 0x0023,
+        "STATS": 0x0005, "CLUSTER": 0x0006, "DRAIN": 0x0007, "PRODUCE": 0x0010, "TRANSACTION_END": 0x0011,
+        "TRANSACTION_CHECK": 0x0012, "TRANSACTION_LIST": 0x0013, "TRANSACTION_JOIN": 0x0014, "PULL": 0x0020,
+        "SUBSCRIBE": 0x0021, "UNSUBSCRIBE": 0x0022, "CONSUMER_PUSH": 0x0023,
         "CREDIT": 0x0024, "SETTLE": 0x0025, "SUBSCRIPTION_ENDED": 0x0026, "SEEK": 0x0027, "POSITION": 0x0028,
+        "GROUP_MEMBERS": 0x0029, "ASSIGN": 0x002A,
         "OFFSETS": 0x0030, "PEEK": 0x0031, "FIND": 0x0032, "FETCH": 0x0033, "TOPIC_CREATE": 0x0040,
         "TOPIC_UPDATE": 0x0041, "TOPIC_DELETE": 0x0042, "TOPIC_LIST": 0x0043, "TOPIC_DESCRIBE": 0x0044,
         "GROUP_CREATE": 0x0048, "GROUP_DELETE": 0x0049, "GROUP_LIST": 0x004A, "GROUP_DESCRIBE": 0x004B,
@@ -235,3 +237,22 @@ def test_settings_of_a_topic_travel_by_name() -> None:
         changed_config({"qeues": 8})
     with pytest.raises(InvalidSettings, match="not valid"):
         changed_config({"queues": "many"})
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 255),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    st.sampled_from(Durability),
+    st.booleans(),
+)
+def test_the_quick_answer_to_a_produce_says_the_same(
+    correlation: int, queue: int, first: int, journal: int, durability: Durability, is_duplicate: bool
+) -> None:
+    answer = produce_answer(Command.PRODUCE, correlation, queue, first, journal, durability, is_duplicate)
+    (frame,) = FrameParser().feed(answer)
+    assert (frame.kind, frame.command, frame.status, frame.flags) == (Kind.RESPONSE, Command.PRODUCE, 0, 0)
+    assert frame.correlation == correlation
+    assert frame.body == b""
+    assert decode_response(frame) == ProduceReply(queue, first, journal, durability, is_duplicate)

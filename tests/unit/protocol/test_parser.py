@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from dmq.protocol import (
     decode_response,
     unpack_batch,
 )
-from dmq.protocol.parser import ASIDE_BYTES_MAX, CHUNK_BYTES, VIEW_BYTES_MIN
+from dmq.protocol.parser import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks
 from dmq.protocol.producing import Produce
 from dmq.testing import FakeClock
 from tests.sampling import SEED, sample_size
@@ -39,7 +40,12 @@ def receive(parser: FrameParser, data: bytes, piece: int) -> list[Frame]:
         room[:size] = data[:size]
         taken += parser.buffer_updated(size)
         data = data[size:]
-    return taken
+    return [bare(frame) for frame in taken]
+
+
+def bare(frame: Frame) -> Frame:
+    """What was sent; where it was received is another matter."""
+    return msgspec.structs.replace(frame, room=None)
 
 
 def receive_once(parser: FrameParser) -> None:
@@ -55,7 +61,7 @@ def outcome(parser: FrameParser, data: bytes, pieces: list[int], *, through_buff
         size = pieces[number % len(pieces)]
         part, at = data[at : at + size], at + size
         try:
-            taken += receive(parser, part, size) if through_buffer else parser.feed(part)
+            taken += receive(parser, part, size) if through_buffer else map(bare, parser.feed(part))
         except ProtocolError as error:
             return taken, type(error).__name__
         if parser.error is not None:
@@ -108,6 +114,57 @@ def test_a_body_stays_as_it_was_while_more_is_received() -> None:
     data = b"".join(build_frame(Kind.REQUEST, 1, b"", bytes([number]) * 30_000) for number in range(8))
     taken = receive(parser, data, 50_000)
     assert [bytes(frame.body) for frame in taken] == [bytes([number]) * 30_000 for number in range(8)]
+
+
+def received(parser: FrameParser, data: bytes) -> list[Frame]:
+    """`receive`, with the room that frames have."""
+    taken: list[Frame] = []
+    while data:
+        room = parser.get_buffer()
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        taken += parser.buffer_updated(size)
+        data = data[size:]
+    return taken
+
+
+def test_a_large_frame_has_room_before_it_that_may_be_written_to() -> None:
+    body = random.Random(SEED).randbytes(300_000)
+    (frame,) = received(FrameParser(FRAME_BYTES_MAX), build_frame(Kind.REQUEST, 1, b"header", body))
+    assert frame.room is not None
+    assert len(frame.room) == HEADROOM_BYTES + 20 + len(b"header") + len(body)
+    assert frame.room[-len(body) :] == frame.body == body
+    frame.room[: -len(body)] = bytes(len(frame.room) - len(body))
+    frame.room[-1] ^= 0xFF
+    assert frame.body[:-1] == body[:-1]
+    assert frame.body[-1] == body[-1] ^ 0xFF
+
+
+@pytest.mark.parametrize("sizes", [[100], [VIEW_BYTES_MIN, 100], [40_000, 40_000, 40_000], [20_000] * 9])
+def test_room_is_never_shared_with_another_frame(sizes: list[int]) -> None:
+    parser = FrameParser(FRAME_BYTES_MAX, chunks=Chunks())
+    rng = random.Random(SEED)
+    for _ in range(20):
+        bodies = [rng.randbytes(size) for size in sizes]
+        frames = received(parser, b"".join(build_frame(Kind.REQUEST, 1, b"h", body) for body in bodies))
+        for frame in frames:
+            if frame.room is not None:
+                frame.room[: -len(frame.body)] = bytes(len(frame.room) - len(frame.body))
+        assert [bytes(frame.body) for frame in frames] == bodies
+
+
+def test_a_chunk_goes_from_connection_to_connection_unless_somebody_has_a_view_of_it() -> None:
+    chunks = Chunks()
+    parsers = [FrameParser(FRAME_BYTES_MAX, chunks=chunks) for _ in range(3)]
+    small = build_frame(Kind.REQUEST, 1, b"", b"small")
+    large = build_frame(Kind.REQUEST, 1, b"", bytes(VIEW_BYTES_MIN))
+    first = parsers[0].get_buffer()
+    assert [bytes(frame.body) for frame in received(parsers[0], small)] == [b"small"]
+    assert parsers[1].get_buffer() is first
+    (kept,) = received(parsers[1], large)
+    assert parsers[2].get_buffer() is not first
+    received(parsers[2], small * 3)
+    assert kept.body == bytes(VIEW_BYTES_MIN)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +274,7 @@ def test_a_stalled_peer_costs_what_it_sent() -> None:
         assert parser.buffered_bytes <= held, f"{sent} bytes sent"
     parser = FrameParser(FRAME_BYTES_MAX)
     assert parser.feed(announced[:-1]) == []
-    assert parser.buffered_bytes <= FRAME_BYTES_MAX
+    assert parser.buffered_bytes <= FRAME_BYTES_MAX + HEADROOM_BYTES
 
 
 def test_no_byte_is_copied_again_and_again() -> None:
