@@ -9,9 +9,10 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from dmq.testing.fixtures import dmq_broker
+from tests.databases import database_servers
 from tests.sampling import IS_SOAK, SEED
 
-__all__ = ["dmq_broker"]
+__all__ = ["database_servers", "dmq_broker"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
