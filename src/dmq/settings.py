@@ -21,7 +21,16 @@ from msgspec import Meta
 
 from dmq.errors import InvalidSettings
 
-__all__ = ["FIELDS", "BrokerSettings", "Field", "ResolvedSettings", "Settings", "StoreSettings", "format_size"]
+__all__ = [
+    "FIELDS",
+    "BrokerSettings",
+    "Field",
+    "ResolvedSettings",
+    "Settings",
+    "StoreSettings",
+    "format_size",
+    "parse_size",
+]
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -36,6 +45,7 @@ _COUNT_MAX = 1 << 40
 _NOT_SETTINGS = frozenset({"DMQ_CONFIG", "DMQ_SEED", "DMQ_SOAK", "DMQ_URL"})
 # Kubernetes hands every pod these names for a service called dmq or dmq-something.
 _SERVICE_LINK = re.compile(r"DMQ_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 
 
@@ -126,15 +136,37 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
         128 * MiB
     )
     output_bytes_max: Annotated[int, _size(64 * KiB, "Output waiting for one client before it gets no more.")] = 4 * MiB
+    topics_max: Annotated[int, _count(1, "Topics that may be created.", 10_000_000)] = 50_000
+    groups_max: Annotated[int, _count(1, "Groups that may be kept; each broadcast member counts.", 10_000_000)] = (
+        100_000
+    )
+    broadcast_expiry_hours: Annotated[float, _time("Forget a broadcast member that was away for so long.")] = 168.0
     pulls_waiting_max: Annotated[int, _count(1, "Pulls of one group that may wait.")] = 10_000
     heartbeat_seconds: Annotated[float, _time("Clients say something at least this often.")] = 30.0
     partial_seconds: Annotated[float, _time("A frame that was begun must be whole within this time.")] = 30.0
     hello_seconds: Annotated[float, _time("A connection must say hello within this time.")] = 10.0
     lease_seconds: Annotated[float, _time("Lease of a consumer that does not say.")] = 30.0
+    retry_table: Annotated[
+        str, _text("Seconds before each further attempt, as in `1,5,60`; `3^n` is 1, 3, 9 and so on.")
+    ] = "3^n"
     grace_seconds: Annotated[float, _time("A consumer that lost its connection keeps its leases so long.")] = 10.0
     offline_delay_ms: Annotated[int, _count(0, "Backlog begins so long after a subscription.", 3_600_000)] = 10
+    dead_letters_url: Annotated[str, _text("Database of dead letters; none: SQLite in the data directory.")] | None = (
+        None
+    )
+    dead_letters_per_second: Annotated[int, _count(1, "Dead letters resent, or taken from producers, in a second.")] = (
+        1000
+    )
+    dead_letter_store_failures: Annotated[bool, _flag("Messages that cannot be stored become dead letters.")] = False
     prefetch_messages: Annotated[int, _count(1, "Prefetch of a consumer that does not say.", 1 << 20)] = 1000
     prefetch_bytes: Annotated[int, _size(64 * KiB, "The same in bytes.", GiB)] = 16 * MiB
+    transaction_first_check_seconds: Annotated[
+        float, _time("An open transaction is asked about for the first time after so long.")
+    ] = 6.0
+    transaction_check_seconds: Annotated[float, _time("It is asked about again every so often.")] = 30.0
+    transaction_checks_max: Annotated[
+        int, _count(1, "After so many checks it is rolled back and becomes a dead letter.", 1_000_000)
+    ] = 15
     drain_seconds: Annotated[float, _time("A stop waits so long for clients to finish.")] = 5.0
 
 
@@ -222,6 +254,8 @@ class Field:
             return "none"
         if isinstance(value, bool):
             return "true" if value else "false"
+        if self.name.endswith("_url"):
+            return _PASSWORD.sub(r"\1:***@", str(value))
         return format_size(value) if self.is_size and isinstance(value, int) else str(value)
 
     def expected(self) -> str:
@@ -243,7 +277,8 @@ class Field:
             if self.is_optional and raw.strip().lower() == "none":
                 return None
             if self.is_size:
-                return self.check(_parse_size(raw), source, raw)
+                size = parse_size(raw)
+                return self.check(raw if size is None else size, source, raw)
         return self.check(raw, source, strict=not text)
 
     def check(self, value: object, source: str, raw: object = None, *, strict: bool = True) -> Any:
@@ -272,11 +307,12 @@ def format_size(size: int) -> str:
     return str(size)
 
 
-def _parse_size(text: str) -> object:
+def parse_size(text: str) -> int | None:
+    """The bytes that a size means, in bytes or like 64MiB; None if it is none."""
     found = _SIZE.fullmatch(text.strip())
     # Python refuses to read numbers of thousands of digits; no size has more than twenty.
     if found is None or len(found[1]) > 20:
-        return text
+        return None
     return int(found[1]) * _UNITS[(found[2] or "B").upper()]
 
 

@@ -1,8 +1,9 @@
 """The broker: one store, its writer, the groups that consume it, and the commands clients send.
 
-Everything here happens on one event loop. What always holds: a connection is served only after its hello; a command
-that fails is answered with its error and harms nobody else; a stopping broker says so, takes nothing new, and finishes
-what is under way.
+Everything here happens on one event loop, which never waits for a disk: what is written goes through the writer, and
+handlers that read or wait are coroutines. What always holds: a connection is served only after its hello; a command
+that fails is answered with its error and harms nobody else; requests about a topic or group that is being changed wait
+for that, in their order; a stopping or drained broker says so, takes nothing new, and finishes what is under way.
 """
 
 from __future__ import annotations
@@ -13,36 +14,58 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from dmq.broker import beginnings
+from dmq.broker.arrivals import Arrivals
+from dmq.broker.broadcast import BroadcastCursors
+from dmq.broker.changes import Changes, Later
+from dmq.broker.committing import Transactions
 from dmq.broker.consumption import Consumption
-from dmq.broker.group import Group
+from dmq.broker.deadletters import DeadLetters
+from dmq.broker.delays import Delays
+from dmq.broker.dividing import Dividing
+from dmq.broker.drainer import DLQ_PREFIX
+from dmq.broker.group import Group, kept_subscription
+from dmq.broker.letters import open_letters
+from dmq.broker.limits import Limits, kept_limits
+from dmq.broker.moves import Moves
+from dmq.broker.reads import DiskReads
 from dmq.broker.session import Session
-from dmq.broker.writer import JournalWriter
+from dmq.broker.tasks import Tasks, Work, check_changes, wait_for
+from dmq.broker.writer import JournalWriter, nobody_waits
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, UnknownTopic
-from dmq.model import TopicConfig, check_name
+from dmq.deadletters.url import MEMORY
+from dmq.errors import BrokerStopping, DMQError, InvalidRequest, UnknownTopic
+from dmq.model import TopicConfig
 from dmq.net.connection import Connection
+from dmq.net.outbox import Outbox
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.session import ServerReboot
 from dmq.settings import BrokerSettings
 from dmq.storage.appending import Batch
-from dmq.storage.events import Event, PositionSet
+from dmq.storage.events import Event, PositionDropped, Settled
+from dmq.storage.retrying import RETRY_PREFIX, retry_topic_name
 from dmq.storage.state import Topic
 from dmq.storage.store import MessageStore
 from dmq.storage.visibility import Durability
 
-__all__ = ["Broker", "Handler"]
+if TYPE_CHECKING:
+    from dmq.deadletters.store import DeadLetterStore
+
+__all__ = ["Broker", "Handler", "Work"]
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[["Broker", Session, Frame, Any], None]
+# What a handler returns goes on by itself; requests are begun in the order they came in.
+Handler = Callable[["Broker", Session, Frame, Any], Work | None]
 
 _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 1.0
 _IDLE_MS: Final = 60_000
+_PUMP_NOW_MAX: Final = 4  # groups that are served before whoever published is answered
 
 
 class Broker:
@@ -50,6 +73,7 @@ class Broker:
 
     Parameters:
         handlers: what to do for each command; the hello comes without a session.
+        letters: makes the store of dead letters when it is first needed; one in memory if left out.
     """
 
     def __init__(
@@ -59,6 +83,7 @@ class Broker:
         clock: Clock,
         handlers: dict[int, Handler],
         hello: Callable[[Broker, Connection, Frame], None],
+        letters: Callable[[], DeadLetterStore] | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -66,22 +91,41 @@ class Broker:
         self._handlers = handlers
         self._hello = hello
         self._loop = asyncio.get_running_loop()
-        self.writer = JournalWriter(store, clock, settings.waiting_bytes_max, self._visible, self._store_failed)
+        self.outbox = Outbox()
+        self.writer = JournalWriter(
+            store, clock, settings.waiting_bytes_max, self.outbox, self._visible, self._store_failed
+        )
+        self.reads = DiskReads(store)
+        self.changes = Changes(settings.pulls_waiting_max, settings.waiting_bytes_max)
+        self.dividing = Dividing(self._loop)
+        self._tasks = Tasks()
+        self.run = self._tasks.run
+        self._broadcasts = BroadcastCursors(int(settings.broadcast_expiry_hours * 3_600_000))
         self.address = ""
         self.sessions: set[Session] = set()
         self.consumptions: dict[tuple[str, str], Consumption] = {}
         self._by_topic: dict[str, list[Consumption]] = {}
         self._lease_numbers = itertools.count(1)
         self._pumping: set[Consumption] = set()
-        self._fetchers: list[Callable[[], None]] = []  # whoever waits for the visible offset to move
+        self.arrivals = Arrivals(settings.pulls_waiting_max)
         self.ended: Counter[str] = Counter()  # what consumptions had counted that are no more
         self.is_stopping = False
+        self.is_draining = False
         self.failed = asyncio.Event()
+        self.stop_asked = asyncio.Event()
         self.counters: dict[str, int] = dict.fromkeys(
-            ("connections", "requests", "errors", "messages_in", "bytes_in", "duplicates"), 0
+            ("connections", "requests", "errors", "messages_in", "bytes_in", "duplicates", "limited"), 0
         )
         self._started_wall_ms = clock.now_ms()
         self._started_at = clock.monotonic()
+        self.moves = Moves(self)
+        self.delays = Delays(self)
+        self.dead_letters = DeadLetters(
+            self, letters or (lambda: open_letters(MEMORY)), settings.dead_letters_per_second
+        )
+        self.transactions = Transactions(self)
+        self.limits = Limits()
+        self.load_limits()
         self._round_robin = itertools.count(time.monotonic_ns() & 0xFFFF)
         self._ticked_at = self._loop.time()
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
@@ -108,10 +152,10 @@ class Broker:
                 connection.send(error_frame(InvalidRequest("say hello first"), frame.command, frame.correlation))
                 connection.close()
         except DMQError as error:
-            self._failed_request(connection, frame, error)
+            self.failed_request(connection, frame, error)
         except Exception as error:
             log.exception("a command failed")
-            self._failed_request(connection, frame, error)
+            self.failed_request(connection, frame, error)
 
     def _serve(self, session: Session, frame: Frame) -> None:
         if frame.kind == Kind.RESPONSE:
@@ -120,9 +164,18 @@ class Broker:
         handler = self._handlers.get(frame.command)
         if handler is None:
             raise InvalidRequest(f"command {Command(frame.command).name} is not served by this broker")
-        handler(self, session, frame, header)
+        try:
+            if self.changes.under_way:
+                check_changes(self.changes, session, header)
+            work = handler(self, session, frame, header)
+        except Later as later:
+            wait_for(self, later.change, session, frame, header)
+        else:
+            if work is not None:
+                self.run(work, lambda error: self.failed_request(session.connection, frame, error))
 
-    def _failed_request(self, connection: Connection, frame: Frame, error: BaseException) -> None:
+    def failed_request(self, connection: Connection, frame: Frame, error: BaseException) -> None:
+        """Answer that a request did not work."""
         self.counters["errors"] += 1
         if frame.kind == Kind.REQUEST:
             connection.send(error_frame(error, frame.command, frame.correlation))
@@ -139,47 +192,43 @@ class Broker:
         if not isinstance(session, Session):
             return
         self.sessions.discard(session)
-        grace_ms = int(self.settings.grace_seconds * 1000)
-        for pusher in session.pushers.values():
-            if pusher.consumption.sinks.get(pusher.member.name) is pusher:
-                self._away(pusher.consumption, pusher.member.name, grace_ms)
-        for consumption, member in session.pulling:
-            consumption.cancel_pulls(session)
-            if (
-                consumption.group.members.get(member.name) is member
-                and member.name not in consumption.sinks
-                and not any((consumption, member) in other.pulling for other in self.sessions)
-            ):
-                self._away(consumption, member.name, grace_ms)
-
-    def _away(self, consumption: Consumption, name: str, grace_ms: int) -> None:
-        now_ms = self.now_ms
-        consumption.sinks.pop(name, None)
-        member = consumption.group.disconnect(name, now_ms, grace_ms)
-        if member is not None:
-            for cursor in consumption.cursors.values():
-                cursor.disconnect(member, now_ms, grace_ms)
+        self.transactions.leave(session)
+        session.leave_groups(int(self.settings.grace_seconds * 1000))
 
     def check_running(self) -> None:
         """Raises BrokerStopping where nothing new is taken any more."""
+        self.check_open()
+        if self.is_draining:
+            raise BrokerStopping("the broker is drained: use another one, or this one when it is back in use")
+
+    def check_open(self) -> None:
+        """Raises BrokerStopping where nobody is listened to any more."""
         if self.is_stopping:
             raise BrokerStopping("the broker is stopping: use another one, or this one when it is back")
 
     # --- topics and groups ------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """The topic, created now if the settings say so.
+        """The topic.
 
         Raises:
             UnknownTopic: there is none.
+            Later: it is being created, because the settings say so.
         """
         try:
             return self.store.topic(name)
         except UnknownTopic:
             if not self.settings.auto_create or name.startswith("%"):
                 raise
-        check_name(name, "topic")
-        return self.store.create_topic(name, TopicConfig(queues=self.settings.auto_create_queues))
+        raise beginnings.make_topic(self, name)
+
+    async def create_topic(self, name: str, config: TopicConfig, *, system: bool = False) -> Topic:
+        """Make a topic; see `beginnings`."""
+        return await beginnings.create_topic(self, name, config, system=system)
+
+    def load_limits(self) -> None:
+        """Put the limits in force that the store has; called when they, or topics, have changed."""
+        self.limits.replace(kept_limits(self.store), self.clock.monotonic())
 
     def choose_queue(self, topic: Topic) -> int:
         """A queue for a producer that does not care."""
@@ -189,7 +238,7 @@ class Broker:
         """The group at the topic, made when first needed."""
         found = self.consumptions.get((topic.name, group))
         if found is not None and found.topic.id == topic.id:
-            if found.topic.config.queues != topic.config.queues:
+            if found.topic is not topic:
                 for queue in range(found.topic.config.queues, topic.config.queues):
                     found.selection.mark(queue)
                 found.topic = topic
@@ -198,30 +247,27 @@ class Broker:
             self.forget_topic(topic.name)  # an earlier incarnation
         made = Consumption(
             topic,
-            Group(group, topic.name),
+            Group(group, topic.name, kept_subscription(self.store, group, topic.id)),
             self.store,
             self._lease_numbers,
-            self.write_events,
+            self.write_lazily,
             self.settings.pulls_waiting_max,
+            self.moves.bury_doomed,
         )
+        retries = self.store.find_topic(retry_topic_name(group, topic.id))
+        if retries is not None:
+            made.set_retry_topic(retries)
         self.consumptions[topic.name, group] = made
         self._by_topic.setdefault(topic.name, []).append(made)
         return made
 
-    def begin_group(self, consumption: Consumption, offsets: Callable[[int], int]) -> None:
-        """Give a group that was never here its first position in every queue, durably."""
-        name, topic = consumption.group.name, consumption.topic
-        events: list[Event] = [
-            PositionSet(name, topic.id, queue, offsets(queue))
-            for queue in range(topic.config.queues)
-            if self.store.position(name, topic.name, queue) is None
-        ]
-        if events:
-            self.write_now(events)
+    def consumptions_of(self, topic: str) -> list[Consumption]:
+        """The groups that consume a topic and are in use."""
+        return [*self._by_topic.get(topic, ())]
 
     def forget_topic(self, name: str) -> None:
         """The topic is gone: its consumers get nothing more."""
-        for consumption in [*self._by_topic.get(name, [])]:
+        for consumption in self.consumptions_of(name):
             self._forget(consumption)
 
     def forget_group(self, group: str, topic: str = "") -> None:
@@ -243,7 +289,11 @@ class Broker:
         """The topics a group consumes."""
         known = {topic_id for topic_id, _ in self.store.positions_of(group)}
         live = {topic for topic, name in self.consumptions if name == group}
-        return [topic for topic in self.store.topics() if topic.id in known or topic.name in live]
+        return [
+            topic
+            for topic in self.store.topics()
+            if (topic.id in known or topic.name in live) and not topic.name.startswith(RETRY_PREFIX)
+        ]
 
     def group_names(self) -> set[str]:
         """All groups, but for our own."""
@@ -260,39 +310,63 @@ class Broker:
         """Write events with the next unit; nobody waits for them."""
         items = list(events)
         if items:
-            self.writer.submit(items, Durability.STORED, _nobody_waits)
+            self.writer.submit(items, Durability.STORED, nobody_waits)
+
+    def write_lazily(self, events: list[Settled]) -> None:
+        """Write what was settled with the next unit, or shortly."""
+        if events:
+            self.writer.submit_lazily(events)
 
     def write_together(self, items: list[Batch | Event], done: Callable[[DMQError | None], None]) -> None:
         """Write items in one unit, flushed."""
         self.writer.submit(items, Durability.FLUSHED, lambda _, error: done(error), size=_size_of(items), atomic=True)
 
-    def write_now(self, events: list[Event]) -> None:
-        """Write events behind all that was submitted before; durable when this returns."""
-        self.writer.catch_up()
-        self.store.append(events, Durability.FLUSHED)
-        self.store.flush()
-
-    def _visible(self, touched: set[tuple[str, int]]) -> None:
-        for topic, queue in touched:
-            for consumption in self._by_topic.get(topic, ()):
-                consumption.selection.mark(queue)
-                self.pump_soon(consumption)
-        self._fetch()
-
-    def _fetch(self) -> None:
-        fetchers, self._fetchers = self._fetchers, []
-        for fetch in fetchers:
-            fetch()
-
-    def when_visible(self, call: Callable[[], None]) -> None:
-        """Call back when more of the journal has become visible, or some time has passed.
+    async def write_unit(self, items: list[Batch | Event]) -> None:
+        """Write items in one unit; durable and visible when this is over.
 
         Raises:
-            Busy: too many wait already.
+            DMQError: they could not be written.
         """
-        if len(self._fetchers) >= self.settings.pulls_waiting_max:
-            raise Busy(f"{len(self._fetchers)} wait for the journal already: try again shortly", retry_after_ms=100)
-        self._fetchers.append(call)
+        written: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: DMQError | None) -> None:
+            if not written.done():
+                written.set_exception(error) if error is not None else written.set_result(None)
+
+        self.write_together(items, done)
+        await written
+
+    async def write(self, events: list[Event]) -> None:
+        """Write events with the next unit; durable and visible when this is over.
+
+        Raises:
+            StorageError: they could not be written.
+        """
+        written: asyncio.Future[None] = self._loop.create_future()
+
+        def done(_: Any, error: DMQError | None) -> None:
+            if not written.done():
+                written.set_exception(error) if error is not None else written.set_result(None)
+
+        self.writer.submit(events, Durability.FLUSHED, done)
+        await written
+
+    def _visible(self, touched: set[tuple[str, int]]) -> None:
+        touching: set[Consumption] = set()
+        for topic, queue in touched:
+            if topic.startswith(DLQ_PREFIX):
+                self.dead_letters.drainer.wake(topic)
+            for consumption in self._by_topic.get(topic, ()):
+                consumption.selection.mark(queue)
+                touching.add(consumption)
+            if topic.startswith(RETRY_PREFIX):
+                self.moves.arrived(topic, queue)
+        self.arrivals.wake()
+        if len(touching) <= _PUMP_NOW_MAX:
+            self._pump_now(touching)  # so that the answer and the push leave together
+        else:
+            for consumption in touching:
+                self.pump_soon(consumption)
 
     def _store_failed(self, error: DMQError) -> None:
         log.critical("the store failed; the broker stops", extra={"error": str(error)})
@@ -308,7 +382,10 @@ class Broker:
 
     def _pump(self) -> None:
         pumping, self._pumping = self._pumping, set()
-        if self.is_stopping:
+        self._pump_now(pumping)
+
+    def _pump_now(self, pumping: set[Consumption]) -> None:
+        if self.is_stopping or self.is_draining:
             return  # what goes out now would only come back
         now_ms = self.now_ms
         for consumption in pumping:
@@ -325,11 +402,24 @@ class Broker:
         if self._ticked_at - before > _LATE_SECONDS:
             return  # we stood still: what came meanwhile is to be read before anybody is late
         now_ms = self.now_ms
+        self.delays.tick(now_ms)
+        self.transactions.tick(now_ms)
         for consumption in list(self.consumptions.values()):
             if consumption.tick(now_ms):
                 self.pump_soon(consumption)
             self._forget_if_idle(consumption, now_ms)
-        self._fetch()
+        self.arrivals.wake()
+        self._expire_broadcasts(now_ms)
+
+    def _expire_broadcasts(self, now_ms: int) -> None:
+        """Forget the cursors of broadcast members that have been away for long."""
+        if now_ms < self._broadcasts.next_look_ms:
+            return
+        used = {group for (_, group), consumption in self.consumptions.items() if consumption.group.members}
+        for name in self._broadcasts.look(self.store.groups(), used, now_ms):
+            log.info("broadcast member expired", extra={"name": name})
+            self.forget_group(name)
+            self.write_events([PositionDropped(name, None)])
 
     def _forget_if_idle(self, consumption: Consumption, now_ms: int) -> None:
         """A group that nobody uses costs nothing: all there is to know of it is in the store."""
@@ -342,6 +432,16 @@ class Broker:
                 self.write_events(cursor.take_skipped(now_ms))
             self._forget(consumption)
 
+    @property
+    def out(self) -> int:
+        """How many messages are leased."""
+        return sum(cursor.out for c in self.consumptions.values() for cursor in c.cursors.values())
+
+    def tell_all(self, head: bytes) -> None:
+        """Send one frame to every client."""
+        for session in self.sessions:
+            session.connection.send(head)
+
     # --- stopping ---------------------------------------------------------------------------------------------------
 
     async def stop(self, drain_seconds: float) -> None:
@@ -350,25 +450,22 @@ class Broker:
         head = one_way_head(
             Command.SERVER_REBOOT, ServerReboot(self.settings.name, int(drain_seconds * 1000), "the broker is stopping")
         )
-        for session in self.sessions:
-            session.connection.send(head)
+        self.tell_all(head)
         deadline = self.clock.monotonic() + drain_seconds
         while self.sessions and self.clock.monotonic() < deadline:
-            out = sum(cursor.out for c in self.consumptions.values() for cursor in c.cursors.values())
-            if not out and not self.writer.waiting_bytes:
+            if not self.out and not self.writer.waiting_bytes:
                 break
             await asyncio.sleep(0.02)
         self._ticker.cancel()
+        self.arrivals.wake()
+        await self.dead_letters.close()
+        await self.writer.drain()
+        await self._tasks.finish(_LATE_SECONDS)
+        self.reads.close()
         for consumption in self.consumptions.values():
             for cursor in consumption.cursors.values():
                 self.write_events(cursor.take_skipped(self.now_ms))
         await self.writer.close()
-
-
-def _nobody_waits(_: Any, error: DMQError | None) -> None:
-    if error is not None:
-        # What was settled is handed out again after a restart: at least once.
-        log.error("events could not be written", extra={"error": str(error)})
 
 
 def _size_of(items: Iterable[Batch | Event]) -> int:

@@ -194,6 +194,14 @@ class Cursor(HandOut):
         """The events of what the filter passed over, which else wait for the next thing that is settled."""
         return self._log.take(now_ms)
 
+    def find(self, epoch: int, number: int) -> Lease:
+        """A lease that is out.
+
+        Raises:
+            LeaseLost: it is gone.
+        """
+        return self._find(epoch, number)
+
     def _find(self, epoch: int, number: int) -> Lease:
         lease = self._leases.get(number) if epoch == self.epoch else None
         if lease is None:
@@ -315,7 +323,6 @@ class Cursor(HandOut):
         self._log.forget()
         self._takes_older_epochs = False
         self._begin(Position(offset))
-        self.sought = self._older_than
 
     def _return(self, lease: Lease, attempt: int, now_ms: int) -> Redelivery:
         return self._move(lease, lease.mask, attempt, now_ms, now_ms)

@@ -21,6 +21,9 @@ def numbers(broker: Broker) -> dict[str, float]:
     live = broker.consumptions.values()
     for name in ("delivered", "acked", "dead"):
         values[f"broker_{name}"] = broker.ended[name] + sum(consumption.counts[name] for consumption in live)
+    values |= {f"broker_{name}": value for name, value in broker.dead_letters.figures().items()}
+    values |= {f"broker_{name}": value for name, value in broker.delays.figures().items()}
+    values |= {f"broker_{name}": value for name, value in broker.transactions.figures().items()}
     values["broker_out"] = sum(cursor.out for consumption in live for cursor in consumption.cursors.values())
     return values
 

@@ -7,20 +7,43 @@ What always holds:
 
 - all members that get messages agree on the subscription that holds; one that joins with another is refused by name of
   the conflict, unless its version is higher: then its subscription holds, and the members that disagree are superseded;
-- the version that holds never falls, also when the group is empty, so that an old deployment that comes back while the
-  new one is away cannot pass over messages the new one wants;
+- the version that holds never falls, also when the group is empty or the broker starts anew, so that an old deployment
+  that comes back while the new one is away cannot pass over messages the new one wants;
 - members with credit take turns.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from dmq.broker.member import Member, Subscription
 from dmq.errors import SubscriptionConflict, SubscriptionSuperseded
 
-__all__ = ["Due", "Group", "Joined"]
+if TYPE_CHECKING:
+    from dmq.storage.events import SubscriptionPut
+    from dmq.storage.store import MessageStore
+
+__all__ = ["Due", "Group", "Joined", "kept_subscription", "must_keep"]
+
+
+def kept_subscription(store: MessageStore, group: str, topic_id: int) -> Subscription | None:
+    """What held in a group before the broker was started, if it had a version."""
+    kept = store.subscription(group, topic_id)
+    return None if kept is None else Subscription(kept.filter, kept.version, kept.is_ordered)
+
+
+def must_keep(kept: SubscriptionPut | None, held: Subscription | None) -> bool:
+    """Whether what holds is to be written down. Without a version there is nothing that a restart could undo."""
+    if held is None or not held.version or held.is_broadcast:
+        return False
+    return kept is None or (kept.filter, kept.version, kept.is_ordered) != (
+        held.filter,
+        held.version,
+        held.is_ordered,
+    )
 
 
 class Joined(NamedTuple):
@@ -80,7 +103,7 @@ class Group:
         held = self.subscription
         if held is None or held.agrees(wanted):
             version = wanted.version if held is None else max(held.version, wanted.version)
-            self.subscription = Subscription(wanted.filter, version, wanted.is_ordered, wanted.is_broadcast)
+            self.subscription = msgspec.structs.replace(wanted, version=version)
             return []
         if wanted.version < held.version:
             raise SubscriptionSuperseded(

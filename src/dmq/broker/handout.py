@@ -75,7 +75,7 @@ class HandOut:
         self._window = window
         self._visible = visible_next
         self._log = DequeueLog(group, topic_id, queue)
-        self.sought = 0  # the number at which the last seek happened, for members that know what they had before
+        self.sought = 0  # which seek was the last, as the store counts them; members learn of it with their leases
         self._takes_older_epochs = True  # until a seek: what was acked before it says nothing about what comes after
         self._begin(Position(position.floor, position.ranges))
 

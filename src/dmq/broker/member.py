@@ -24,19 +24,22 @@ class Subscription(msgspec.Struct, frozen=True):
     Attributes:
         filter: the tag expression, as normalised by the caller; empty means everything.
         version: a higher one replaces the others.
+        strategy: by which the members divide the queues among themselves; empty if the broker shares out messages.
     """
 
     filter: str = ""
     version: int = 0
     is_ordered: bool = False
     is_broadcast: bool = False
+    strategy: str = ""
 
     def agrees(self, other: Subscription) -> bool:
         """Whether both may be members of one group, whatever their versions."""
-        return (self.filter, self.is_ordered, self.is_broadcast) == (
+        return (self.filter, self.is_ordered, self.is_broadcast, self.strategy) == (
             other.filter,
             other.is_ordered,
             other.is_broadcast,
+            other.strategy,
         )
 
     def describe(self) -> str:
@@ -44,6 +47,8 @@ class Subscription(msgspec.Struct, frozen=True):
         words = ["ordered" if self.is_ordered else "unordered"]
         if self.is_broadcast:
             words.append("broadcast")
+        if self.strategy:
+            words.append(f"strategy {self.strategy!r}")
         tags = f"tags {self.filter!r}" if self.filter else "all tags"
         return f"{tags}, {', '.join(words)}, version {self.version}"
 

@@ -6,13 +6,19 @@ What always holds: a pull is answered once, or its session is gone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from dmq.broker.lease import Lease
 from dmq.broker.member import Member
 from dmq.storage.identities import IdRun
 
-__all__ = ["Handed", "Sink", "WaitingPull"]
+__all__ = ["Handed", "Lengths", "Sink", "WaitingPull"]
+
+
+Lengths: TypeAlias = list[int] | npt.NDArray[np.uint32]
 
 
 class Handed(NamedTuple):
@@ -20,11 +26,12 @@ class Handed(NamedTuple):
 
     queue: int
     lease: Lease
-    lengths: list[int]
+    lengths: Lengths
     pieces: list[memoryview]
     size: int
     ids: list[IdRun]
     sought: int
+    topic: str = ""  # the retry topic, if it is of that
 
 
 class Sink(Protocol):

@@ -1,7 +1,7 @@
-"""The retry schedule: how long a message that failed waits for its next attempt (J-05).
+"""The rules of retry: how long a message that failed waits for its next attempt, and when it has had enough (J-05).
 
 Pure code. What always holds: the wait is never longer than the cap, and never shorter for a later attempt in the
-default schedule.
+default schedule; a message gets as many attempts as its consumers allow, and no more.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["RETRY_DELAY_MAX_MS", "retry_delay_ms"]
+from dmq.errors import InvalidSettings
+
+__all__ = ["POWERS", "RETRY_DELAY_MAX_MS", "is_exhausted", "parse_retry_table", "retry_delay_ms", "wait_ms"]
 
 RETRY_DELAY_MAX_MS: Final = 2 * 60 * 60 * 1000
+POWERS: Final = "3^n"
+_ENTRIES_MAX: Final = 100
+_ENTRY_MAX_SECONDS: Final = 30 * 24 * 3600
 _CAPPED_FROM: Final = 10  # 3 ** 9 seconds are over five hours; greater powers need not be computed
 
 
@@ -33,3 +38,37 @@ def retry_delay_ms(attempt: int, table: Sequence[int] | None = None) -> int:
     if not table or min(table) < 0:
         raise ValueError("a retry table needs at least one entry, and none below 0")
     return table[min(attempt, len(table)) - 1]
+
+
+def wait_ms(attempt: int, asked_ms: int, table: Sequence[int] | None = None) -> int:
+    """How long a message waits whose attempt failed: what was asked for, or what the table says.
+
+    Parameters:
+        asked_ms: below 0 leaves it to the table.
+    """
+    return asked_ms if asked_ms >= 0 else retry_delay_ms(attempt, table)
+
+
+def is_exhausted(attempts: int, attempts_max: int) -> bool:
+    """Whether so many attempts that failed are all a message gets; 0 allows any number."""
+    return 0 < attempts_max <= attempts
+
+
+def parse_retry_table(text: str) -> tuple[int, ...] | None:
+    """The table a person wrote, in milliseconds; None for `3^n`.
+
+    Raises:
+        InvalidSettings: it is none.
+    """
+    if text.strip() == POWERS:
+        return None
+    try:
+        seconds = [float(entry) for entry in text.split(",")]
+    except ValueError:
+        seconds = []
+    if not 1 <= len(seconds) <= _ENTRIES_MAX or not all(0 <= entry <= _ENTRY_MAX_SECONDS for entry in seconds):
+        raise InvalidSettings(
+            f"a retry table is {POWERS!r}, or up to {_ENTRIES_MAX} times in seconds, of 30 days at most, with commas "
+            f"between them, as in '1,5,60'; not {text!r}"
+        )
+    return tuple(round(entry * 1000) for entry in seconds)

@@ -12,10 +12,17 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["QueueSelection"]
+__all__ = ["RETRY_QUEUES", "QueueSelection", "with_retries"]
 
 # In a priority topic every so many picks one goes round, so that no queue starves.
 _IN_TURN_EVERY: Final = 10
+RETRY_QUEUES: Final = 256  # a queue of the retry topic is marked as its number and this
+_OWN_QUEUES: Final = (1 << RETRY_QUEUES) - 1
+
+
+def with_retries(queues: int) -> int:
+    """A bit for each of these queues, and for each queue of the retry topic that goes with one of them."""
+    return queues | queues << RETRY_QUEUES
 
 
 class QueueSelection:
@@ -39,6 +46,11 @@ class QueueSelection:
         """The queue has nothing to hand out for now."""
         self._marked &= ~(1 << queue)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any queue may have something to hand out."""
+        return self._marked != 0
+
     def is_marked(self, queue: int) -> bool:
         return bool(self._marked >> queue & 1)
 
@@ -53,7 +65,9 @@ class QueueSelection:
             return None
         self._picks += 1
         if self._by_priority and self._picks % _IN_TURN_EVERY:
-            return marked.bit_length() - 1
+            own, again = marked & _OWN_QUEUES, marked >> RETRY_QUEUES
+            # Of one priority those that failed come first: they have waited longer.
+            return (own if own.bit_length() > again.bit_length() else marked).bit_length() - 1
         after = marked >> (self._last + 1)
         if after:
             self._last += (after & -after).bit_length()

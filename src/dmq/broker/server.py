@@ -14,19 +14,25 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
 from dmq.broker.handlers import HANDLERS
 from dmq.broker.handlers.session import hello
+from dmq.broker.letters import open_letters
 from dmq.broker.metrics import exposition
 from dmq.broker.status import status_page
 from dmq.clock import Clock, SystemClock
+from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import NotAllowed, StoreFailed
 from dmq.net.pages import Page, PageServer
 from dmq.net.server import Server
 from dmq.settings import Settings
 from dmq.storage.files import Files, OsFiles
 from dmq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from dmq.deadletters.store import DeadLetterStore
 
 __all__ = ["BrokerServer", "run"]
 
@@ -62,6 +68,7 @@ class BrokerServer:
         settings: ports may be 0, to take any that is free.
         files: where the data goes; the settings' directory if left out.
         insecure: other addresses than loopback are meant.
+        letters: makes the store of dead letters; by default it is where the settings say, or in memory if files are.
         status: serve a status page for people on this port; None for none.
     """
 
@@ -73,11 +80,13 @@ class BrokerServer:
         clock: Clock | None = None,
         insecure: bool = False,
         status_port: int | None = None,
+        letters: Callable[[], DeadLetterStore] | None = None,
     ) -> None:
         check_address(settings.broker.host, insecure)
         self._settings = settings
         self._clock = clock or SystemClock()
         self._files = files
+        self._letters = letters
         self._status_port = status_port
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
@@ -92,6 +101,7 @@ class BrokerServer:
             DirectoryInUse, WrongFormat, PortTaken, …: nothing is left open.
         """
         settings = self._settings.broker
+        letters = self._letters or self._settled_letters()
         store = MessageStore(
             self._files or OsFiles(settings.data),
             self._settings.store,
@@ -99,7 +109,7 @@ class BrokerServer:
             checkpoint_inline=False,
             new_epoch=True,
         )
-        self.broker = Broker(store, settings, self._clock, HANDLERS, hello)
+        self.broker = Broker(store, settings, self._clock, HANDLERS, hello, letters)
         self._server = Server(
             self.broker,
             self._clock,
@@ -108,6 +118,7 @@ class BrokerServer:
             hello_seconds=settings.hello_seconds,
             partial_seconds=settings.partial_seconds,
             silence_seconds=3 * settings.heartbeat_seconds,
+            outbox=self.broker.outbox,
         )
         self._pages: list[PageServer] = []
         try:
@@ -129,6 +140,22 @@ class BrokerServer:
             await self.stop(0.0)
             raise
         self._sweep()
+        self.broker.dead_letters.start(at_once=settings.dead_letters_url is not None)
+
+    def _settled_letters(self) -> Callable[[], DeadLetterStore]:
+        """Where the settings say that dead letters are kept; SQLite in the data directory if they say nothing.
+
+        Raises:
+            InvalidSettings: the URL can never work.
+        """
+        settings = self._settings.broker
+        if settings.dead_letters_url is not None:
+            url = check_url(settings.dead_letters_url)
+        elif self._files is not None and not isinstance(self._files, OsFiles):
+            url = MEMORY
+        else:
+            url = default_url(settings.data)
+        return lambda: open_letters(url)
 
     async def _serve_pages(self, port: int, pages: dict[str, Callable[[], Page]]) -> int:
         server = PageServer(pages)
@@ -144,6 +171,8 @@ class BrokerServer:
     def _readiness(self) -> Page:
         if self.broker.is_stopping or self.broker.store.has_failed:
             return Page("stopping\n", 503)
+        if self.broker.is_draining:
+            return Page("drained\n", 503)
         return Page("ready\n")
 
     def _sweep(self) -> None:
@@ -174,11 +203,12 @@ class BrokerServer:
         self._server.stop_listening()
         for connection in list(self._server.connections):
             connection.abort()
+        await self.broker.dead_letters.close()
         for pages in self._pages:
             await pages.close()
 
     async def serve(self, on_ready: Callable[[BrokerServer], None] | None = None) -> None:
-        """Start, wait for a signal or a failure, stop.
+        """Start, wait for a signal, for an operator's word or for a failure, stop.
 
         Raises:
             StoreFailed: the store failed while serving.
@@ -193,7 +223,7 @@ class BrokerServer:
         gc.freeze()
         if on_ready is not None:
             on_ready(self)
-        waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self.broker.failed.wait())]
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.broker.stop_asked, self.broker.failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

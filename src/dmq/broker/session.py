@@ -5,9 +5,11 @@ What always holds: every request gets exactly one answer, in any order; a sessio
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from typing import TYPE_CHECKING
 
+from dmq.broker.changes import Change
 from dmq.broker.consumption import Consumption
 from dmq.broker.member import Member
 from dmq.broker.outlet import Handed
@@ -35,13 +37,16 @@ class Session:
         self.client_id = client_id
         self.pushers: dict[int, Pusher] = {}
         self.pulling: set[tuple[Consumption, Member]] = set()
+        self.reading = asyncio.Lock()
+        self.asked = 0  # questions with large answers that are open
+        self.subscribing: dict[int | None, Change] = {}  # subscriptions that wait for a change
         self.address16, self.port = _packed_address(connection.address)
 
     def answer(self, frame: Frame, header: Header, *body: Buffer) -> None:
         """Answer a request; says nothing where none was asked."""
         if frame.kind == Kind.REQUEST:
             size = sum(map(len, body))
-            self.connection.send(response_head(frame.command, header, frame.correlation, size), *body)
+            self.connection.send(response_head(frame.command, header, frame.correlation, size), *map(_unpinned, body))
 
     def refuse(self, frame: Frame, error: BaseException) -> None:
         """Answer that it did not work."""
@@ -50,6 +55,29 @@ class Session:
 
     def member_name(self, asked: str) -> str:
         return asked or self.client_id
+
+    def leave_groups(self, grace_ms: int) -> None:
+        """The connection is gone: what its members hold stays theirs for the grace time."""
+        for pusher in self.pushers.values():
+            if pusher.consumption.sinks.get(pusher.member.name) is pusher:
+                self._away(pusher.consumption, pusher.member.name, grace_ms)
+        for consumption, member in self.pulling:
+            consumption.cancel_pulls(self)
+            if (
+                consumption.group.members.get(member.name) is member
+                and member.name not in consumption.sinks
+                and not any((consumption, member) in other.pulling for other in self.broker.sessions)
+            ):
+                self._away(consumption, member.name, grace_ms)
+
+    def _away(self, consumption: Consumption, name: str, grace_ms: int) -> None:
+        now_ms = self.broker.now_ms
+        consumption.sinks.pop(name, None)
+        member = consumption.group.disconnect(name, now_ms, grace_ms)
+        if member is not None:
+            for cursor in consumption.cursors.values():
+                cursor.disconnect(member, now_ms, grace_ms)
+            self.broker.dividing.changed(consumption)
 
 
 class Pusher:
@@ -84,7 +112,7 @@ class Pusher:
             Push(self.number, [wire_lease(handed, self.lease_ms)]),
             len(lengths) + handed.size,
         )
-        self.session.connection.send(head, lengths, *handed.pieces)
+        self.session.connection.send(head, lengths, *map(_unpinned, handed.pieces))
 
 
 def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
@@ -99,9 +127,20 @@ def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
         len(handed.lengths),
         lease.attempt,
         lease_ms,
+        handed.topic,
         ids=handed.ids,
         sought=handed.sought,
     )
+
+
+def _unpinned(piece: Buffer) -> Buffer:
+    """A piece to be sent, as a copy if it is a small part of what it is a view of.
+
+    A reader that stalls keeps what waits for it in memory, and would keep the whole unit with it.
+    """
+    if isinstance(piece, memoryview) and len(piece.obj) > 2 * len(piece):  # type: ignore[arg-type]
+        return bytes(piece)
+    return piece
 
 
 def _packed_address(address: tuple[str, int]) -> tuple[bytes, int]:

@@ -1,7 +1,7 @@
 """Watching for acks: producers that wait until a group has consumed what they sent (D-20).
 
 Pure code. Only an ack counts: what was rejected, passed over or moved away is settled too, but nobody consumed it, and
-whoever waits for it hears so when its time is over.
+whoever waits for it hears so when its time is over. What failed may be acked at a later attempt, which counts.
 
 What always holds: a watch is answered exactly once; there are never more than `watches_max`.
 """
@@ -67,11 +67,24 @@ class Watches:
                 for watch in watches:
                     at = event.start - watch.first
                     watch.missing &= ~(acked << at if at >= 0 else acked >> -at)
+        self._answer(queue)
+
+    def _answer(self, queue: int) -> None:
+        """Tell those who have all they waited for."""
+        watches = self._by_queue.get(queue, [])
         done = [watch for watch in watches if not watch.missing]
         if done:
             self._keep(queue, [watch for watch in watches if watch.missing])
             for watch in done:
                 watch.answer(True)
+
+    def acked(self, queue: int, offset: int) -> None:
+        """A message was acked that had failed before, by the place it had then."""
+        watches = self._by_queue.get(queue, ())
+        for watch in watches:
+            if watch.first <= offset < watch.first + watch.count:
+                watch.missing &= ~(1 << offset - watch.first)
+        self._answer(queue)
 
     def expire(self, now_ms: int | None = None) -> None:
         """Answer those whose time is over; without a time, all."""

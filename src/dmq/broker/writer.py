@@ -1,7 +1,9 @@
 """The broker's writer: the one owner of the store, on the event loop.
 
 Everything that is submitted in one turn of the loop is written together; a thread serves only the waiting for the disk
-(`fdatasync`, checkpoint files). While one flush runs, the next units gather: group commit over all connections.
+(`fdatasync`, checkpoint files). While one flush runs, the next units gather: group commit over all connections. A flush
+that one submission alone waits for, on a disk whose last flushes all took less than a millisecond, is done at once: the
+way to a thread and back would only add to it, and there is nothing to gather.
 
 What always holds: a submission's callback is called exactly once, on the loop, when its unit is visible or when it
 failed; what waits is bounded, and beyond the bound `submit` raises `Busy`.
@@ -13,39 +15,72 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from dmq.broker.disk import DiskThreads
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, StorageError
+from dmq.net.outbox import Outbox
 from dmq.storage.appending import Batch, Placement
 from dmq.storage.events import Event
-from dmq.storage.store import MessageStore
+from dmq.storage.store import FlushTicket, MessageStore
 from dmq.storage.visibility import Durability
 
-__all__ = ["JournalWriter", "Submission"]
+__all__ = ["JournalWriter", "Submission", "nobody_waits"]
 
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 0.25
 _RETAIN_SECONDS: Final = 10.0
+# A disk is quick if so many flushes in a row took no longer than that; one that takes longer begins the count anew.
+_QUICK_SECONDS: Final = 0.001
+_QUICK_FLUSHES: Final = 16
+# Acks by the thousand share a unit; a broker that is killed has forgotten no more of them than came in this long.
+_LAZY_SECONDS: Final = 0.005
+_LAZY_MAX: Final = 256
 
 Done = Callable[[list[Placement], DMQError | None], None]
 
 
-class Submission:
-    """Items that belong together, and who waits for them."""
+def nobody_waits(placements: list[Placement], error: DMQError | None) -> None:
+    """For what is settled: if it cannot be written, it is handed out again after a restart, at least once."""
+    if error is not None:
+        log.error("events could not be written", extra={"error": str(error)})
 
-    __slots__ = ("atomic", "done", "durability", "items", "size")
+
+class Submission:
+    """Items that belong together, and who waits for them.
+
+    `done` is called exactly once, on the loop: with the placements when they are visible, or with an error.
+    """
+
+    __slots__ = ("atomic", "durability", "items", "size")
+
+    def __init__(
+        self, items: Sequence[Batch | Event], durability: Durability, size: int = 0, *, atomic: bool = False
+    ) -> None:
+        self.items = items
+        self.durability = durability
+        self.size = size
+        self.atomic = atomic
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        raise NotImplementedError
+
+
+class _Called(Submission):
+    """One whose caller is told by a function."""
+
+    __slots__ = ("_done",)
 
     def __init__(
         self, items: Sequence[Batch | Event], durability: Durability, done: Done, size: int, atomic: bool
     ) -> None:
-        self.items = items
-        self.durability = durability
-        self.done = done
-        self.size = size
-        self.atomic = atomic
+        super().__init__(items, durability, size, atomic=atomic)
+        self._done = done
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        self._done(placements, error)
 
 
 class JournalWriter:
@@ -53,6 +88,7 @@ class JournalWriter:
 
     Parameters:
         store: opened with `checkpoint_inline=False`.
+        outbox: held while answers are made, so that those of one turn go out together.
         on_visible: told which (topic, queue) pairs have new messages.
         on_failed: told once when the store failed for good.
     """
@@ -62,20 +98,23 @@ class JournalWriter:
         store: MessageStore,
         clock: Clock,
         waiting_bytes_max: int,
+        outbox: Outbox,
         on_visible: Callable[[set[tuple[str, int]]], None],
         on_failed: Callable[[DMQError], None],
     ) -> None:
         self.store = store
         self._clock = clock
         self._waiting_bytes_max = waiting_bytes_max
+        self._outbox = outbox
         self._on_visible = on_visible
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="dmq-disk")
+        self._disk = DiskThreads(self._loop)
         self._submitted: list[Submission] = []
         self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
         self.waiting_bytes = 0
         self._turn_planned = False
+        self._late_turn_planned = False
         self._flushing = False
         self._checkpointing = False
         self._failed = False
@@ -83,6 +122,7 @@ class JournalWriter:
         self._idle.set()
         self._flushed_at = self._checkpointed_at = self._retained_at = clock.monotonic()
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+        self._quick_flushes = 0
         self.flushes = 0
         self.units = 0
 
@@ -102,17 +142,45 @@ class JournalWriter:
         Raises:
             Busy: too much is waiting.
         """
+        self.put(_Called(items, durability, done, size, atomic))
+
+    def put(self, submission: Submission) -> None:
+        """`submit`, for something that has a class of its own."""
+        size = submission.size
         if size and self.waiting_bytes and self.waiting_bytes + size > self._waiting_bytes_max:
             raise Busy(
                 f"{self.waiting_bytes} bytes wait to be written, which is all that may: try again shortly",
                 retry_after_ms=50,
             )
         self.waiting_bytes += size
-        self._submitted.append(Submission(items, durability, done, size, atomic))
-        self._idle.clear()
+        self._submitted.append(submission)
         if not self._turn_planned:
             self._turn_planned = True
+            self._idle.clear()
             self._loop.call_soon(self._turn)
+
+    def submit_lazily(self, items: Sequence[Event]) -> None:
+        """Hand over events that nobody waits for: they are written with the next unit, or in a few milliseconds."""
+        self._submitted.append(_Called(items, Durability.STORED, nobody_waits, 0, False))
+        if self._turn_planned:
+            return
+        self._idle.clear()
+        if len(self._submitted) >= _LAZY_MAX:
+            self.hurry()
+        elif not self._late_turn_planned:
+            self._late_turn_planned = True
+            self._loop.call_later(_LAZY_SECONDS, self._turn_late)
+
+    def hurry(self) -> None:
+        """What was submitted lazily is written at the end of this turn of the loop after all."""
+        if self._submitted and not self._turn_planned:
+            self._turn_planned = True
+            self._loop.call_soon(self._turn)
+
+    def _turn_late(self) -> None:
+        self._late_turn_planned = False
+        if self._submitted and not self._turn_planned:
+            self._turn()
 
     def catch_up(self) -> None:
         """Write what was submitted so far: whoever writes to the store itself must not come before it."""
@@ -123,20 +191,31 @@ class JournalWriter:
         """Write what was submitted: what need not be flushed first, since it need not wait."""
         self._turn_planned = False
         submitted, self._submitted = self._submitted, []
-        for durability in (Durability.STORED, Durability.FLUSHED):
-            together = [s for s in submitted if s.durability == durability and not s.atomic]
-            if together:
-                self._write(together, durability)
-            for submission in submitted:
-                if submission.durability == durability and submission.atomic:
-                    self._write([submission], durability, atomic=True)
-        self._advance()
+        self._outbox.hold()
+        try:
+            for durability in (Durability.STORED, Durability.FLUSHED):
+                asked = [s for s in submitted if s.durability is durability]
+                if asked:
+                    self._write_asked(asked, durability)
+            self._advance()
+        finally:
+            self._outbox.release()
         self._work_on()
 
-    def _write(self, together: list[Submission], durability: Durability, *, atomic: bool = False) -> None:
+    def _write_asked(self, asked: list[Submission], durability: Durability) -> None:
+        together = [s for s in asked if not s.atomic]
+        if together:
+            self._write(together, durability)
+        if len(together) < len(asked):
+            for submission in asked:
+                if submission.atomic:
+                    self._write_whole(submission)
+
+    def _write(self, together: list[Submission], durability: Durability) -> None:
+        """Write what has nothing to do with each other: who is at fault is told so, and harms no other."""
         items = [item for submission in together for item in submission.items]
         try:
-            placements = self.store.append(items, durability, atomic=atomic)
+            outcomes = self.store.append_each(items, durability)
         except DMQError as error:
             if len(together) > 1:
                 self._write_apart(together, durability, error)
@@ -145,13 +224,26 @@ class JournalWriter:
             return
         self.units += 1
         at = 0
+        waiting = self._waiting
         for submission in together:
-            mine = placements[at : at + len(submission.items)]
-            at += len(submission.items)
-            self._wait(submission, mine)
+            count = len(submission.items)
+            if count == 1 and isinstance(outcome := outcomes[at], Placement):
+                waiting.append((outcome.unit_end, submission, [outcome]))
+            else:
+                self._wait(submission, outcomes[at : at + count])
+            at += count
+
+    def _write_whole(self, submission: Submission) -> None:
+        try:
+            placements = self.store.append(submission.items, submission.durability, atomic=True)
+        except DMQError as error:
+            self._fail(submission, error)
+            return
+        self.units += 1
+        self._wait(submission, [*placements])
 
     def _write_apart(self, together: list[Submission], durability: Durability, error: DMQError) -> None:
-        """One of them is at fault, or the disk filled up among them: each gets its own answer."""
+        """The disk filled up among them: each gets its own answer."""
         placed: dict[int, Placement] = error.detail.get("placed", {})
         at = 0
         for submission in together:
@@ -162,8 +254,16 @@ class JournalWriter:
             else:
                 self._write([submission], durability)
 
-    def _wait(self, submission: Submission, placements: list[Placement]) -> None:
-        end = max(placement.unit_end for placement in placements)
+    def _wait(self, submission: Submission, outcomes: list[Placement | DMQError]) -> None:
+        placements = []
+        end = 0
+        for outcome in outcomes:
+            if isinstance(outcome, DMQError):
+                self._fail(submission, outcome)
+                return
+            placements.append(outcome)
+            if outcome.unit_end > end:
+                end = outcome.unit_end
         self._waiting.append((end, submission, placements))
 
     def _fail(self, submission: Submission, error: DMQError) -> None:
@@ -213,21 +313,44 @@ class JournalWriter:
             return
         self._flushing = True
         self.flushes += 1
+        seconds = 0.0
+
+        def run() -> None:
+            nonlocal seconds
+            began = self._clock.monotonic()
+            ticket.run()
+            seconds = self._clock.monotonic() - began
 
         def finished(error: BaseException | None) -> None:
-            self._flushing = False
-            try:
-                if error is not None and not isinstance(error, StorageError):
-                    error = StorageError(f"flushing failed: {error}")
-                self.store.finish_flush(ticket, error)
-            except DMQError as failure:
-                self._give_up(failure)
-                return
-            self._flushed_at = self._clock.monotonic()
-            self._advance()
-            self._work_on()
+            self._quick_flushes = 0 if error is not None or seconds > _QUICK_SECONDS else self._quick_flushes + 1
+            self._finish_flush(ticket, error)
 
-        self._in_thread(ticket.run, finished)
+        if len(self._waiting) == 1 and self._quick_flushes >= _QUICK_FLUSHES and not self._checkpointing:
+            failure: BaseException | None = None
+            try:
+                run()
+            except Exception as error:
+                failure = error
+            finished(failure)
+        else:
+            self._disk.run(run, finished)
+
+    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
+        self._flushing = False
+        try:
+            if error is not None and not isinstance(error, StorageError):
+                error = StorageError(f"flushing failed: {error}")
+            self.store.finish_flush(ticket, error)
+        except DMQError as failure:
+            self._give_up(failure)
+            return
+        self._flushed_at = self._clock.monotonic()
+        self._outbox.hold()
+        try:
+            self._advance()
+        finally:
+            self._outbox.release()
+        self._work_on()
 
     def _start_checkpoint(self) -> None:
         try:
@@ -250,11 +373,7 @@ class JournalWriter:
                 log.error("checkpoint failed", extra={"error": str(failure)})
             self._work_on()
 
-        self._in_thread(plan.write, finished)
-
-    def _in_thread(self, work: Callable[[], None], finished: Callable[[BaseException | None], None]) -> None:
-        future = self._loop.run_in_executor(self._threads, work)
-        future.add_done_callback(lambda done: finished(done.exception()))
+        self._disk.run(plan.write, finished)
 
     def _give_up(self, error: DMQError) -> None:
         """The store failed: nobody is acknowledged any more."""
@@ -295,5 +414,5 @@ class JournalWriter:
         """Write what waits and close the store."""
         await self.drain()
         self._ticker.cancel()
-        self._threads.shutdown(wait=True)
+        self._disk.close()
         self.store.close()

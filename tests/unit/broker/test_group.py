@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.broker.broadcast import BroadcastGroup, broadcast_name, parse_broadcast_name
+from dmq.broker.broadcast import BroadcastCursors, broadcast_name, parse_broadcast_name
 from dmq.broker.group import Group, Joined
 from dmq.broker.member import Member, MemberState, Subscription
 from dmq.errors import SubscriptionConflict, SubscriptionSuperseded
@@ -147,15 +147,14 @@ def test_each_member_of_a_broadcast_group_has_positions_under_its_own_name() -> 
 
 
 def test_cursors_of_a_broadcast_member_expire_when_unused() -> None:
-    known = [broadcast_name("g", "old"), broadcast_name("other", "x"), "plain"]
-    group = BroadcastGroup("g", 1000, known, now_ms=0)
-    name = group.join("new")
-    assert group.next_deadline() == 1000
-    assert group.expire(999) == []
-    assert group.expire(1000) == [broadcast_name("g", "old")]
-    assert group.next_deadline() is None
-    group.leave("new", 5000)
-    group.join("new")
-    assert group.expire(100_000) == []
-    group.leave("new", 100_000)
-    assert group.expire(101_000) == [name]
+    old, new = broadcast_name("g", "old"), broadcast_name("g", "new")
+    cursors = BroadcastCursors(1000)
+    assert cursors.look([old, new, "plain"], {new}, 0) == []
+    assert cursors.next_look_ms == 1000
+    assert cursors.look([old, new, "plain"], {new}, 999) == []
+    assert cursors.look([old, new, "plain"], {new}, 1000) == [old]
+    assert cursors.look([new, "plain"], set(), 2000) == []
+    assert cursors.look([new, "plain"], {new}, 2999) == [], "it was back in time"
+    assert cursors.look([new, "plain"], set(), 3500) == []
+    assert cursors.look([new, "plain"], set(), 4500) == [new]
+    assert cursors.look([], set(), 9000) == []

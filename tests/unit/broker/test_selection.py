@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dmq.broker.selection import QueueSelection
+from dmq.broker.selection import RETRY_QUEUES, QueueSelection, with_retries
 
 
 def marked(*queues: int, by_priority: bool = False) -> QueueSelection:
@@ -43,3 +43,19 @@ def test_a_priority_topic_prefers_the_highest_and_starves_none() -> None:
     assert Counter(picks) == Counter({9: 91, **dict.fromkeys(range(9), 1)})
     assert picks[:9] == [9] * 9
     assert picks[9::10] == list(range(10))
+
+
+def test_retries_take_turns_with_the_others_and_go_with_their_queue() -> None:
+    selection = marked(0, 3, RETRY_QUEUES + 3)
+    assert [selection.pick() for _ in range(4)] == [0, 3, RETRY_QUEUES + 3, 0]
+    assert [selection.pick(with_retries(1 << 3)) for _ in range(3)] == [3, RETRY_QUEUES + 3, 3]
+    assert selection.pick(with_retries(1 << 2)) is None
+
+
+def test_of_one_priority_retries_come_first_and_a_higher_priority_comes_before_them() -> None:
+    selection = marked(4, 9, RETRY_QUEUES + 4, RETRY_QUEUES + 7, by_priority=True)
+    order = []
+    while (queue := selection.pick()) is not None:
+        order.append(queue)
+        selection.unmark(queue)
+    assert order == [9, RETRY_QUEUES + 7, RETRY_QUEUES + 4, 4]

@@ -52,3 +52,16 @@ def test_there_are_only_so_many() -> None:
     watches.expire()
     assert answers == [False, False]
     watches.check_room()
+
+
+def test_a_message_that_failed_counts_once_a_later_attempt_is_acked() -> None:
+    """D-20: its move to the retry topic does not."""
+    watches, answers = watching(10, 2)
+    watches.settled(0, [settled(10, 2, Outcome.RETRIED)])
+    watches.acked(0, 11)
+    watches.acked(0, 12)
+    watches.acked(1, 10)
+    assert answers == []
+    watches.acked(0, 10)
+    assert answers == [True]
+    assert not watches

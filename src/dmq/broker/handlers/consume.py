@@ -1,14 +1,18 @@
-"""PULL, SUBSCRIBE, UNSUBSCRIBE, CREDIT."""
+"""PULL, SUBSCRIBE, UNSUBSCRIBE, CREDIT, ASSIGN."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
+from dmq.broker.beginnings import begin_group
 from dmq.broker.broadcast import broadcast_name
 from dmq.broker.broker import Broker
 from dmq.broker.consumption import Consumption
+from dmq.broker.group import must_keep
 from dmq.broker.member import Member, Subscription
 from dmq.broker.outlet import Handed, WaitingPull
+from dmq.broker.selection import with_retries
 from dmq.broker.session import Pusher, Session, wire_lease
 from dmq.broker.tags import normalised
 from dmq.errors import DMQError, InvalidRequest, MissingClientId, SubscriptionSuperseded, UnknownTopic
@@ -16,6 +20,7 @@ from dmq.model import check_name
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, one_way_head
 from dmq.protocol.consuming import (
+    Assign,
     Credit,
     LeaseRef,
     Point,
@@ -32,9 +37,12 @@ from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
 from dmq.protocol.status import status_of
 from dmq.records.attributes import ANY_QUEUE
+from dmq.storage.events import SubscriptionPut
 from dmq.storage.state import Topic
 
-__all__ = ["credit", "point_offset", "pull", "subscribe", "unsubscribe"]
+__all__ = ["assign", "credit", "end_subscriptions", "point_offset", "pull", "subscribe", "unsubscribe"]
+
+log = logging.getLogger(__name__)
 
 _PULL_BYTES = 4 << 20
 _NO_PUSH = 0
@@ -68,21 +76,29 @@ def _join(
     if is_broadcast and not asked.member and session.client_id.startswith(f"{session.app}-"):
         raise MissingClientId("a broadcast consumer needs a name that stays: pass client_id= to connect")
     group = broadcast_name(asked.group, name) if is_broadcast else asked.group
+    begin_group(broker, topic, group, asked.group, lambda queue: point_offset(broker, topic, queue, asked.start_from))
     consumption = broker.consumption(topic, group)
     subscription = Subscription(
-        normalised(asked.tags), asked.version, bool(asked.flags & SubscribeFlag.ORDERED), is_broadcast
+        normalised(asked.tags),
+        asked.version,
+        bool(asked.flags & SubscribeFlag.ORDERED),
+        is_broadcast,
+        asked.strategy if isinstance(asked, Subscribe) else "",
     )
     joined = consumption.group.join(name, subscription, prefetch, prefetch_bytes)
+    held = consumption.group.subscription
+    if must_keep(broker.store.subscription(group, topic.id), held) and held is not None:
+        broker.write_events([SubscriptionPut(group, topic.id, held.filter, held.version, held.is_ordered)])
     consumption.set_ordered(subscription.is_ordered, broker.now_ms)
     if asked.parallel:
         consumption.parallel = asked.parallel
         for cursor in consumption.cursors.values():
             cursor.parallel = asked.parallel
+    consumption.max_attempts = asked.max_attempts
     if joined.is_resumed:
         for cursor in consumption.cursors.values():
             cursor.resume(joined.member)
     _supersede(broker, consumption, joined.superseded)
-    broker.begin_group(consumption, lambda queue: point_offset(broker, topic, queue, asked.start_from))
     return consumption, joined.member
 
 
@@ -98,12 +114,35 @@ def _supersede(broker: Broker, consumption: Consumption, members: list[Member]) 
             )
 
 
+def _take_over(consumption: Consumption, member: Member, session: Session) -> None:
+    """Somebody comes under a name that is in use: the one before is told, or it would wait for ever."""
+    before = consumption.sinks.get(member.name)
+    if isinstance(before, Pusher) and before.session is not session:
+        before.session.pushers.pop(before.number, None)
+        host, port = session.connection.address
+        log.warning("consumer taken over", extra={"group": consumption.group.name, "member": member.name})
+        end_subscription(
+            before,
+            SubscriptionSuperseded(
+                f"another client, at {host}:{port}, consumes in group {consumption.group.name!r} as {member.name!r} "
+                "now: give each client a client_id of its own, or none"
+            ),
+        )
+
+
 def end_subscription(pusher: Pusher, error: DMQError) -> None:
     """Tell a member that it gets nothing more, and why."""
     status, header = status_of(error)
     pusher.session.connection.send(
         one_way_head(Command.SUBSCRIPTION_ENDED, SubscriptionEnded(pusher.number, status, header.message))
     )
+
+
+def end_subscriptions(consumption: Consumption, error: DMQError) -> None:
+    """Tell all members that get messages pushed."""
+    for sink in consumption.sinks.values():
+        if isinstance(sink, Pusher):
+            end_subscription(sink, error)
 
 
 def _check_queues(topic: Topic, queues: Iterable[int]) -> None:
@@ -174,9 +213,10 @@ def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) 
     size = asked.prefetch_bytes or settings.prefetch_bytes
     lease_ms = asked.lease_ms or int(settings.lease_seconds * 1000)
     consumption, member = _join(broker, session, asked, messages, size)
-    allowed = sum(1 << queue for queue in set(asked.queues)) if asked.queues else -1
+    allowed = _bits(asked.queues) if asked.queues or asked.strategy else -1
     pusher = Pusher(session, asked.subscription, consumption, member, asked.batch or messages, lease_ms, allowed)
     session.pushers[asked.subscription] = pusher
+    _take_over(consumption, member, session)
     consumption.sinks[member.name] = pusher
     lost = _take_stock(consumption, member, asked.holding, broker.now_ms)
     reply = SubscribeReply(
@@ -184,12 +224,13 @@ def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) 
     )
     session.answer(frame, reply)
     consumption.group.subscribed(member, broker.now_ms, settings.offline_delay_ms)
+    broker.dividing.changed(consumption)
     broker.pump_soon(consumption)
 
 
 def _take_stock(consumption: Consumption, member: Member, holding: list[LeaseRef], now_ms: int) -> list[LeaseRef]:
     """Which leases a member thinks it has that it has not; what it has and does not think of is handed out again."""
-    held = {(ref.queue, ref.epoch, ref.lease) for ref in holding}
+    held = {(consumption.queue_of(ref.topic, ref.queue), ref.epoch, ref.lease) for ref in holding}
     mine = set()
     for queue, cursor in consumption.cursors.items():
         for lease in cursor.leases():
@@ -198,7 +239,7 @@ def _take_stock(consumption: Consumption, member: Member, holding: list[LeaseRef
                 if (queue, lease.epoch, lease.number) not in held:
                     cursor.nack(lease.epoch, lease.number, None, now_ms, was_tried=False)
                     consumption.selection.mark(queue)
-    return [ref for ref in holding if (ref.queue, ref.epoch, ref.lease) not in mine]
+    return [ref for ref in holding if (consumption.queue_of(ref.topic, ref.queue), ref.epoch, ref.lease) not in mine]
 
 
 def unsubscribe(broker: Broker, session: Session, frame: Frame, asked: Unsubscribe) -> None:
@@ -210,7 +251,24 @@ def unsubscribe(broker: Broker, session: Session, frame: Frame, asked: Unsubscri
             member = consumption.group.leave(pusher.member.name)
             if member is not None and asked.release:
                 consumption.forget(member, broker.now_ms, is_clean=True)
+        broker.dividing.changed(consumption)
         broker.pump_soon(consumption)
+    session.answer(frame, Header())
+
+
+def _bits(queues: Iterable[int]) -> int:
+    """What a subscription may be pushed that takes these queues."""
+    return with_retries(sum(1 << queue for queue in set(queues)))
+
+
+def assign(broker: Broker, session: Session, frame: Frame, asked: Assign) -> None:
+    """A member takes other queues than before (R-08)."""
+    pusher = session.pushers.get(asked.subscription)
+    if pusher is not None:
+        _check_queues(pusher.consumption.topic, asked.queues)
+        pusher.allowed = _bits(asked.queues)
+        pusher.consumption.group.wake(pusher.member)
+        broker.pump_soon(pusher.consumption)
     session.answer(frame, Header())
 
 

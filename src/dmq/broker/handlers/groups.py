@@ -2,39 +2,76 @@
 
 from __future__ import annotations
 
-from dmq.broker.broker import Broker
-from dmq.broker.handlers.consume import point_offset
+from dmq.broker.beginnings import begin_group
+from dmq.broker.broadcast import broadcast_name, parse_broadcast_name
+from dmq.broker.broker import Broker, Work
+from dmq.broker.consumption import Consumption
+from dmq.broker.handlers.consume import end_subscriptions, point_offset
 from dmq.broker.member import MemberState
+from dmq.broker.moves import retry_topics
 from dmq.broker.session import Pusher, Session
-from dmq.errors import UnknownGroup
+from dmq.errors import InvalidRequest, UnknownGroup
 from dmq.model import check_name
 from dmq.protocol import admin, consuming
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
 from dmq.records.attributes import ANY_QUEUE
-from dmq.storage.events import PositionDropped, PositionSet
+from dmq.storage.events import PositionDropped, PositionSet, TopicDropped
 from dmq.storage.state import Topic
 
 __all__ = ["create_group", "delete_group", "describe_group", "list_groups", "position", "seek"]
 
 
-def seek(broker: Broker, session: Session, frame: Frame, asked: consuming.Seek) -> None:
+def seek(broker: Broker, session: Session, frame: Frame, asked: consuming.Seek) -> Work:
     """Move a group's position (J-12); a dry run only says what would happen."""
     topic = broker.store.topic(asked.topic)
-    _known(broker, asked.group)
-    consumption = broker.consumption(topic, asked.group)
+    group = _group(broker, session, asked.group)
     queues = range(topic.config.queues) if asked.queue == ANY_QUEUE else [asked.queue]
-    moves = [
-        consuming.QueueMove(queue, consumption.cursor(queue).floor, point_offset(broker, topic, queue, asked.to))
-        for queue in queues
-    ]
-    if not asked.dry_run:
-        broker.write_now([PositionSet(asked.group, topic.id, move.queue, move.after) for move in moves])
-        for move in moves:
-            consumption.cursor(move.queue).seek(move.after)
-            consumption.selection.mark(move.queue)
-        broker.pump_soon(consumption)
-    session.answer(frame, consuming.SeekReply(moves))
+    change = broker.changes.begin(("group", asked.group))
+
+    async def move() -> None:
+        try:
+            places = await broker.reads.ask(lambda: [point_offset(broker, topic, q, asked.to) for q in queues])
+            consumption = broker.consumption(broker.store.topic(asked.topic), group)
+            moves = [
+                consuming.QueueMove(queue, consumption.cursor(queue).floor, place)
+                for queue, place in zip(queues, places, strict=True)
+            ]
+            if not asked.dry_run:
+                await broker.write([PositionSet(group, topic.id, move.queue, move.after) for move in moves])
+                _moved(broker, consumption, moves)
+        finally:
+            broker.changes.end(change)
+        session.answer(frame, consuming.SeekReply(moves))
+
+    return move()
+
+
+def _moved(broker: Broker, consumption: Consumption, moves: list[consuming.QueueMove]) -> None:
+    for move in moves:
+        cursor = consumption.cursor(move.queue)
+        cursor.seek(move.after)
+        cursor.sought = broker.store.sought(consumption.group.name, consumption.topic.id, move.queue)
+        consumption.selection.mark(move.queue)
+    broker.pump_soon(consumption)
+
+
+def _group(broker: Broker, session: Session, name: str) -> str:
+    """What the positions are kept under that somebody means: the group's, or its own in a broadcast group."""
+    known = broker.store.groups()
+    alone = broadcast_name(name, session.client_id)
+    if name not in known and alone in known:
+        return alone
+    if not broker.topics_of(name) and any(
+        found is not None and found[0] == name for found in map(parse_broadcast_name, known)
+    ):
+        raise InvalidRequest(
+            f"{name!r} is a broadcast group, in which every member has a place of its own: move a member with its own "
+            "consumer.seek()",
+            group=name,
+        )
+    _known(broker, name)
+    return name
 
 
 def position(broker: Broker, session: Session, frame: Frame, asked: consuming.Position) -> None:
@@ -60,7 +97,12 @@ def _positions(broker: Broker, topic: Topic, group: str) -> list[consuming.Queue
             place, handed_out, leased = stored, stored.floor, 0
         settled = sum(end - start for start, end in place.ranges)
         floor = min(max(place.floor, first), following)
-        rows.append(consuming.QueuePosition(topic.name, queue, first, following, floor, handed_out, settled, leased))
+        retrying = broker.store.retrying(group, topic.id, queue)
+        rows.append(
+            consuming.QueuePosition(
+                topic.name, queue, first, following, floor, handed_out, settled, leased, retrying=retrying
+            )
+        )
     return rows
 
 
@@ -70,19 +112,33 @@ def _known(broker: Broker, group: str) -> None:
 
 
 def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupCreate) -> None:
+    broker.check_running()
     check_name(asked.group, "group")
     topic = broker.topic(asked.topic)
-    consumption = broker.consumption(topic, asked.group)
-    broker.begin_group(consumption, lambda queue: broker.store.bounds(topic.name, queue)[0])
+    begin_group(broker, topic, asked.group, asked.group, lambda queue: broker.store.bounds(topic.name, queue)[0])
     session.answer(frame, Header())
 
 
-def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDelete) -> None:
+def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDelete) -> Work:
     _known(broker, asked.group)
     topic_id = broker.store.topic(asked.topic).id if asked.topic else None
-    broker.write_now([PositionDropped(asked.group, topic_id)])
+    change = broker.changes.begin(("group", asked.group))
+    # At once, so that nothing the group does now is written behind its end.
+    error = UnknownGroup(f"group {asked.group!r} was deleted", group=asked.group)
+    for (topic, group), consumption in broker.consumptions.items():
+        if group == asked.group and asked.topic in ("", topic):
+            end_subscriptions(consumption, error)
     broker.forget_group(asked.group, asked.topic)
-    session.answer(frame, Header())
+
+    async def delete() -> None:
+        try:
+            gone = retry_topics(broker.store, group=asked.group, topic_id=topic_id)
+            await broker.write([PositionDropped(asked.group, topic_id), *(TopicDropped(t.id) for t in gone)])
+        finally:
+            broker.changes.end(change)
+        session.answer(frame, Header())
+
+    return delete()
 
 
 def list_groups(broker: Broker, session: Session, frame: Frame, asked: admin.GroupList) -> None:
@@ -99,8 +155,10 @@ def _info(broker: Broker, group: str) -> admin.GroupInfo:
         for topic in topics
         if (topic.name, group) in broker.consumptions
     )
-    lag = sum(row.next_offset - row.floor - row.settled for topic in topics for row in _positions(broker, topic, group))
-    return admin.GroupInfo(group, [topic.name for topic in topics], members, lag)
+    rows = [row for topic in topics for row in _positions(broker, topic, group)]
+    lag = sum(row.next_offset - row.floor - row.settled for row in rows)
+    retrying = sum(row.retrying for row in rows)
+    return admin.GroupInfo(group, [topic.name for topic in topics], members, lag, retrying)
 
 
 def describe_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDescribe) -> None:

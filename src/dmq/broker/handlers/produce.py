@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from dmq.broker.broker import Broker
+from dmq.broker.handlers.delays import produce_delayed
+from dmq.broker.handlers.limits import check_can_produce, over_limit
+from dmq.broker.handlers.transactions import produce_half
 from dmq.broker.session import Session
 from dmq.broker.watching import ConsumedWatch
-from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotInCluster, Unsupported
-from dmq.model import check_name
+from dmq.broker.writer import Submission
+from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotInCluster, StorageError
+from dmq.model import MessageId, check_name
 from dmq.protocol.batch import unpack_batch
-from dmq.protocol.frame import Frame
-from dmq.protocol.producing import Durability, Produce, ProduceFlag, ProduceReply
-from dmq.records import verify_batch
+from dmq.protocol.frame import Frame, Kind
+from dmq.protocol.producing import Durability, Produce, ProduceFlag, ProduceReply, produce_answer
+from dmq.records import DeadReason
 from dmq.records.attributes import ANY_QUEUE
+from dmq.records.columns import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, ORDERED
 from dmq.storage import visibility
 from dmq.storage.appending import Batch, Placement
@@ -23,8 +29,16 @@ __all__ = ["produce"]
 # What a client may say of its own records; the other flags are the broker's.
 _FLAGS: Final = COMPRESSED | ORDERED
 # As plain numbers: an operation on an enum costs more than all the rest of the checks.
-_NOT_SERVED: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
+_ASIDE: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
+_HALF: Final = int(ProduceFlag.HALF)
 _NAMED: Final = int(ProduceFlag.NAMED)
+_EXPIRING: Final = int(ProduceFlag.EXPIRING)
+_STORED_ASKED: Final = int(Durability.STORED)
+_CONSUMED: Final = int(Durability.CONSUMED)
+_REPLICATED: Final = int(Durability.REPLICATED)
+_REQUEST: Final = int(Kind.REQUEST)
+_STORED: Final = visibility.Durability.STORED
+_FLUSHED: Final = visibility.Durability.FLUSHED
 _CONSUMED_MS: Final = 30_000
 # What a batch costs besides its records while it waits, so that a flood of tiny ones is bounded as well.
 _BATCH_BYTES: Final = 1024
@@ -32,26 +46,23 @@ _BATCH_BYTES: Final = 1024
 
 def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> None:
     broker.check_running()
-    if asked.durability == Durability.REPLICATED:
+    if asked.durability == _REPLICATED:
         raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
-    if asked.flags & _NOT_SERVED:
-        raise Unsupported("this broker does not take delayed or transactional messages")
+    if asked.flags & _ASIDE:
+        (produce_half if asked.flags & _HALF else produce_delayed)(broker, session, frame, asked)
+        return
     if asked.topic.startswith("%"):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
-    if asked.durability == Durability.CONSUMED and not asked.group:
+    if asked.durability == _CONSUMED and not asked.group:
         raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")
     topic = broker.topic(asked.topic)
-    if asked.durability == Durability.CONSUMED:
+    if not topic.config.can_produce:
+        check_can_produce(topic)
+    if asked.durability == _CONSUMED:
         check_name(asked.group, "group")
         broker.consumption(topic, asked.group).watches.check_room()
     batch = unpack_batch(frame.body, asked.count, asked.keys)
-    verify_batch(
-        batch.data,
-        batch.lengths,
-        asked.topic,
-        body_bytes_max=broker.store.settings.body_bytes_max,
-        flags_allowed=_FLAGS,
-    )
+    check_batch(batch.data, batch.lengths, _rules(asked.topic, broker.store.settings.body_bytes_max))
     stored = Batch(
         topic=asked.topic,
         queue=broker.choose_queue(topic) if asked.queue == ANY_QUEUE else asked.queue,
@@ -63,33 +74,76 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
         producer_epoch=asked.producer_epoch,
         first_sequence=asked.first_sequence,
         named=bool(asked.flags & _NAMED),
+        expiring=bool(asked.flags & _EXPIRING),
         address=session.address16,
         port=session.port,
         received_at_ms=broker.clock.now_ms(),
+        room=frame.room,
     )
+    if broker.limits.rules and (over := over_limit(broker, asked.topic, stored)) is not None:
+        error, is_dead_letter = over
+        if not is_dead_letter:
+            raise error
+        broker.dead_letters.instead(stored, DeadReason.RATE_LIMITED, error, lambda why: session.refuse(frame, why))
+        return
+    broker.writer.put(_Produced(broker, session, frame, asked, stored))
 
-    def done(placements: list[Placement], error: DMQError | None) -> None:
+
+@lru_cache(1024)
+def _rules(topic: str, body_bytes_max: int) -> BatchRules:
+    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=_FLAGS)
+
+
+class _Produced(Submission):
+    """A batch on its way into the journal, and who waits for it."""
+
+    __slots__ = ("_asked", "_broker", "_frame", "_session")
+
+    def __init__(self, broker: Broker, session: Session, frame: Frame, asked: Produce, batch: Batch) -> None:
+        self.items = (batch,)
+        self.durability = _STORED if asked.durability <= _STORED_ASKED else _FLUSHED
+        self.size = len(batch.data) + _BATCH_BYTES
+        self.atomic = False
+        self._broker = broker
+        self._session = session
+        self._frame = frame
+        self._asked = asked
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        counters, frame = self._broker.counters, self._frame
         if error is not None:
-            broker.counters["errors"] += 1
-            session.refuse(frame, error)
+            counters["errors"] += 1
+            if isinstance(error, StorageError) and self._broker.settings.dead_letter_store_failures:
+                (batch,) = self.items
+                assert isinstance(batch, Batch)
+                self._broker.dead_letters.instead(batch, DeadReason.STORE_FAILED, error, self._refuse)
+            else:
+                self._refuse(error)
             return
         placement = placements[0]
         if placement.duplicate:
-            broker.counters["duplicates"] += 1
+            counters["duplicates"] += 1
         else:
-            broker.counters["messages_in"] += asked.count
-            broker.counters["bytes_in"] += len(batch.data)
-        if asked.durability == Durability.CONSUMED:
-            _wait_until_consumed(broker, session, frame, asked, placement)
-        else:
-            session.answer(frame, _reply(placement, asked.durability))
+            counters["messages_in"] += placement.count
+            counters["bytes_in"] += self.size - _BATCH_BYTES
+        durability = self._asked.durability
+        if durability == _CONSUMED:
+            _wait_until_consumed(self._broker, self._session, frame, self._asked, placement)
+        elif frame.kind == _REQUEST:
+            self._session.connection.send(
+                produce_answer(
+                    frame.command,
+                    frame.correlation,
+                    placement.queue,
+                    placement.first_offset,
+                    placement.unit_start,
+                    durability,
+                    placement.duplicate,
+                )
+            )
 
-    wanted = visibility.Durability.STORED if asked.durability <= Durability.STORED else visibility.Durability.FLUSHED
-    broker.writer.submit([stored], wanted, done, size=len(batch.data) + _BATCH_BYTES)
-
-
-def _reply(placement: Placement, durability: Durability) -> ProduceReply:
-    return ProduceReply(placement.queue, placement.first_offset, placement.unit_start, durability, placement.duplicate)
+    def _refuse(self, error: DMQError) -> None:
+        self._session.refuse(self._frame, error)
 
 
 def _wait_until_consumed(broker: Broker, session: Session, frame: Frame, asked: Produce, placement: Placement) -> None:
@@ -98,7 +152,10 @@ def _wait_until_consumed(broker: Broker, session: Session, frame: Frame, asked: 
 
     def answer(was_consumed: bool) -> None:
         if was_consumed:
-            session.answer(frame, _reply(placement, Durability.CONSUMED))
+            reply = ProduceReply(
+                placement.queue, placement.first_offset, placement.unit_start, Durability.CONSUMED, placement.duplicate
+            )
+            session.answer(frame, reply)
             return
         session.refuse(
             frame,
@@ -112,6 +169,15 @@ def _wait_until_consumed(broker: Broker, session: Session, frame: Frame, asked: 
         )
 
     consumption = broker.consumption(broker.topic(asked.topic), asked.group)
+
+    def was_moved(offset: int) -> bool:
+        wanted = MessageId(asked.producer_id, asked.first_sequence + offset - placement.first_offset)
+        return any(
+            found.record.moved and found.record.attributes.group == asked.group
+            for found in broker.store.find(message_id=wanted)
+        )
+
     consumption.watch(
-        ConsumedWatch(placement.queue, placement.first_offset, placement.count, broker.now_ms + timeout_ms, answer)
+        ConsumedWatch(placement.queue, placement.first_offset, placement.count, broker.now_ms + timeout_ms, answer),
+        was_moved,
     )

@@ -1,4 +1,4 @@
-"""HELLO, HEARTBEAT, STATS, CLUSTER."""
+"""HELLO, HEARTBEAT, STATS, CLUSTER, DRAIN."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 
 from dmq import __version__
 from dmq.broker.broker import Broker
+from dmq.broker.draining import begin_drain, end_drain, reboot_notice, state_of
 from dmq.broker.figures import numbers
 from dmq.broker.session import Session
 from dmq.errors import NotAuthenticated, VersionMismatch
@@ -15,12 +16,12 @@ from dmq.protocol import session as headers
 from dmq.protocol.commands import Command, decode_request, response_head
 from dmq.protocol.frame import Frame
 
-__all__ = ["cluster", "heartbeat", "hello", "stats"]
+__all__ = ["cluster", "drain", "heartbeat", "hello", "stats"]
 
 
 def hello(broker: Broker, connection: Connection, frame: Frame) -> None:
     """Who is there (J-16): the first request of a connection."""
-    broker.check_running()
+    broker.check_open()
     asked: headers.Hello = decode_request(frame)
     version = headers.choose_version(asked)
     if version is None:
@@ -56,6 +57,8 @@ def hello(broker: Broker, connection: Connection, frame: Frame) -> None:
         broker.clock.now_ms(),
     )
     connection.send(response_head(Command.HELLO, reply, frame.correlation))
+    if broker.is_draining:
+        connection.send(reboot_notice(broker, 0, "the broker is drained"))
 
 
 def heartbeat(broker: Broker, session: Session, frame: Frame, asked: headers.Heartbeat) -> None:
@@ -73,8 +76,32 @@ def cluster(broker: Broker, session: Session, frame: Frame, asked: headers.Clust
     me = headers.BrokerInfo(
         broker.settings.name,
         broker.address,
-        state="stopping" if broker.is_stopping else "running",
-        is_writable=not broker.is_stopping,
+        state=state_of(broker),
+        is_writable=not (broker.is_stopping or broker.is_draining),
         epoch=broker.store.epoch,
     )
     session.answer(frame, headers.ClusterReply([me]))
+
+
+def drain(broker: Broker, session: Session, frame: Frame, asked: headers.Drain) -> None:
+    """Take the broker out of use or put it back, or only tell how far it is (D-09)."""
+    match asked.action:
+        case headers.DrainAction.BEGIN:
+            begin_drain(broker, asked.grace_ms, asked.reason or "the broker is taken out of use")
+        case headers.DrainAction.END:
+            end_drain(broker)
+        case headers.DrainAction.STOP:
+            begin_drain(broker, asked.grace_ms, asked.reason or "the broker is stopped")
+            broker.stop_asked.set()
+        case _:
+            pass
+    session.answer(
+        frame,
+        headers.DrainReply(
+            "stopping" if asked.action == headers.DrainAction.STOP else state_of(broker),
+            broker.out,
+            broker.writer.waiting_bytes,
+            broker.changes.waiting,
+            len(broker.sessions),
+        ),
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dmq.broker.broker import Broker
-from dmq.broker.handlers.consume import end_subscription
-from dmq.broker.session import Pusher, Session
+from dmq.broker.broker import Broker, Work
+from dmq.broker.handlers.consume import end_subscriptions
+from dmq.broker.moves import checked_config, retry_topics
+from dmq.broker.session import Session
 from dmq.errors import NotAllowed, TopicExists, UnknownTopic
 from dmq.protocol import admin
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
+from dmq.storage.events import TopicDropped
 from dmq.storage.state import Topic
 
 __all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "update_topic"]
@@ -19,41 +21,66 @@ def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
     return admin.TopicInfo(topic.name, topic.config, topic.id, sum(following - first for first, following in bounds))
 
 
-def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicCreate) -> None:
+def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicCreate) -> Work:
     broker.check_running()
-    config = admin.changed_config(asked.settings)
-    try:
-        topic = broker.store.create_topic(asked.topic, config)
-    except TopicExists:
-        topic = broker.store.topic(asked.topic)
-        if not asked.allow_existing or topic.config != config:
-            raise
-    session.answer(frame, _info(broker, topic))
+    config = checked_config(admin.changed_config(asked.settings))
+    change = broker.changes.begin(("topic", asked.topic))
+
+    async def create() -> None:
+        try:
+            topic = await broker.create_topic(asked.topic, config)
+        except TopicExists:
+            topic = broker.store.topic(asked.topic)
+            if not asked.allow_existing or topic.config != config:
+                raise
+        finally:
+            broker.changes.end(change)
+        session.answer(frame, _info(broker, topic))
+
+    return create()
 
 
-def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicUpdate) -> None:
-    broker.check_running()
-    _own(asked.topic)
-    config = admin.changed_config(asked.settings, broker.store.topic(asked.topic).config)
-    topic = broker.store.update_topic(asked.topic, config)
-    for consumption in [c for (name, _), c in broker.consumptions.items() if name == topic.name]:
-        broker.consumption(topic, consumption.group.name)
-        broker.pump_soon(consumption)
-    session.answer(frame, _info(broker, topic))
-
-
-def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicDelete) -> None:
+def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicUpdate) -> Work:
     broker.check_running()
     _own(asked.topic)
-    broker.writer.catch_up()
-    broker.store.delete_topic(asked.topic)
-    error = UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
-    for consumption in [c for (name, _), c in broker.consumptions.items() if name == asked.topic]:
-        for sink in consumption.sinks.values():
-            if isinstance(sink, Pusher):
-                end_subscription(sink, error)
-    broker.forget_topic(asked.topic)
-    session.answer(frame, Header())
+    config = checked_config(admin.changed_config(asked.settings, broker.store.topic(asked.topic).config))
+    change = broker.changes.begin(("topic", asked.topic))
+
+    async def update() -> None:
+        try:
+            await broker.write([broker.store.change(asked.topic, config)])
+            topic = broker.store.topic(asked.topic)
+            for consumption in broker.consumptions_of(topic.name):
+                broker.consumption(topic, consumption.group.name)
+                broker.dividing.changed(consumption)
+                broker.pump_soon(consumption)
+        finally:
+            broker.changes.end(change)
+        session.answer(frame, _info(broker, topic))
+
+    return update()
+
+
+def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicDelete) -> Work:
+    broker.check_running()
+    _own(asked.topic)
+    topic = broker.store.topic(asked.topic)
+    change = broker.changes.begin(("topic", asked.topic))
+
+    async def delete() -> None:
+        try:
+            retries = retry_topics(broker.store, topic_id=topic.id)
+            await broker.write([TopicDropped(gone.id) for gone in (topic, *retries)])
+            error = UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
+            for consumption in broker.consumptions_of(asked.topic):
+                end_subscriptions(consumption, error)
+            broker.forget_topic(asked.topic)
+            broker.load_limits()
+        finally:
+            broker.changes.end(change)
+        session.answer(frame, Header())
+
+    return delete()
 
 
 def _own(name: str) -> None:

@@ -1,0 +1,132 @@
+"""PRODUCE of half messages, TRANSACTION_END, TRANSACTION_JOIN, TRANSACTION_LIST."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from heapq import nsmallest
+from typing import Final
+
+from dmq.broker.broker import Broker
+from dmq.broker.committing import COMMITTED, ROLLED_BACK, Ending, half_target
+from dmq.broker.delays import schedule_queue
+from dmq.broker.handlers.delays import store_aside, taken_batch
+from dmq.broker.session import Session
+from dmq.errors import DMQError, InvalidRequest, LimitReached, StaleEpoch
+from dmq.model import check_name
+from dmq.protocol.frame import Frame
+from dmq.protocol.header import LIST_MAX, Header
+from dmq.protocol.producing import (
+    Produce,
+    ProduceFlag,
+    TransactionEnd,
+    TransactionEndReply,
+    TransactionInfo,
+    TransactionJoin,
+    TransactionList,
+    TransactionListReply,
+    TransactionOutcome,
+    TransactionRefusal,
+)
+from dmq.protocol.status import status_of
+from dmq.storage.events import TransactionGroup
+from dmq.storage.state import HALF_TOPIC
+
+__all__ = ["end_transactions", "join_transactions", "list_transactions", "produce_half"]
+
+_PLACE: Final = struct.Struct(">Q16s")
+_ID: Final = struct.Struct(">QQ")
+
+
+def produce_half(broker: Broker, session: Session, frame: Frame, asked: Produce) -> None:
+    """A batch of prepared messages (R-09): kept apart, invisible, until each is committed or rolled back."""
+    if asked.flags & ProduceFlag.DUES:
+        raise InvalidRequest("a prepared message cannot be delayed: send it without a delay")
+    check_name(asked.group, "producer group")
+    batch = taken_batch(broker, frame, asked, dues=False)
+    store = broker.store
+    if store.transaction_count + asked.count > store.settings.transactions_max:
+        raise LimitReached(
+            f"{store.transaction_count} transactions are open, and store.transactions_max is "
+            f"{store.settings.transactions_max}: end some, or raise it",
+            limit=store.settings.transactions_max,
+        )
+    ids = [_ID.pack(asked.producer_id, asked.first_sequence + index) for index in range(asked.count)]
+    is_known = store.transaction_group(asked.producer_id) == asked.group
+    store_aside(
+        broker,
+        session,
+        frame,
+        asked,
+        batch,
+        HALF_TOPIC,
+        schedule_queue(asked.producer_id, asked.queue),
+        lambda: broker.transactions.opened(ids),
+        [] if is_known else [TransactionGroup(asked.producer_id, asked.group)],
+    )
+
+
+def end_transactions(broker: Broker, session: Session, frame: Frame, asked: TransactionEnd) -> None:
+    broker.check_open()
+    newest = broker.store.producer_epoch(asked.producer_id)
+    if newest is not None and asked.producer_epoch < newest:
+        raise StaleEpoch(
+            f"producer {asked.producer_id:016x} was replaced: epoch {newest} has written, and this end is of epoch "
+            f"{asked.producer_epoch}; the new one, or a check, ends the transaction",
+            producer_id=asked.producer_id,
+            epoch=newest,
+        )
+    count = asked.count + sum(span.count for span in asked.others)
+    if count > LIST_MAX:
+        raise InvalidRequest(f"at most {LIST_MAX} transactions are ended at once, not {count}")
+
+    def done(ending: Ending, error: DMQError | None) -> None:
+        if error is not None:
+            broker.counters["errors"] += 1
+            session.refuse(frame, error)
+            return
+        refused = []
+        for message_id, reason in ending.refused.items():
+            status, header = status_of(reason)
+            refused.append(TransactionRefusal(_ID.unpack(message_id)[1], status, header.message))
+        session.answer(frame, TransactionEndReply(refused))
+
+    outcome = COMMITTED if asked.outcome == TransactionOutcome.COMMIT else ROLLED_BACK
+    broker.transactions.end(Ending([*_ids(asked)], outcome, done))
+
+
+def _ids(asked: TransactionEnd) -> Iterator[bytes]:
+    for first, count in ((asked.first_sequence, asked.count), *((s.first_sequence, s.count) for s in asked.others)):
+        if first + count > 1 << 64:
+            raise InvalidRequest("a sequence is below 2**64")
+        for sequence in range(first, first + count):
+            yield _ID.pack(asked.producer_id, sequence)
+
+
+def join_transactions(broker: Broker, session: Session, frame: Frame, asked: TransactionJoin) -> None:
+    """This connection answers checks of a producer group, or no longer does."""
+    check_name(asked.group, "producer group")
+    if asked.leaves:
+        broker.transactions.leave(session, asked.group)
+    else:
+        broker.transactions.join(session, asked.group)
+    session.answer(frame, Header())
+
+
+async def list_transactions(broker: Broker, session: Session, frame: Frame, asked: TransactionList) -> None:
+    """Open transactions, oldest first."""
+    if asked.after and len(asked.after) != _PLACE.size:
+        raise InvalidRequest("`after` is what `next` of the page before was")
+    after = _PLACE.unpack(asked.after) if asked.after else (0, b"")
+    open_ones = broker.store.transactions().items()
+    keys = ((half.stored_at_ms, mid.to_bytes(), half.journal_offset, half.group) for mid, half in open_ones)
+    page = nsmallest(asked.limit, (key for key in keys if key[:2] > after))
+    parts, _ = await broker.reads.ask(lambda: broker.store.gather([key[2] for key in page]))
+    topics = {offset: half_target(part, index) for part in parts for index, offset in enumerate(part.offsets.tolist())}
+    infos = [
+        TransactionInfo(message_id, topics[offset], group, begun_at_ms, broker.transactions.checks.attempts(message_id))
+        for begun_at_ms, message_id, offset, group in page
+        if offset in topics and asked.topic in ("", topics[offset])
+    ]
+    following = _PLACE.pack(*page[-1][:2]) if len(page) == asked.limit else b""
+    session.answer(frame, TransactionListReply(infos, following))

@@ -1,0 +1,98 @@
+"""Questions to the store that may need the disk, asked without letting the event loop wait for it.
+
+The loop asks. Where bytes are missing the store says which; a thread reads those, and the loop asks again. So the store
+has one owner, and a slow disk holds up nobody but whoever asked for what lies on it.
+
+What always holds: what is asked is asked on the loop; no more than `asked_max` questions are open, and beyond that
+they are refused with `Busy`; a question is answered, or fails with the store's error. A client's questions with large
+answers take turns, and the next is looked up only when it has taken the answer before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from dmq.errors import Busy
+from dmq.storage.pool import NeedsDisk, Prepared
+from dmq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from dmq.broker.session import Session
+
+__all__ = ["DiskReads"]
+
+_THREADS: Final = 4
+_ASKED_MAX: Final = 256
+_AGAIN_MS: Final = 50
+_ROOM_SECONDS: Final = 0.01
+_SHARE: Final = 8
+# A question about a tail that grows could miss a little more each time.
+_ATTEMPTS_MAX: Final = 10_000
+
+T = TypeVar("T")
+
+
+class DiskReads:
+    """See the module."""
+
+    def __init__(self, store: MessageStore, *, threads: int = _THREADS, asked_max: int = _ASKED_MAX) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dmq-read")
+        self._asked_max = asked_max
+        self.asked = 0
+        self.reads = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self, session: Session) -> AsyncIterator[None]:
+        """Within this, a client's questions are looked up and answered, one request after the other.
+
+        Raises:
+            Busy: too many are asked already.
+        """
+        with self._counted(session):
+            async with session.reading:
+                while session.connection.is_open and not session.connection.is_writable:
+                    await asyncio.sleep(_ROOM_SECONDS)
+                yield
+
+    @contextlib.contextmanager
+    def _counted(self, session: Session) -> Iterator[None]:
+        # No client may take all the room there is.
+        if self.asked >= self._asked_max or session.asked >= max(1, self._asked_max // _SHARE):
+            raise Busy(f"{self.asked} questions wait for the disk already: try again shortly", retry_after_ms=_AGAIN_MS)
+        self.asked += 1
+        session.asked += 1
+        try:
+            yield
+        finally:
+            self.asked -= 1
+            session.asked -= 1
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """The answer to a question that changes nothing; large ones are asked in their `turn`."""
+        prepared: Prepared = {}
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                with self._store.deferring(prepared):
+                    return question()
+            except NeedsDisk as need:
+                missing = need
+            prepared[missing.key] = await self._read(missing)
+        return question()
+
+    async def _read(self, need: NeedsDisk) -> bytes | Exception:
+        self.reads += 1
+        with self._store.lending():
+            try:
+                return await self._loop.run_in_executor(self._threads, self._store.fetch, need)
+            except Exception as error:  # the question decides what it means
+                return error
+
+    def close(self) -> None:
+        """No more reads: those under way end, those that wait fail."""
+        self._threads.shutdown(wait=True, cancel_futures=True)

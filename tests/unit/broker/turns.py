@@ -1,0 +1,170 @@
+"""A broker without sockets: connections that are fed by hand, so that a test decides what arrives in one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+from dmq.broker.broker import Broker
+from dmq.broker.handlers import HANDLERS
+from dmq.broker.handlers.session import hello
+from dmq.model import Message, TopicConfig
+from dmq.net.connection import Connection
+from dmq.net.server import Server
+from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, decode_response, pack_batch, request_head
+from dmq.protocol.producing import Durability, Produce, ProduceReply
+from dmq.protocol.session import Hello
+from dmq.records import encode_batch
+from dmq.settings import BrokerSettings
+from dmq.storage.store import MessageStore
+from dmq.testing import FakeClock, MemoryFiles
+
+
+class Wire:
+    """The transport of a connection, and the client behind it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._parser = FrameParser(FRAME_BYTES_MAX)
+        self.writes = 0
+        self.frames: list[Frame] = []
+
+    def set_write_buffer_limits(self, **_: int) -> None: ...
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", self._port) if name == "peername" else None
+
+    def write(self, data: bytes) -> None:
+        self.writes += 1
+        self.frames += self._parser.feed(bytes(data))
+
+    def writelines(self, pieces: Sequence[bytes]) -> None:
+        self.write(b"".join(pieces))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Peer:
+    """One connection after its hello."""
+
+    def __init__(self, connection: Connection, port: int) -> None:
+        self._connection = connection
+        self.wire = Wire(port)
+        self._correlation = 1
+        connection.connection_made(cast(asyncio.Transport, self.wire))
+        self.feed(request_head(Command.HELLO, Hello("shop"), 0))
+
+    def feed(self, data: bytes) -> None:
+        """Bytes arrive."""
+        while data:
+            room = self._connection.get_buffer(-1)
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            self._connection.buffer_updated(size)
+            data = data[size:]
+
+    def frame(
+        self,
+        bodies: Sequence[bytes],
+        *,
+        topic: str = "orders",
+        named: str = "",
+        queue: int = 0,
+        producer: int = 7,
+        sequence: int = 0,
+        durability: Durability = Durability.STORED,
+    ) -> bytes:
+        """A PRODUCE; `named` is the topic that the records name, if it is another."""
+        batch = encode_batch(named or topic, "shop", [Message(body) for body in bodies], sent_at_ms=1)
+        body = b"".join(pack_batch(batch))
+        header = Produce(topic, queue, batch.count, 0, producer, 0, sequence, durability)
+        self._correlation += 1
+        return request_head(Command.PRODUCE, header, self._correlation, len(body)) + body
+
+    def send(self, bodies: Sequence[bytes], **how: Any) -> int:
+        """A PRODUCE arrives; returns its correlation."""
+        self.feed(self.frame(bodies, **how))
+        return self._correlation
+
+    def answers(self) -> list[ProduceReply | int]:
+        """What was answered since the last call, in order: replies, or statuses of errors."""
+        frames, self.wire.frames = self.wire.frames, []
+        return [frame.status or decode_response(frame) for frame in frames]
+
+    def reply(self) -> ProduceReply:
+        """The one answer since the last call, which is a success."""
+        (reply,) = self.answers()
+        assert isinstance(reply, ProduceReply), reply
+        return reply
+
+
+class Rig:
+    """The broker, its store and its connections."""
+
+    def __init__(self, broker: Broker, files: MemoryFiles) -> None:
+        self.broker = broker
+        self.files = files
+        self.store = broker.store
+        self._server = Server(
+            broker,
+            broker.clock,
+            connections_max=1000,
+            output_bytes_max=1 << 20,
+            hello_seconds=10,
+            partial_seconds=10,
+            silence_seconds=60,
+            outbox=broker.outbox,
+        )
+        self.peers: list[Peer] = []
+
+    async def connect(self, count: int) -> list[Peer]:
+        for _ in range(count):
+            self.peers.append(Peer(self._server._make(), 1000 + len(self.peers)))
+        await self.turn()
+        for peer in self.peers:
+            peer.wire.frames.clear()
+            peer.wire.writes = 0
+        return self.peers[-count:]
+
+    async def turn(self) -> None:
+        """One turn of the loop: what arrived before is written and answered, but for what waits for a flush."""
+        await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        """Everything is answered."""
+        await self.broker.writer.drain()
+
+    def bodies(self, topic: str = "orders", queue: int = 0) -> list[bytes]:
+        """All messages of a queue."""
+        at, end = self.store.bounds(topic, queue)
+        taken: list[bytes] = []
+        while at < end:
+            part = self.store.read(topic, queue, at, end - at)
+            taken += [bytes(record.body) for record in part.records()]
+            at = part.next_offset
+        return taken
+
+
+@contextlib.asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[Rig]:
+    """A broker with the topics `orders` and `bills`, of four queues."""
+    files, clock = MemoryFiles(), FakeClock()
+    store = MessageStore(files, clock=clock, checkpoint_inline=False, new_epoch=True)
+    for topic in ("orders", "bills"):
+        store.create_topic(topic, TopicConfig(queues=4))
+    broker = Broker(store, BrokerSettings(**settings), clock, HANDLERS, hello)
+    rig = Rig(broker, files)
+    try:
+        yield rig
+    finally:
+        await broker.stop(0.0)
