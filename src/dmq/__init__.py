@@ -13,6 +13,7 @@ from dmq.errors import (
     CannotListen,
     ConsumeTimeout,
     Damaged,
+    DatabaseDown,
     DeadLettered,
     DirectoryInUse,
     DiskFull,
@@ -49,6 +50,7 @@ from dmq.errors import (
     TimedOut,
     TooManyFiles,
     TopicExists,
+    TransactionOver,
     UnknownCommand,
     UnknownGroup,
     UnknownMessage,
@@ -57,7 +59,7 @@ from dmq.errors import (
     VersionMismatch,
     WrongFormat,
 )
-from dmq.model import Message, MessageId, Receipt
+from dmq.model import Message, MessageId, Receipt, delay_level
 
 if TYPE_CHECKING:
     from dmq.client.client import Client, connect
@@ -75,6 +77,7 @@ __all__ = [
     "Consumer",
     "DMQError",
     "Damaged",
+    "DatabaseDown",
     "DeadLettered",
     "DirectoryInUse",
     "DiskFull",
@@ -117,6 +120,7 @@ __all__ = [
     "TimedOut",
     "TooManyFiles",
     "TopicExists",
+    "TransactionOver",
     "UnknownCommand",
     "UnknownGroup",
     "UnknownMessage",
@@ -126,6 +130,7 @@ __all__ = [
     "WrongFormat",
     "__version__",
     "connect",
+    "delay_level",
 ]
 
 __version__ = "0.1.0"
@@ -144,9 +149,11 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "aio":
+        return import_module("dmq.aio")
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module 'dmq' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(home), name)

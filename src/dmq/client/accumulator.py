@@ -7,8 +7,9 @@ batches side by side would cost more than they gain.
 
 What always holds:
 - A queue has at most one batch of a stream under way, so the sequence numbers of one producer rise within each queue,
-  which is what a broker needs to recognise a batch that comes again. A stream is one durability (and delayed messages,
-  which share one queue at the broker): each has a producer id of its own, so that a slow one holds up nobody.
+  which is what a broker needs to recognise a batch that comes again. A stream is one durability (and delayed or
+  prepared messages, whose queues at the broker all topics share): each has a producer id of its own, so that a slow
+  one holds up nobody.
 - Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent.
 - Bytes and messages that are not settled stay within the window. One message larger than the window may be alone in it.
 """
@@ -17,116 +18,21 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
-from dmq.client.futures import Fate, Wakeable
+from dmq.client.futures import Wakeable
+from dmq.client.lanes import SECOND_BYTES_MIN, SECOND_MESSAGES_MIN, Batch, Lane, LaneKey, Stream
 from dmq.model import Message
-from dmq.protocol import Buffer
 from dmq.protocol.producing import Durability
 
 __all__ = ["Accumulator", "Batch", "Lane", "LaneKey"]
 
 BATCH_BYTES_MAX: Final = 1 << 20
 BATCH_MESSAGES_MAX: Final = 4096
-SECOND_BYTES_MIN: Final = 64 << 10  # what makes a batch worth sending beside another
-SECOND_MESSAGES_MIN: Final = 256
 MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
 
 _U64: Final = 0xFFFF_FFFF_FFFF_FFFF
-
-
-class LaneKey(NamedTuple):
-    """What messages must share to share a batch."""
-
-    topic: str
-    queue: int  # -1 is any
-    durability: Durability
-    is_delayed: bool = False
-    group: str = ""  # whose ack a `consumed` send waits for
-
-
-class Batch(Fate):
-    """Messages that go together, from the first one gathered to the answer."""
-
-    __slots__ = (
-        "body", "broker", "bytes", "count", "deadline", "dues", "extras", "has_extras", "is_attended",
-        "is_refreshed", "is_sealed", "is_unanswered", "is_worth_a_look", "keys", "lane", "last_error", "messages",
-        "moves", "pending", "queue", "refusals", "resends", "sent_at",
-    )  # fmt: skip
-
-    def __init__(self, lane: Lane) -> None:
-        super().__init__(lane.key.topic)
-        self.has_offsets = not lane.key.is_delayed and lane.key.durability != Durability.NONE
-        self.lane = lane
-        self.messages: list[Message] = []
-        self.extras: list[bytes] = []  # attributes of our own, one for each message if any has some
-        self.has_extras = False
-        self.dues: list[int] = []
-        self.bytes = 0
-        self.count = 0
-        self.is_sealed = False
-        self.is_worth_a_look = False
-        self.is_attended = False  # somebody is interested who does not read
-        # once it leaves
-        self.queue = -1
-        self.body: Sequence[Buffer] | None = None  # encoded
-        self.keys = 0
-        # its way through the network, see `dmq.client.sender`
-        self.sent_at: float | None = None
-        self.deadline: float | None = None
-        self.broker = ""
-        self.pending: object = None
-        self.refusals = 0
-        self.moves = 0
-        self.resends = 0
-        self.is_unanswered = False
-        self.is_refreshed = False
-        self.last_error: Exception | None = None
-
-    @property
-    def is_large(self) -> bool:
-        return self.count >= SECOND_MESSAGES_MIN or self.bytes >= SECOND_BYTES_MIN
-
-
-class Stream:
-    """All batches of one producer id."""
-
-    __slots__ = ("busy", "lanes", "next_sequence", "producer_id")
-
-    def __init__(self, producer_id: int) -> None:
-        self.producer_id = producer_id
-        self.next_sequence = 0
-        self.busy: set[tuple[str, int]] = set()
-        self.lanes: dict[str, list[Lane]] = {}
-
-
-class Lane:
-    """Batches with one key, in order: those that are ready, and the one that gathers."""
-
-    __slots__ = ("gathering", "key", "ready", "stream", "turn", "under_way")
-
-    def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
-        self.key = key
-        self.stream = stream
-        self.turn = turn
-        self.ready: deque[Batch] = deque()
-        self.gathering: Batch | None = None
-        self.under_way = 0
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.ready and self.gathering is None
-
-    def offered(self) -> Batch | None:
-        """What would go next, if it is worth going now."""
-        if self.ready:
-            return self.ready[0]
-        batch = self.gathering
-        # A `consumed` batch takes as long as its consumer: waiting for it would not be gathering but standing still.
-        if batch is None or (self.under_way and not batch.is_large and self.key.durability != Durability.CONSUMED):
-            return None
-        return batch
 
 
 class Accumulator:
@@ -143,7 +49,7 @@ class Accumulator:
         self._window_messages = window_messages
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._producer_id = self._random.getrandbits(64)
-        self._streams: dict[tuple[Durability, bool], Stream] = {}
+        self._streams: dict[tuple[Durability, bool, bool], Stream] = {}
         self._lanes: dict[LaneKey, Lane] = {}
         self._unsettled: dict[Batch, None] = {}
         self.bytes = 0
@@ -169,6 +75,8 @@ class Accumulator:
         """A batch is settled: its room is free, and those who wait for some are returned to be woken."""
         self.bytes -= batch.bytes
         self.messages -= batch.count
+        if not self.waiters:
+            return []
         waiters = [*self.waiters]
         self.waiters.clear()
         return waiters
@@ -179,7 +87,7 @@ class Accumulator:
         """The lane of a key."""
         lane = self._lanes.get(key)
         if lane is None:
-            kind = (key.durability, key.is_delayed)
+            kind = (key.durability, key.is_delayed, key.is_half)
             stream = self._streams.get(kind)
             if stream is None:
                 # 0 is nobody's id.
@@ -195,14 +103,8 @@ class Accumulator:
         `Batch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
         before; if it has not, the end of what is under way will look again.
         """
-        batch = lane.gathering
-        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
-            if batch is not None:
-                batch.is_sealed = True
-                lane.ready.append(batch)
-            batch = lane.gathering = Batch(lane)
-            self._unsettled[batch] = None
-        batch.messages.append(message)
+        batch = self._gathering(lane, size)
+        batch.add_message(message)
         if extra and not batch.has_extras:
             batch.has_extras = True
             batch.extras = [b""] * batch.count
@@ -210,6 +112,22 @@ class Accumulator:
             batch.extras.append(extra)
         if lane.key.is_delayed:
             batch.dues.append(due_ms)
+        self._count_one(lane, batch, size)
+        return batch
+
+    def append_plain(self, lane: Lane, body: bytes, key: str | None, size: int) -> Batch:
+        """`append` for a message that has a body and at most a key, and is not delayed."""
+        batch = lane.gathering
+        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
+            batch = self._gathering(lane, size)
+        if batch.is_plain:
+            batch.bodies.append(body)
+            batch.keys.append(key)
+        else:
+            batch.add_message(Message(body, key))
+            if batch.has_extras:
+                batch.extras.append(b"")
+        # `_count_one` without the call: a flood of sends comes through here.
         count = batch.count = batch.count + 1
         total = batch.bytes = batch.bytes + size
         self.bytes += size
@@ -218,6 +136,44 @@ class Accumulator:
             not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
         )
         return batch
+
+    def take_alone(self, lane: Lane, size: int, queues: int) -> Batch | None:
+        """A batch for one message that leaves at once, with its queue and its numbers, as if it had been appended.
+
+        None if anything else is in its way: messages or batches of its lane, a full window, or queues that are all
+        taken by others.
+        """
+        if lane.under_way or lane.gathering is not None or lane.ready or not self.has_room(size, 1):
+            return None
+        batch = lane.gathering = Batch(lane)
+        batch.bytes, batch.count = size, 1
+        if self.next_batch(lane, queues) is None:
+            lane.gathering = None
+            return None
+        self._unsettled[batch] = None
+        self.bytes += size
+        self.messages += 1
+        return batch
+
+    def _gathering(self, lane: Lane, size: int) -> Batch:
+        """The batch of a lane that has room for so much more."""
+        batch = lane.gathering
+        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
+            if batch is not None:
+                batch.is_sealed = True
+                lane.ready.append(batch)
+            batch = lane.gathering = Batch(lane)
+            self._unsettled[batch] = None
+        return batch
+
+    def _count_one(self, lane: Lane, batch: Batch, size: int) -> None:
+        count = batch.count = batch.count + 1
+        total = batch.bytes = batch.bytes + size
+        self.bytes += size
+        self.messages += 1
+        batch.is_worth_a_look = (
+            not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
+        )
 
     def add(self, batch: Batch) -> None:
         """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
@@ -255,18 +211,15 @@ class Accumulator:
         if batch is None:
             return None
         key, busy = lane.key, lane.stream.busy
-        if key.is_delayed:
-            place, queue = ("", 0), (lane.turn % queues if key.queue < 0 else key.queue)
-            if place in busy:
-                return None
-        elif key.queue >= 0:
-            place, queue = (key.topic, key.queue), key.queue
+        topic = "" if key.is_aside else key.topic
+        if key.queue >= 0:
+            place, queue = (topic, key.queue), key.queue
             if place in busy:
                 return None
         else:
             for step in range(queues):
                 queue = (lane.turn + step) % queues
-                place = (key.topic, queue)
+                place = (topic, queue)
                 if place not in busy:
                     break
             else:
@@ -295,9 +248,9 @@ class Accumulator:
         lane = batch.lane
         key = lane.key
         if batch.queue >= 0 and key.durability != Durability.NONE:
-            lane.stream.busy.discard(("", 0) if key.is_delayed else (key.topic, batch.queue))
+            lane.stream.busy.discard(("" if key.is_aside else key.topic, batch.queue))
             lane.under_way -= 1
-        if key.is_delayed:
+        if key.is_aside:
             return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
         return [other for other in lane.stream.lanes[key.topic] if not other.is_idle]
 

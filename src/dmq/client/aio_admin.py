@@ -5,13 +5,32 @@ What always holds: the same conversations, in the same words.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, TypeVar
 
-from dmq.client import calls
+from dmq.client import calls, letters, limit_calls, pending_calls
+from dmq.client.admin import ANSWER_SECONDS
 from dmq.client.aio_transport import AioTransport
 from dmq.client.calls import Call, When
-from dmq.client.reports import BrokerReport, GroupReport, Lag, Move, QueueRange, StoredMessage, Topic
+from dmq.client.letters import DeadLetter, DeadLetterOutcome, LetterName
+from dmq.client.reports import (
+    BrokerReport,
+    DelayReport,
+    DrainReport,
+    GroupReport,
+    Lag,
+    LimitReport,
+    Move,
+    QueueRange,
+    StoredMessage,
+    Topic,
+    TransactionReport,
+)
 from dmq.model import MessageId
+from dmq.protocol.session import DrainAction
 
 __all__ = ["AioAdmin"]
 
@@ -29,7 +48,10 @@ class AioAdmin:
         try:
             command, header = next(call)
             while True:
-                command, header = call.send(await self._transport.request(command, header, timeout=self._timeout))
+                answer = await self._transport.request(
+                    command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS
+                )
+                command, header = call.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -61,7 +83,9 @@ class AioAdmin:
         )
 
     async def update_topic(self, name: str, **settings: Any) -> Topic:
-        """Change some settings of a topic, by name."""
+        """Change some settings of a topic, by name: `queues`, `ttl`, `carry_for`, `properties`, and
+        `can_produce` and `can_consume`, which switch sending to it and consuming of it off and on.
+        """
         return await self._run(calls.update_topic(name, settings))
 
     async def delete_topic(self, name: str) -> None:
@@ -130,6 +154,50 @@ class AioAdmin:
         """What each queue keeps, and where a place lies in it."""
         return await self._run(calls.offsets(topic, queue, at))
 
+    async def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
+        """Messages that wait for their time, the next due first; those of one topic, or of all."""
+        return await self._run(pending_calls.delays(topic, limit))
+
+    async def cancel_delay(self, id: MessageId | str) -> None:
+        """Take back a message that is not delivered yet.
+
+        Raises:
+            UnknownMessage: no message with this id waits: it was delivered, or cancelled, or never delayed.
+        """
+        await self._run(pending_calls.cancel_delay(id))
+
+    async def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
+        """Transactions that are neither committed nor rolled back, oldest first."""
+        return await self._run(pending_calls.transactions(topic, limit))
+
+    async def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
+        """The limits in force: all, or that of a topic, of an app, or both."""
+        return await self._run(limit_calls.limits(topic, app))
+
+    async def set_limit(
+        self,
+        *,
+        topic: str = "",
+        app: str = "",
+        messages: int | None = None,
+        bytes: int | None = None,
+        policy: str = "refuse",
+    ) -> LimitReport | None:
+        """Limit what a topic takes, or what an app may send, from now on; it outlives the broker.
+
+        Parameters:
+            topic, app: whose limit it is, one of them.
+            messages, bytes: how many a second; None is no limit, and without both the limit is taken away.
+            policy: what is over it is refused with `RateLimited`, or becomes a "dead-letter".
+
+        Returns:
+            The limit in force, or None.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
+        return await self._run(limit_calls.set_limit(topic, app, messages, bytes, policy))
+
     async def stats(self, *prefixes: str) -> dict[str, float]:
         """The broker's counters: all, or those that begin with one of these."""
         return await self._run(calls.stats(prefixes))
@@ -137,3 +205,106 @@ class AioAdmin:
     async def cluster(self) -> list[BrokerReport]:
         """All brokers that are known, the one we are connected to first."""
         return await self._run(calls.cluster())
+
+    async def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:
+        """Take the broker we are connected to out of use: it takes and hands out nothing more, but takes acks.
+
+        Parameters:
+            grace: how long clients are told they have before they should have gone.
+            reason: what they are told.
+        """
+        return await self._run(calls.drain(DrainAction.BEGIN, grace, reason))
+
+    async def undrain(self) -> DrainReport:
+        """Put it back in use."""
+        return await self._run(calls.drain(DrainAction.END, 0.0, ""))
+
+    async def drain_progress(self) -> DrainReport:
+        """How far it is with that."""
+        return await self._run(calls.drain(DrainAction.SHOW, 0.0, ""))
+
+    async def stop_broker(self, grace: float = 5.0, reason: str = "") -> DrainReport:
+        """Stop the process of the broker we are connected to, as SIGTERM does."""
+        return await self._run(calls.drain(DrainAction.STOP, grace, reason))
+
+    async def dead_letters(
+        self,
+        topic: str = "",
+        group: str = "",
+        reason: str = "",
+        *,
+        state: str = "waiting",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        ids: Iterable[LetterName] | None = None,
+        bodies: bool = True,
+    ) -> list[DeadLetter]:
+        """Messages that could not be consumed or stored, the oldest first.
+
+        Parameters:
+            topic, group, reason: only these; reason is RETRIES_EXHAUSTED, EXPIRED, RATE_LIMITED, STORE_FAILED or
+                REJECTED.
+            state: waiting, resent or deleted; "" for any.
+            since, until: by the time they became dead letters.
+            limit: at most so many.
+            ids: only these: letters, their numbers, or ids of messages.
+            bodies: without them the bodies are empty, and a long list is quick.
+
+        Raises:
+            DatabaseDown: their database cannot be used now.
+        """
+        return await self._run(
+            letters.dead_letters(
+                topic, group, reason, state=state, since=since, until=until, limit=limit, ids=ids, bodies=bodies
+            )
+        )
+
+    async def resend_dead_letters(
+        self,
+        ids: Iterable[LetterName] | None = None,
+        *,
+        topic: str = "",
+        group: str = "",
+        reason: str = "",
+        rate: float | None = None,
+    ) -> list[DeadLetterOutcome]:
+        """Send dead letters again, each under its own id, to its group alone; one that never was stored, to its topic.
+
+        Parameters:
+            ids: letters, their numbers, or ids of messages, which mean all letters of theirs that wait. Without ids,
+                all that wait and match the other parameters.
+            rate: at most so many a second; the broker has a cap of its own.
+
+        Returns:
+            An outcome for each.
+
+        Raises:
+            DatabaseDown: their database cannot be used now; some may have been resent, and are not resent again.
+        """
+        return await self._settle_letters(letters.named(ids, topic, group, reason), rate, delete=False)
+
+    async def delete_dead_letters(
+        self,
+        ids: Iterable[LetterName] | None = None,
+        *,
+        topic: str = "",
+        group: str = "",
+        reason: str = "",
+        rate: float | None = None,
+    ) -> list[DeadLetterOutcome]:
+        """Mark dead letters deleted, and forget what they held; see `resend_dead_letters`."""
+        return await self._settle_letters(letters.named(ids, topic, group, reason), rate, delete=True)
+
+    async def _settle_letters(
+        self, call: Call[list[int]], rate: float | None, *, delete: bool
+    ) -> list[DeadLetterOutcome]:
+        outcomes: list[DeadLetterOutcome] = []
+        numbers = await self._run(call)
+        for part, seconds in letters.steps(numbers, rate):
+            began = time.monotonic()
+            outcomes += await self._run(letters.settle(part, delete=delete))
+            left = seconds - (time.monotonic() - began)
+            if left > 0 and len(outcomes) < len(numbers):
+                await asyncio.sleep(left)
+        return outcomes

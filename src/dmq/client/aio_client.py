@@ -15,11 +15,12 @@ from dmq.client.aio_admin import AioAdmin
 from dmq.client.aio_consumer import AioConsumer
 from dmq.client.aio_producer import AioProducer
 from dmq.client.aio_transport import AioTransport
-from dmq.client.client import ADMIN_SECONDS, make_hello
+from dmq.client.client import make_hello
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
 from dmq.client.routes import Routes
 from dmq.client.subscribing import ConsumerOptions
+from dmq.client.transactions import check_options
 from dmq.client.url import parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import NotConnected, Unsupported
@@ -124,7 +125,7 @@ class AioClient:
 
     @property
     def admin(self) -> AioAdmin:
-        return AioAdmin(self.transport, ADMIN_SECONDS if self._timeout is None else self._timeout)
+        return AioAdmin(self.transport, self._timeout)
 
     def producer(
         self,
@@ -147,10 +148,11 @@ class AioClient:
                 "the asyncio client keeps no spool: use a producer of dmq.connect() with its spool, and call it by "
                 "asyncio.to_thread"
             )
-        if group is not None or check is not None:
-            raise Unsupported("this version has no transactions: leave group and check out")
+        check_options(group, check)
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
-        producer = AioProducer(app or self.app, options, self._routes, self.transport, self._clock, self.release)
+        producer = AioProducer(
+            app or self.app, options, self._routes, self.transport, self._clock, self.release, group, check
+        )
         self.adopt(producer)
         return producer
 

@@ -8,26 +8,23 @@ high-water mark makes `drain` wait, and senders wait there before they add more.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import cast
 
+from dmq.client.peer import Peer, call_with
 from dmq.client.session import OnAnswer, Pending, Push, Session
 from dmq.client.url import Address
+from dmq.client.wire import JOIN_BYTES_MAX, OUT_BYTES_MAX
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.protocol import Buffer, Frame, Header
-from dmq.protocol.session import Hello, Limits
+from dmq.protocol.session import Hello
 
 __all__ = ["AioConnection"]
 
-log = logging.getLogger(__name__)
 
-OUT_BYTES_MAX: Final = 4 << 20
-
-
-class AioConnection(asyncio.BufferedProtocol):
+class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
     """One connection to one broker. Made by `AioConnection.open`."""
 
     def __init__(
@@ -37,15 +34,11 @@ class AioConnection(asyncio.BufferedProtocol):
         on_push: Callable[[AioConnection, Push], None],
         on_closed: Callable[[AioConnection, DMQError], None],
     ) -> None:
-        self.address: Final = address
-        self._session = session
-        self._on_push = on_push
-        self._on_closed = on_closed
+        super().__init__(address, session, on_push, on_closed)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writable = asyncio.Event()
         self._writable.set()
-        self.is_closed = False
 
     @classmethod
     async def open(
@@ -100,13 +93,7 @@ class AioConnection(asyncio.BufferedProtocol):
         answers, pushes, output = self._session.receive(nbytes)
         if output:
             self._write(output)
-        for pending, frame in answers:
-            _call(pending.on_answer, frame)
-        for push in pushes:
-            try:
-                self._on_push(self, push)
-            except Exception:
-                log.exception("a push was not taken", extra={"command": push.command})
+        self._hand_out(answers, pushes)
         if self._session.closed_by is not None:
             self.close(self._session.closed_by)
         elif self._session.is_ready and not self._ready.done():
@@ -127,31 +114,6 @@ class AioConnection(asyncio.BufferedProtocol):
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    @property
-    def broker(self) -> str:
-        """The broker's name."""
-        assert self._session.reply is not None
-        return self._session.reply.broker
-
-    @property
-    def client_id(self) -> str:
-        """Ours, as the broker knows it."""
-        assert self._session.reply is not None
-        return self._session.reply.client_id
-
-    @property
-    def limits(self) -> Limits:
-        return self._session.limits
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a request may still be submitted."""
-        return self._session.is_ready and not self.is_closed
-
-    @property
-    def outstanding(self) -> int:
-        return self._session.outstanding
-
     def submit(
         self,
         command: int,
@@ -161,14 +123,19 @@ class AioConnection(asyncio.BufferedProtocol):
         on_answer: OnAnswer,
         flags: int = 0,
         attended: bool = True,
+        before: Sequence[tuple[int, Header]] = (),
     ) -> Pending:
         """Send a request, and have `on_answer` called with the response or with the error that ended the connection.
+
+        Parameters:
+            before: what to tell the broker first, as `tell` does, in the same write.
 
         Raises:
             NotConnected, Busy, MessageTooLarge: nothing was sent.
         """
+        told = [buffer for said in before for buffer in self._session.one_way(*said)]
         pending, output = self._session.request(command, header, body, on_answer=on_answer, flags=flags)
-        self._write(output)
+        self._write([*told, *output])
         return pending
 
     def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:
@@ -224,7 +191,10 @@ class AioConnection(asyncio.BufferedProtocol):
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         assert self._transport is not None
-        self._transport.writelines(buffers)
+        if sum(map(len, buffers)) <= JOIN_BYTES_MAX:
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
 
     # --- time and the end -------------------------------------------------------------------------------------------
 
@@ -248,15 +218,8 @@ class AioConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         for pending in waiting:
-            _call(pending.on_answer, reason)
+            call_with(pending.on_answer, reason)
         if not self._ready.done():
             self._ready.set_exception(self._session.closed_by or reason)
             self._ready.exception()  # whoever waited has been told; nobody may have
         self._on_closed(self, reason)
-
-
-def _call(on_answer: OnAnswer, answer: Frame | DMQError) -> None:
-    try:
-        on_answer(answer)
-    except Exception:
-        log.exception("an answer was not taken")

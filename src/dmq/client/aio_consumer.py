@@ -20,9 +20,11 @@ from dmq.client.calls import When, parse_point
 from dmq.client.consuming import extension
 from dmq.client.delivery import Delivery
 from dmq.client.handling import RateLimit
+from dmq.client.prefetch import Part
+from dmq.client.pulling import Ask, Pulling
 from dmq.client.received import Batch, ReceivedMessage
 from dmq.client.subscribing import ConsumerOptions
-from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, Subscription, check_extended
+from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, check_extended
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
 from dmq.protocol import Command, Frame, decode_response
@@ -44,10 +46,8 @@ class _Done:
 DONE: Final = _Done()
 
 
-class AioMessage(ReceivedMessage):
+class AioMessage(ReceivedMessage, eq=False, gc=False):
     """A message on an event loop."""
-
-    __slots__ = ()
 
     def ack(self) -> Awaitable[None]:
         super().ack()
@@ -76,7 +76,7 @@ class AioBatch(Batch[AioMessage]):
         return DONE
 
 
-class AioConsumer(Subscription):
+class AioConsumer(Pulling):
     """Gets messages. Made by `AioClient.consumer`; parameters as of `dmq.client.consumer.Consumer`."""
 
     def __init__(
@@ -131,7 +131,7 @@ class AioConsumer(Subscription):
         """
         core = self._core
         while True:
-            if self._is_closing or is_over():
+            if self.is_closing or is_over():
                 return []
             taken = core.take(limit)
             if taken:
@@ -140,12 +140,16 @@ class AioConsumer(Subscription):
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
             if not self._is_started:
                 self._begin()
-            waiter = self._loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until something happened."""
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
 
     def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
         """Have so many of those who wait look again."""
@@ -158,17 +162,36 @@ class AioConsumer(Subscription):
 
     async def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> AioBatch:
         """A batch of messages; parameters and errors as of `dmq.client.consumer.Consumer.pull`."""
-        if self._is_started:
-            raise InvalidRequest("this consumer is subscribed: make another one to pull with")
-        if self._is_closing:
-            raise NotConnected("the consumer is closed: make another one with client.consumer()")
+        self._check_pull()
         self._ack_previous()
-        self._flush()
+        ask = Ask(max_messages, ANY_QUEUE if queue is None else queue)
+        await self._ahead()
+        parts = self._from_stock(ask)
+        if not parts:
+            self._flush()
+            parts = await self._pull_now(ask, wait)
+        batch = AioBatch(AioMessage, parts)
+        self._read_ahead(self._transport.current(), ask, len(batch))
+        if self._options.auto_ack:
+            self._previous = batch
+        return batch
+
+    async def _ahead(self) -> None:
+        """Wait for what is being read ahead."""
+        if self._is_under_way:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    while self._is_under_way:
+                        await self._wait()
+            except TimeoutError:
+                pass  # whoever asks next is told why
+
+    async def _pull_now(self, ask: Ask, wait: float) -> list[Part]:
         deadline = time.monotonic() + wait
         while True:
             left = deadline - time.monotonic()
             try:
-                frame = await self._pull_once(max_messages, max(0.0, left), ANY_QUEUE if queue is None else queue)
+                frame = await self._pull_once(ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
                 if left <= 0 or self._transport.closed_by is not None:
                     raise
@@ -177,14 +200,11 @@ class AioConsumer(Subscription):
             reply: PullReply = decode_response(frame)
             parts = self._core.pulled(reply.leases, frame.body)
             if parts or left <= 0 or not reply.leases:
-                batch = AioBatch(AioMessage, parts)
-                if self._options.auto_ack:
-                    self._previous = batch
-                return batch
+                return parts
 
-    async def _pull_once(self, max_messages: int, wait: float, queue: int) -> Frame:
+    async def _pull_once(self, ask: Ask, wait: float) -> Frame:
         connection = await self._transport.connection(max(wait, 0.001))
-        header = self._options.pull(self._member(connection), max_messages, wait, queue)
+        header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
         frame = await connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
             decode_response(frame)
@@ -212,16 +232,19 @@ class AioConsumer(Subscription):
         executor = AioExecutor(self, self._core, handler, workers, policy, local_retries)
         if self._executor is not None:
             raise InvalidRequest("run() is running already: one at a time for a consumer")
-        if self._is_closing:
+        if self.is_closing:
             return
         self._executor = executor
         try:
             await executor.run()
         finally:
-            self._executor = None
-            executor.finished.set()
-            if self.is_closing:
-                await self.close()
+            await self._ran(executor)
+
+    async def _ran(self, executor: AioExecutor) -> None:
+        self._executor = None
+        executor.finished.set()
+        if self.is_closing:
+            await self.close()
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -239,22 +262,34 @@ class AioConsumer(Subscription):
         """Move the group to a place; as `dmq.client.consumer.Consumer.seek`."""
         point = parse_point(to)
         self._flush()
-        is_stopped = self._is_started and not self._core.is_paused
-        if is_stopped:
-            self._change_credit(-self._options.prefetch)
+        header = Seek(self._options.topic, self._options.group, point)
         try:
-            header = Seek(self._options.topic, self._options.group, point)
-            decode_response(await self._transport.request(Command.SEEK, header, timeout=ANSWER_SECONDS))
-            # What was pushed before the answer may have come with it: a second answer is certainly behind it.
-            await self._transport.request(Command.HEARTBEAT, Heartbeat(0), timeout=ANSWER_SECONDS)
-            self._core.sought()
+            answer = await self._transport.request(
+                Command.SEEK,
+                header,
+                timeout=ANSWER_SECONDS,
+                ask=lambda connection, seconds: self._seek(connection, header, seconds),
+            )
+            decode_response(answer)
         except UnknownGroup:
             if self._is_started:
                 raise
             self._options.start_from = point  # it begins there
+
+    async def _seek(self, connection: AioConnection, header: Seek, seconds: float | None) -> Frame:
+        is_stopped = self._is_started and not self._core.is_paused
+        if is_stopped:
+            self._change_credit(-self._options.prefetch, connection)
+        try:
+            answer = await connection.request(Command.SEEK, header, timeout=seconds)
+            if not answer.status:
+                # What was pushed before the answer may have come with it: a second answer is certainly behind it.
+                await connection.request(Command.HEARTBEAT, Heartbeat(0), timeout=seconds)
+                self._core.sought()
         finally:
             if is_stopped:
-                self._change_credit(self._options.prefetch)
+                self._change_credit(self._options.prefetch, connection)
+        return answer
 
     async def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
@@ -293,6 +328,7 @@ class AioConsumer(Subscription):
         if self._is_closed:
             return
         self._is_closed = True
+        await self._ahead()
         self._core.release_all()
         connection = await self._last_connection()
         self._flush()

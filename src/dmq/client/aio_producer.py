@@ -15,19 +15,21 @@ from typing import Any, Self
 
 from dmq.client.accumulator import Batch
 from dmq.client.aio_connection import AioConnection
+from dmq.client.aio_transaction import AioTransaction
 from dmq.client.aio_transport import AioTransport
 from dmq.client.futures import Receipts, SendFuture
+from dmq.client.outcomes import receipts_of, too_late
 from dmq.client.producing import Core, Draft, Options
-from dmq.client.retries import Retries
 from dmq.client.routes import Route, Routes
 from dmq.client.sender import Sender
 from dmq.client.session import Push
-from dmq.client.waiting import FOREVER
+from dmq.client.transactions import Check, Transactions, roll_back_late
 from dmq.clock import Clock
-from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
 from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.producing import TransactionCheck
 
 __all__ = ["AioProducer", "AioSendFuture", "OnAioDelivery"]
 
@@ -42,26 +44,30 @@ class _TaskWaiter:
     __slots__ = ("_future",)
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
         if not self._future.done():
-            self._future.set_result(None)
+            self._future.set_result(True)
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait until woken, at most so long; False if nobody woke us."""
+        if seconds is None:
+            return await self._future
+        # Half the price of asyncio.timeout, which could also cancel what it waits for.
+        timer = self._future.get_loop().call_later(max(0.0, seconds), self._expire)
         try:
-            async with asyncio.timeout(seconds):
-                await self._future
-        except TimeoutError:
-            return False
-        return True
+            return await self._future
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        if not self._future.done():
+            self._future.set_result(False)
 
 
-class AioSendFuture(SendFuture):
+class AioSendFuture(SendFuture, eq=False, gc=False):
     """What becomes of one message; `await` it for the receipt."""
-
-    __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         if not self._fate.is_done:
@@ -91,6 +97,8 @@ class AioProducer:
         transport: AioTransport,
         clock: Clock,
         on_close: Callable[[AioProducer], None] = lambda _: None,
+        group: str | None = None,
+        check: Check | None = None,
     ) -> None:
         self._options = options
         self._on_close = on_close
@@ -99,6 +107,7 @@ class AioProducer:
         self._clock = clock
         self._core = Core(app, options, routes, transport, clock)
         self._sender: Sender = self._core.sender
+        self._transactions = None if group is None else Transactions(self._core, transport, clock, group, check)
         transport.watch(self)
 
     async def send(
@@ -124,13 +133,25 @@ class AioProducer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`).
         """
         deadline = self._deadline()
-        route = self._routes.get(topic) or await self._route(topic)
-        draft = self._core.draft(
-            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
-            durability, consumed_by,
-        )  # fmt: skip
-        batch, index = await self._put(draft, deadline)
-        self._sender.pump(batch.lane)
+        batch, index = None, 0
+        link = self._transport.current()
+        if (
+            link is not None and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
+        ):  # fmt: skip
+            now = self._clock.monotonic()
+            batch = self._core.alone(
+                topic, body, key, tag, business_id, priority, properties, durability, deadline, now
+            )
+            if batch is not None:
+                self._sender.dispatch(batch, link)
+        if batch is None:
+            route = self._routes.get(topic) or await self._route(topic)
+            draft = self._core.draft(
+                route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+                durability, consumed_by,
+            )  # fmt: skip
+            batch, index = await self._put(draft, deadline)
+            self._sender.pump(batch.lane)
         await self._wait(batch, deadline)
         if batch.error is not None:
             raise batch.error
@@ -176,9 +197,16 @@ class AioProducer:
         return future
 
     async def send_many(
-        self, topic: str, messages: Sequence[Message], *, durability: str = "flushed", consumed_by: str = ""
+        self,
+        topic: str,
+        messages: Sequence[Message],
+        *,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
     ) -> Receipts:
-        """Send many messages and wait for all: the fastest way in.
+        """Send many messages and wait for all: the fastest way in. All are delayed alike, or none.
 
         Raises:
             DMQError: the first error; `detail["stored"]` says how many messages are stored nevertheless.
@@ -189,7 +217,7 @@ class AioProducer:
         parts: list[tuple[Batch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
-            for batch, indexes in self._core.many(route, topic, messages, durability, consumed_by):
+            for batch, indexes in self._core.many(route, topic, messages, durability, consumed_by, delay, deliver_at):
                 batch.deadline = self._deadline()
                 await self._enter(batch, batch.deadline)
                 parts.append((batch, indexes))
@@ -203,10 +231,7 @@ class AioProducer:
             except DMQError as error:
                 problem = problem or error
             problem = problem or batch.error
-        if problem is not None:
-            stored = sum(len(indexes) for batch, indexes in parts if batch.error is None and batch.is_done)
-            raise type(problem)(problem.message, **{**problem.detail, "stored": stored}) from problem
-        return Receipts(parts, len(messages))
+        return receipts_of(parts, problem, len(messages))
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -216,10 +241,6 @@ class AioProducer:
 
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-
-    def _patience(self) -> float:
-        """How long a send waited at most, to tell the user."""
-        return min(limit for limit in (self._options.timeout, self._transport.timeout, FOREVER) if limit is not None)
 
     async def _route(self, topic: str) -> Route:
         self._core.check_open()
@@ -266,13 +287,33 @@ class AioProducer:
         batch.add_waiter(waiter)
         if await waiter.wait(left):
             return
-        error = Retries.too_late(
-            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._patience()
-        )
+        error = too_late(self._sender, batch, self._options.timeout, self._transport.timeout)
         if batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.ended():
             raise error
+
+    def transaction(self, topic: str, body: object, **options: Any) -> AioTransaction:
+        """A transaction with one message, to be entered with `async with` or awaited; see `Producer.transaction`."""
+        if self._transactions is None:
+            raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
+        return AioTransaction(self._transactions, self._prepare, (topic, body, options), self._options.timeout)
+
+    async def _prepare(self, topic: str, body: object, **options: Any) -> tuple[Batch, int]:
+        transactions = self._transactions
+        assert transactions is not None
+        deadline = self._deadline()
+        route = self._routes.get(topic) or await self._route(topic)
+        batch, index = await self._put(transactions.draft(route, topic, body, **options), deadline)
+        self._sender.pump(batch.lane)
+        try:
+            await self._wait(batch, deadline)
+        except BaseException:
+            roll_back_late(transactions, batch, index)
+            raise
+        if batch.error is not None:
+            raise batch.error
+        return batch, index
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was sent before this call is settled, well or not.
@@ -288,6 +329,11 @@ class AioProducer:
             batch.add_waiter(waiter)
             if not await waiter.wait(self._left(deadline)):
                 raise TimedOut(f"messages are still on their way after {timeout:g} s")
+        for end in () if self._transactions is None else self._transactions.unsettled():
+            waiter = _TaskWaiter()
+            end.add_waiter(waiter)
+            if not await waiter.wait(self._left(deadline)):
+                raise TimedOut(f"transactions are still being ended after {timeout:g} s")
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for what is on its way, then take no more. What is not settled in time fails."""
@@ -298,6 +344,8 @@ class AioProducer:
             pass  # told to each message by its future
         finally:
             self._transport.unwatch(self)
+            if self._transactions is not None:
+                self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
             self._on_close(self)
 
@@ -313,15 +361,20 @@ class AioProducer:
 
     def connected(self, connection: AioConnection) -> None:
         self._sender.connected(connection)
+        if self._transactions is not None:
+            self._transactions.connected(connection)
 
     def lost(self, connection: AioConnection, reason: DMQError) -> None:
         pass  # its batches have heard of it themselves
 
     def pushed(self, connection: AioConnection, push: Push) -> None:
-        pass
+        if self._transactions is not None and isinstance(push.header, TransactionCheck):
+            self._transactions.pushed(push.header, push.body)
 
     def unreachable(self, error: DMQError) -> None:
         self._sender.unreachable(error)
 
     def closed(self, error: DMQError) -> None:
         self._sender.close(error)
+        if self._transactions is not None:
+            self._transactions.close(error)

@@ -9,25 +9,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 from dmq.client.aio_connection import AioConnection
 from dmq.client.failover import Failover, nobody_answers
+from dmq.client.links import Link
 from dmq.client.listeners import Listeners
-from dmq.client.sender import Link
+from dmq.client.repeating import Repeats
 from dmq.client.session import Push
 from dmq.client.standing import Standing
 from dmq.client.transport import CONNECT_SECONDS, TICK_SECONDS
 from dmq.client.url import Address
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected
-from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol import Frame, Header
 from dmq.protocol.session import Hello, ServerHealth, ServerReboot
 
 __all__ = ["AioTransport"]
 
 log = logging.getLogger(__name__)
+
+Ask: TypeAlias = Callable[[AioConnection, float | None], Awaitable[Frame]]  # with how many seconds it may take
 
 
 class AioTransport:
@@ -120,15 +124,35 @@ class AioTransport:
         raise type(self.closed_by)(self.closed_by.message, **self.closed_by.detail)
 
     async def request(
-        self, command: int, header: Header, body: Sequence[Buffer] = (), *, timeout: float | None = None
+        self,
+        command: int,
+        header: Header,
+        *,
+        timeout: float | None = None,
+        answer_seconds: float | None = None,
+        ask: Ask | None = None,
     ) -> Frame:
-        """Ask the broker in use, waiting for a connection if need be.
-
-        Raises:
-            DMQError: no connection or no answer in time.
-        """
-        connection = await self.connection(timeout)
-        return await connection.request(command, header, body, timeout=timeout)
+        """Ask the broker in use; as `dmq.client.transport.Transport.request`."""
+        ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
+        deadline = math.inf if timeout is None else self._loop.time() + timeout
+        repeats = Repeats(command, header)
+        while True:
+            left = max(0.001, deadline - self._loop.time())
+            connection = await self.connection(left if timeout is not None else None)
+            left = max(0.001, deadline - self._loop.time())
+            limit = min(left, math.inf if answer_seconds is None else answer_seconds)
+            try:
+                frame = await ask(connection, limit if limit < math.inf else None)
+            except NotConnected as error:
+                if self.closed_by is not None:
+                    raise type(self.closed_by)(self.closed_by.message, **self.closed_by.detail) from error
+                pause = repeats.after_break(error)
+            else:
+                again = repeats.after_answer(frame)
+                if again is None or self._loop.time() + again >= deadline:
+                    return frame
+                pause = again
+            await asyncio.sleep(max(0.0, min(pause, deadline - self._loop.time())))
 
     def watch(self, watcher: Any) -> None:
         """Have it told what happens, until `unwatch`; see `dmq.client.transport.Watcher`."""

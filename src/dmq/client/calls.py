@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dmq.client.reports import (
     BrokerReport,
+    DrainReport,
     GroupReport,
     Lag,
     Move,
@@ -23,12 +24,12 @@ from dmq.client.reports import (
     StoredMessage,
     Topic,
 )
-from dmq.errors import InvalidRequest, InvalidSettings
+from dmq.errors import InvalidRequest, InvalidSettings, UnknownGroup
 from dmq.model import MessageId, check_name
 from dmq.protocol import Command, Frame, Header, admin, decode_response, unpack_records
 from dmq.protocol import session as sessions
 from dmq.protocol.consuming import Point, PointKind, Position, Seek
-from dmq.protocol.reading import Find, Offsets, Peek
+from dmq.protocol.reading import Find, Offsets, Peek, PeekReply
 from dmq.records import ANY_QUEUE, RecordView
 
 __all__ = ["Call", "parse_point", "run"]
@@ -154,7 +155,13 @@ def delete_group(name: str, topic: str) -> Call[None]:
 def lag(topic: str, group: str) -> Call[Lag]:
     reply = decode_response((yield Command.POSITION, Position(group, topic)))
     queues = tuple(QueueLag.of(position) for position in reply.positions)
-    return Lag(group, sum(queue.lag for queue in queues), queues)
+    if topic and not queues:
+        raise UnknownGroup(
+            f"group {group!r} has no position in topic {topic!r}: check the name against the list of groups",
+            group=group,
+            topic=topic,
+        )
+    return Lag(group, sum(queue.lag for queue in queues), queues, sum(queue.retrying for queue in queues))
 
 
 def reset(topic: str, group: str, to: When, queue: int | None, dry_run: bool) -> Call[list[Move]]:
@@ -195,14 +202,24 @@ def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call
     asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, 0, tags)
     frame = yield Command.PEEK, asked
     reply = decode_response(frame)
-    return [StoredMessage.of(record) for record in _records(frame, sum(span.count for span in reply.spans))]
+    return _peeked(frame, reply)
+
+
+def _peeked(frame: Frame, reply: PeekReply) -> list[StoredMessage]:
+    """Messages with their ids; those that were moved carry theirs themselves, and an older broker tells none."""
+    ids: list[MessageId | None] = []
+    for span in reply.spans:
+        mine: list[MessageId | None] = []
+        for count, producer, first in span.ids:
+            mine += [MessageId(producer, first + i) if producer else None for i in range(count)]
+        ids += mine if len(mine) == span.count else [None] * span.count
+    return [StoredMessage.of(record, id) for record, id in zip(_records(frame, len(ids)), ids, strict=True)]
 
 
 def read(topic: str, queue: int, offset: int, limit: int, tags: str) -> Call[tuple[list[StoredMessage], int]]:
     frame = yield Command.PEEK, Peek(topic, queue, Point(PointKind.OFFSET, offset), limit, 0, tags)
     reply = decode_response(frame)
-    messages = [StoredMessage.of(record) for record in _records(frame, sum(span.count for span in reply.spans))]
-    return messages, reply.spans[-1].end_offset if reply.spans else offset
+    return _peeked(frame, reply), reply.spans[-1].end_offset if reply.spans else offset
 
 
 def offsets(topic: str, queue: int | None, at: When) -> Call[list[QueueRange]]:
@@ -223,3 +240,9 @@ def stats(prefixes: tuple[str, ...]) -> Call[dict[str, float]]:
 def cluster() -> Call[list[BrokerReport]]:
     reply: sessions.ClusterReply = decode_response((yield Command.CLUSTER, sessions.Cluster()))
     return [BrokerReport.of(info) for info in reply.brokers]
+
+
+def drain(action: sessions.DrainAction, grace: float, reason: str) -> Call[DrainReport]:
+    asked = sessions.Drain(action, round(grace * 1000), reason)
+    reply: sessions.DrainReply = decode_response((yield Command.DRAIN, asked))
+    return DrainReport.of(reply)

@@ -20,6 +20,7 @@ from dmq.client.producer import Producer
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
 from dmq.client.routes import Routes
 from dmq.client.subscribing import ConsumerOptions
+from dmq.client.transactions import check_options
 from dmq.client.transport import Transport
 from dmq.client.url import parse_url
 from dmq.clock import Clock, SystemClock
@@ -28,8 +29,6 @@ from dmq.model import check_name
 from dmq.protocol.session import Hello
 
 __all__ = ["Client", "Closable", "connect"]
-
-ADMIN_SECONDS: Final = 30.0
 
 
 class Closable(Protocol):
@@ -47,6 +46,8 @@ def connect(
     on_exception: OnException | None = None,
     on_interrupted: OnEvent | None = None,
     on_resumed: OnEvent | None = None,
+    *,
+    clock: Clock | None = None,
 ) -> Client:
     """Connect to a broker.
 
@@ -57,16 +58,18 @@ def connect(
         reconnect: come back by itself when the connection breaks; without it, a broken connection closes the client.
         timeout: how long to wait for a connection, now and whenever there is none. Without it, `connect` fails at
             once if nobody answers, and later calls wait until the connection is back.
-        on_exception: called with the reason when the connection breaks.
+        on_exception: called with the reason when the connection breaks, and when messages that a spool had accepted
+            are refused for good.
         on_interrupted: called when there is no connection any more.
         on_resumed: called when there is one again.
+        clock: for tests; the machine's if left out.
 
     Raises:
         NotConnected: nobody answers.
         InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
         VersionMismatch, NotAuthenticated: the broker refused us.
     """
-    return Client(url, app, client_id, reconnect, timeout, Listeners(on_exception, on_interrupted, on_resumed))
+    return Client(url, app, client_id, reconnect, timeout, Listeners(on_exception, on_interrupted, on_resumed), clock)
 
 
 def make_hello(app: str, client_id: str | None) -> Hello:
@@ -110,7 +113,7 @@ class Client:
             listeners=listeners,
         )
         self.transport.open()
-        self.admin: Final = Admin(self.transport, ADMIN_SECONDS if timeout is None else timeout)
+        self.admin: Final = Admin(self.transport, timeout)
 
     @property
     def client_id(self) -> str:
@@ -137,6 +140,10 @@ class Client:
 
         Parameters:
             app: the name under which it sends; the client's own if left out.
+            group: the producer group, for transactions: a name that all processes share which can answer for each
+                other's.
+            check: called with a prepared message of the group whose transaction nobody ended; returns "commit",
+                "rollback", or None if that is not known yet.
             spool: a directory of its own, in which messages are kept until a broker has acknowledged them: none is
                 lost or doubled if the program is killed. A send then succeeds without a broker, too.
             timeout: seconds that bound a whole synchronous send; None waits for ever.
@@ -153,10 +160,11 @@ class Client:
             InvalidSettings: a value makes no sense.
             DirectoryInUse: another producer has the spool.
             StorageError: the spool cannot be used; the message says why.
-            Unsupported: this version has no transactions yet.
+            Unsupported: transactions and a spool do not go together.
         """
-        if group is not None or check is not None:
-            raise Unsupported("this version has no transactions: leave group and check out")
+        check_options(group, check)
+        if group is not None and spool is not None:
+            raise Unsupported("a transaction needs the broker's answer: leave spool or group out")
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
         name = check_name(app or self.app, "app")
         opened = None
@@ -164,7 +172,10 @@ class Client:
             from dmq.client.spool import Spool  # and the journal with it, which other programs need not load
 
             opened = Spool.open(spool, spool_bytes_max, self._clock)
-        producer = Producer(name, options, self._routes, self.transport, self._clock, self.release, opened)
+            opened.on_refused = lambda error: self.transport.notify(self.listeners.exception, error)
+        producer = Producer(
+            name, options, self._routes, self.transport, self._clock, self.release, opened, group, check
+        )
         self.adopt(producer)
         return producer
 

@@ -19,9 +19,11 @@ from dmq.client.consuming import extension
 from dmq.client.delivery import Delivery
 from dmq.client.executor import Executor
 from dmq.client.handling import RateLimit
+from dmq.client.prefetch import Part
+from dmq.client.pulling import Ask, Pulling
 from dmq.client.received import Batch, ReceivedMessage
 from dmq.client.subscribing import ConsumerOptions
-from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, Subscription, check_extended
+from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, check_extended
 from dmq.client.transport import Transport
 from dmq.client.waiting import FOREVER, Waiter
 from dmq.clock import Clock
@@ -34,11 +36,13 @@ from dmq.records import ANY_QUEUE
 __all__ = ["Consumer"]
 
 # A busy consumer says so much so often that another thread would only be in its way; a slow one does not wait long.
-COMPANY_SECONDS: Final = 0.002
+COMPANY_SECONDS: Final = 0.005
+# Words about a batch leave with the next pull; so long they wait for one that does not come.
+NEXT_PULL_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 1.0  # a wait looks around at least so often
 
 
-class Consumer(Subscription):
+class Consumer(Pulling):
     """Gets messages. Made by `Client.consumer`.
 
     Parameters:
@@ -58,8 +62,9 @@ class Consumer(Subscription):
         self._transport = transport
         self._released = released
         self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
+        self._must_flush = False
         self._state = threading.Lock()
-        self._waiters: list[Waiter] = []
+        self._waiters: dict[int, Waiter] = {}  # by thread
         self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
         self._executor: Executor | None = None
         transport.watch(self)
@@ -98,7 +103,7 @@ class Consumer(Subscription):
         """
         core = self._core
         while True:
-            if self._is_closing or is_over():
+            if self.is_closing or is_over():
                 return []
             taken = core.take(limit)
             if taken:
@@ -107,7 +112,7 @@ class Consumer(Subscription):
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
             self._start()
             self._flush()
-            self._wait(lambda: core.waiting or core.ended or self._is_closing or is_over())
+            self._wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
 
     def _start(self) -> None:
         with self._state:
@@ -116,26 +121,33 @@ class Consumer(Subscription):
             self._is_started = True
         self._begin()
 
-    def _wait(self, is_done: Callable[[], object]) -> None:
-        """Wait until something is there, reading meanwhile if nobody does; looks around now and then."""
-        waiter = Waiter()
-        self._waiters.append(waiter)
+    def _wait(self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS) -> None:
+        """Wait until something is there, reading meanwhile if nobody does; looks around after so long."""
+        me, waiter = threading.get_ident(), Waiter()
+        self._waiters[me] = waiter
         try:
             connection = self._transport.current()
             if is_done():
                 return
             if connection is None:
-                waiter.wait(_LOOK_SECONDS)
+                waiter.wait(seconds)
             else:
                 link = connection
-                link.until(waiter, lambda: is_done() or link.is_closed, time.monotonic() + _LOOK_SECONDS)
+                link.until(waiter, lambda: is_done() or link.is_closed, time.monotonic() + seconds)
         finally:
-            self._waiters.remove(waiter)
+            del self._waiters[me]
 
     def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
-        """Have so many of those who wait look again."""
-        for waiter in self._waiters[:count]:
-            waiter.wake()
+        """Have so many of those who wait look again. One that reads is here, and looks by itself."""
+        me = threading.get_ident()
+        if me in self._waiters:
+            count -= 1
+        for thread, waiter in tuple(self._waiters.items()):
+            if count <= 0:
+                break
+            if thread != me:
+                waiter.wake()
+                count -= 1
         if nudge:
             connection = self._transport.current()
             if connection is not None:
@@ -154,17 +166,27 @@ class Consumer(Subscription):
         Raises:
             DMQError: there is no connection, or the broker refuses.
         """
-        if self._is_started:
-            raise InvalidRequest("this consumer is subscribed: make another one to pull with")
-        if self._is_closing:
-            raise NotConnected("the consumer is closed: make another one with client.consumer()")
+        self._check_pull()
         self._ack_previous()
-        self._flush()
+        ask = Ask(max_messages, ANY_QUEUE if queue is None else queue)
+        if self._is_under_way:
+            self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
+        parts = self._from_stock(ask)
+        if not parts:
+            self._flush()
+            parts = self._pull_now(ask, wait)
+        batch = Batch(ReceivedMessage, parts)
+        self._read_ahead(self._transport.current(), ask, len(batch))
+        if self._options.auto_ack:
+            self._previous = batch
+        return batch
+
+    def _pull_now(self, ask: Ask, wait: float) -> list[Part]:
         deadline = time.monotonic() + wait
         while True:
             left = deadline - time.monotonic()
             try:
-                frame = self._pull_once(max_messages, max(0.0, left), ANY_QUEUE if queue is None else queue)
+                frame = self._pull_once(ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
                 if left <= 0 or self._transport.closed_by is not None:
                     raise
@@ -173,14 +195,11 @@ class Consumer(Subscription):
             reply: PullReply = decode_response(frame)
             parts = self._core.pulled(reply.leases, frame.body)
             if parts or left <= 0 or not reply.leases:
-                batch = Batch(ReceivedMessage, parts)
-                if self._options.auto_ack:
-                    self._previous = batch
-                return batch
+                return parts
 
-    def _pull_once(self, max_messages: int, wait: float, queue: int) -> Frame:
+    def _pull_once(self, ask: Ask, wait: float) -> Frame:
         connection = self._transport.connection(time.monotonic() + max(wait, 0.001))
-        header = self._options.pull(self._member(connection), max_messages, wait, queue)
+        header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
         frame = connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
             decode_response(frame)
@@ -221,18 +240,21 @@ class Consumer(Subscription):
         with self._state:
             if self._executor is not None:
                 raise InvalidRequest("run() is running already: one at a time for a consumer")
-            if self._is_closing:
+            if self.is_closing:
                 return
             self._executor = executor
         try:
             executor.run()
         finally:
-            with self._state:
-                self._executor = None
-                must_close = self.is_closing
-            executor.finished.set()
-            if must_close:
-                self.close()
+            self._ran(executor)
+
+    def _ran(self, executor: Executor) -> None:
+        with self._state:
+            self._executor = None
+            must_close = self.is_closing
+        executor.finished.set()
+        if must_close:
+            self.close()
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -255,24 +277,34 @@ class Consumer(Subscription):
         """
         point = parse_point(to)
         self._flush()
-        is_stopped = self._is_started and not self._core.is_paused
-        if is_stopped:
-            self._change_credit(-self._options.prefetch)
+        header = Seek(self._options.topic, self._options.group, point)
         try:
             answer = self._transport.request(
-                Command.SEEK, Seek(self._options.topic, self._options.group, point), timeout=ANSWER_SECONDS
+                Command.SEEK,
+                header,
+                timeout=ANSWER_SECONDS,
+                ask=lambda connection, seconds: self._seek(connection, header, seconds),
             )
             decode_response(answer)
-            # What was pushed before the answer may have come with it: a second answer is certainly behind it.
-            self._transport.request(Command.HEARTBEAT, Heartbeat(0), timeout=ANSWER_SECONDS)
-            self._core.sought()
         except UnknownGroup:
             if self._is_started:
                 raise
             self._options.start_from = point  # it begins there
+
+    def _seek(self, connection: Connection, header: Seek, seconds: float | None) -> Frame:
+        is_stopped = self._is_started and not self._core.is_paused
+        if is_stopped:
+            self._change_credit(-self._options.prefetch, connection)
+        try:
+            answer = connection.request(Command.SEEK, header, timeout=seconds)
+            if not answer.status:
+                # What was pushed before the answer may have come with it: a second answer is certainly behind it.
+                connection.request(Command.HEARTBEAT, Heartbeat(0), timeout=seconds)
+                self._core.sought()
         finally:
             if is_stopped:
-                self._change_credit(self._options.prefetch)
+                self._change_credit(self._options.prefetch, connection)
+        return answer
 
     def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
@@ -287,15 +319,22 @@ class Consumer(Subscription):
             self._flush()
         elif not self._core.is_report_due:
             self._core.is_report_due = True
-            self._transport.call_later(COMPANY_SECONDS, self._flush_scheduled)
+            wait = NEXT_PULL_SECONDS if self._core.has_company else COMPANY_SECONDS
+            self._transport.call_later(wait, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._core.is_report_due = False
         self._flush()
 
     def _flush(self) -> None:
-        with self._flushing:  # or a close might overtake what another thread is about to send
-            super()._flush()
+        """Tell the broker what was said. A thread that finds another at it leaves the rest to that one."""
+        self._must_flush = True
+        while self._must_flush and self._flushing.acquire(False):
+            try:
+                self._must_flush = False
+                super()._flush()
+            finally:
+                self._flushing.release()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -313,9 +352,12 @@ class Consumer(Subscription):
             if self._is_closed:
                 return
             self._is_closed = True
+        if self._is_under_way:
+            self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
         self._core.release_all()
         connection = self._last_connection()
-        self._flush()
+        with self._flushing:  # or we would overtake what another thread is about to send
+            self._flush()
         if self._is_started and connection is not None:
             try:
                 connection.request(Command.UNSUBSCRIBE, Unsubscribe(self._number), timeout=ANSWER_SECONDS)

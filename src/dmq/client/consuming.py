@@ -1,262 +1,36 @@
-"""The core of a consumer: what came, what is in hand, what was said of it. No sockets, no threads, no event loop.
+"""The core of a consumer: what it has in hand, what the broker is told of it, and when. No sockets, no event loop.
 
 Both consumers, the blocking one and the asyncio one, hand it what they receive and send what it gives.
 
 What always holds:
-- A message is handed out at most once for each time it was delivered; one that was acked before is acked again, in
-  silence, and one that is in hand already shares the fate of the first.
 - What is said of a message is reported once, in the order of the leases; nothing is reported of what the broker took
   back.
 - Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
   and no attempt is counted.
-- All state is guarded by `lock`; `on_reports` is called without it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Container, Sequence
 
-from dmq.client.delivery import SETTLED, TAKEN, WAITING, Delivery, starts_of
-from dmq.client.prefetch import Prefetch
-from dmq.client.screening import Screening
-from dmq.client.settlements import Settlements, settlements_of
+from dmq.client.delivery import TAKEN, Delivery
+from dmq.client.holding import Holding
+from dmq.client.settlements import settlements_of
 from dmq.client.subscribing import ConsumerOptions
 from dmq.clock import Clock
-from dmq.errors import DMQError
-from dmq.protocol import Buffer, unpack_records
-from dmq.protocol.consuming import Lease, LeaseRef, Outcome, Settle, Settlement, SubscribeReply
+from dmq.protocol.consuming import LeaseRef, Outcome, Settle, Settlement, SubscribeReply
 
 __all__ = ["ConsumerCore"]
 
-# What a pool that is full gives back comes again after this long.
-REFUSED_MS: Final = 1000
 
-
-class ConsumerCore:
+class ConsumerCore(Holding):
     """See the module."""
 
     def __init__(self, options: ConsumerOptions, clock: Clock, extend: Callable[[Delivery, float], object]) -> None:
-        self.options: Final = options
-        self.extend: Final = extend
-        self.lock: Final = threading.Lock()
-        self._clock = clock
-        self._prefetch = Prefetch(is_ordered=options.ordered)
-        self._settlements = Settlements(options.topic, options.group)
+        super().__init__(options, clock, extend)
         self._unsent: list[Settlement] = []
-        self._urgent_count = max(1, options.prefetch // 4)
-        self._held: dict[tuple[str, int, int, int], Delivery] = {}
-        self._screening = Screening(options.tag_set)
-        self._sought: dict[tuple[str, int], int] = {}
-        self._has_progress = False
-        self._taken = 0  # handed out, and not settled
-        self.member = ""
-        self.is_running = False  # handlers run: what they have is kept for them, however long they take
-        self.room: Callable[[], int] | None = None  # how many more may wait; the rest goes back
-        self.is_paused = False
-        self.suppressed = 0  # messages that came and were not for the user
-        self.ended: DMQError | None = None
-        self.is_report_due = False  # somebody is about to ask for reports
-        self.on_reports: Callable[[bool], None] = lambda is_urgent: None
 
-    # --- what comes -------------------------------------------------------------------------------------------------
-
-    def received(self, leases: Sequence[Lease], body: Buffer) -> int:
-        """Messages were pushed; returns how many wait now.
-
-        Raises:
-            InvalidRequest: the frame does not add up.
-        """
-        with self.lock:
-            for delivery in self._deliveries(leases, body):
-                chosen = self._chosen(delivery)
-                if self.room is not None:
-                    chosen = self._refuse(delivery, chosen, self.room() - self._prefetch.count)
-                self._prefetch.put(delivery, chosen)
-            waiting = self._prefetch.count
-            must_report = self._settlements.count > 0
-        if must_report:
-            self.on_reports(False)
-        return waiting
-
-    def pulled(self, leases: Sequence[Lease], body: Buffer) -> list[tuple[Delivery, Sequence[int]]]:
-        """Messages were pulled: the deliveries, and which of their messages are for the user."""
-        parts: list[tuple[Delivery, Sequence[int]]] = []
-        with self.lock:
-            for delivery in self._deliveries(leases, body):
-                delivery.is_pulled = True
-                chosen = self._chosen(delivery)
-                delivery.waiting -= len(chosen)
-                self._taken += len(chosen)
-                if len(chosen) == delivery.count:
-                    delivery.states[:] = bytes((TAKEN,)) * delivery.count
-                else:
-                    for index in chosen:
-                        delivery.states[index] = TAKEN
-                if chosen:
-                    parts.append((delivery, chosen))
-            must_report = self._settlements.count > 0
-        if must_report:
-            self.on_reports(False)
-        return parts
-
-    def _deliveries(self, leases: Sequence[Lease], body: Buffer) -> Iterable[Delivery]:
-        lengths, data = unpack_records(body, sum(lease.count for lease in leases))
-        starts = starts_of(lengths)
-        # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
-        buffer = bytes(data)
-        now = self._clock.monotonic()
-        at = 0
-        for lease in leases:
-            mine = starts if len(leases) == 1 else starts[at : at + lease.count + 1]
-            at += lease.count
-            delivery = Delivery(self, lease, buffer, mine, now + lease.lease_ms / 1000)
-            self._held[delivery.key] = delivery
-            self._check_sought(lease)
-            yield delivery
-
-    def _check_sought(self, lease: Lease) -> None:
-        """A position that was set by hand makes old messages new."""
-        place = (lease.topic, lease.queue)
-        if lease.sought > self._sought.get(place, 0):
-            self._sought[place] = lease.sought
-            self._screening.begin_anew()
-
-    def _chosen(self, delivery: Delivery) -> Sequence[int]:
-        """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
-        chosen, unwanted, twins = self._screening.screen(delivery)
-        for index in unwanted:
-            self._settle(delivery, index, Outcome.ACK, -1, "")
-        for index in twins:
-            delivery.states[index] = TAKEN
-        delivery.waiting -= len(twins)
-        self._taken += len(twins)
-        self.suppressed += delivery.count - len(chosen)
-        return chosen
-
-    def _refuse(self, delivery: Delivery, chosen: Sequence[int], room: int) -> Sequence[int]:
-        """Give back what a full pool does not take; of an ordered group all or nothing."""
-        room = max(0, room)
-        if len(chosen) <= room or (self.options.ordered and room):
-            return chosen
-        for index in chosen[room:]:
-            self._settle(delivery, index, Outcome.RELEASE, REFUSED_MS, "")
-        return chosen[:room]
-
-    # --- what goes to handlers --------------------------------------------------------------------------------------
-
-    @property
-    def waiting(self) -> int:
-        """Messages that may be taken now."""
-        return 0 if self.is_paused else self._prefetch.count
-
-    @property
-    def prefetched(self) -> tuple[int, int]:
-        """Messages and bytes that wait."""
-        return self._prefetch.count, self._prefetch.bytes
-
-    def take(self, limit: int) -> list[tuple[Delivery, int]]:
-        """The next messages for a handler, the highest priority first; none while paused."""
-        with self.lock:
-            if self.is_paused or not self._prefetch.count:
-                return []
-            self._has_progress = True
-            taken = self._prefetch.take(limit, self._clock.monotonic())
-            self._taken += len(taken)
-            return taken
-
-    def untake(self, taken: Iterable[tuple[Delivery, int]]) -> None:
-        """Give back what was taken and not touched."""
-        with self.lock:
-            for delivery, index in taken:
-                self._settle(delivery, index, Outcome.RELEASE, -1, "")
-        self.on_reports(True)
-
-    def has_failed(self, delivery: Delivery, index: int) -> bool:
-        """Whether a message that was settled is not done: it is handed out again."""
-        return index in delivery.failed
-
-    def forget(self, taken: Iterable[tuple[Delivery, int]]) -> None:
-        """What was taken went back to the broker by itself."""
-        with self.lock:
-            for delivery, index in taken:
-                if delivery.states[index] == TAKEN:
-                    delivery.states[index] = SETTLED
-                    delivery.left -= 1
-                    self._taken -= 1
-                    self._let_go(delivery, (index,))
-
-    # --- what is said of them ---------------------------------------------------------------------------------------
-
-    def is_settled(self, delivery: Delivery, index: int) -> bool:
-        return delivery.states[index] == SETTLED
-
-    def ack(self, delivery: Delivery, index: int) -> None:
-        """A message is done: `settle` for what is said most."""
-        with self.lock:
-            states = delivery.states
-            if states[index] != TAKEN:
-                return
-            states[index] = SETTLED
-            delivery.left -= 1
-            delivery.acks.append(index)
-            self._taken -= 1
-            self._has_progress = True
-            settlements = self._settlements
-            settlements.count += 1
-            if not delivery.is_dirty:
-                settlements.add(delivery, 0)
-            is_urgent = settlements.count >= self._urgent_count or not (self._taken or self._prefetch.count)
-            if self.is_report_due and not is_urgent:
-                return
-        self.on_reports(is_urgent)
-
-    def settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int = -1, reason: str = "") -> None:
-        """Say what became of a message; the first word counts."""
-        with self.lock:
-            if not self._settle(delivery, index, outcome, delay_ms, reason):
-                return
-            # With nothing else to do it leaves at once; else it waits for company, but not for long.
-            is_urgent = self._settlements.count >= self._urgent_count or not (self._taken or self._prefetch.count)
-        self.on_reports(is_urgent)
-
-    def settle_many(
-        self, delivery: Delivery, indexes: Sequence[int], outcome: Outcome, delay_ms: int = -1, reason: str = ""
-    ) -> None:
-        """The same of many messages of a delivery, at once."""
-        with self.lock:
-            if outcome is Outcome.ACK and delivery.left == len(indexes) == delivery.count:
-                delivery.states[:] = bytes((SETTLED,)) * delivery.count
-                delivery.acks.extend(indexes)
-                delivery.left = 0
-                self._taken -= delivery.count
-                self._settlements.add(delivery, delivery.count)
-            else:
-                for index in indexes:
-                    self._settle(delivery, index, outcome, delay_ms, reason)
-        self.on_reports(True)
-
-    def _settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int, reason: str) -> bool:
-        states = delivery.states
-        if states[index] == SETTLED:
-            return False
-        if states[index] == WAITING:
-            delivery.waiting -= 1
-        else:
-            self._taken -= 1
-        states[index] = SETTLED
-        delivery.left -= 1
-        self._has_progress = True
-        if outcome is Outcome.ACK:
-            delivery.acks.append(index)
-        else:
-            delivery.others.append((index, outcome, delay_ms, reason))
-            if self.options.ordered and outcome is Outcome.NACK:
-                delivery.failed.add(index)
-                self._drop(delivery)  # the broker takes back what lies behind it, in order
-        self._settlements.add(delivery)
-        return True
+    # --- reports ----------------------------------------------------------------------------------------------------
 
     @property
     def has_reports(self) -> bool:
@@ -280,20 +54,6 @@ class ConsumerCore:
         """There was no connection for them: they go with the next ones."""
         with self.lock:
             self._unsent = [settlement for frame in frames for settlement in frame.settlements] + self._unsent
-
-    def _drop(self, delivery: Delivery) -> None:
-        """Forget what waits of a delivery: the broker hands it out again. A twin takes its place."""
-        self._let_go(delivery, self._prefetch.drop(delivery))
-        if not delivery.left and not delivery.is_dirty:
-            self._held.pop(delivery.key, None)
-
-    def _let_go(self, delivery: Delivery, indexes: Sequence[int]) -> None:
-        """Messages are not in hand any more, and nothing was said of them."""
-        for twin, index in self._screening.drop(delivery, indexes):
-            twin.states[index] = WAITING
-            twin.waiting += 1
-            self._taken -= 1
-            self._prefetch.put(twin, [index])
 
     # --- the subscription -------------------------------------------------------------------------------------------
 
@@ -329,6 +89,14 @@ class ConsumerCore:
         with self.lock:
             for delivery in [*self._held.values()]:
                 if not delivery.is_pulled:
+                    self._release(delivery)
+        self.on_reports(True)
+
+    def release_queues(self, queues: Container[int]) -> None:
+        """Give back what nobody has touched of some queues."""
+        with self.lock:
+            for delivery in [*self._held.values()]:
+                if not delivery.is_pulled and delivery.lease.queue in queues:
                     self._release(delivery)
         self.on_reports(True)
 

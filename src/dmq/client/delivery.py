@@ -13,26 +13,29 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from dmq.model import MessageId
 from dmq.protocol.consuming import Lease
-from dmq.records import RecordView, decode_columns
-from dmq.records.attributes import KEY
-from dmq.records.layout import FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U64
+from dmq.records import RecordView
+from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U32, U64
+from dmq.records.spans import NOTHING, Spans, find_spans
 
 if TYPE_CHECKING:
-    from dmq.client.consuming import ConsumerCore
+    from dmq.client.holding import Holding
 
-__all__ = ["SETTLED", "TAKEN", "WAITING", "Delivery"]
+__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "bounds_of"]
+
+Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
 
 WAITING: Final = 0
 TAKEN: Final = 1
 SETTLED: Final = 2
 
-# From this many records on, columns are cheaper than looking at one record after another.
+# From this many records on, finding all spans at once is cheaper than looking at one record after another.
 _MANY: Final = 16
 
 
@@ -43,17 +46,17 @@ class Delivery:
         core: whose it is, told when a message is settled.
         lease: as the broker said it.
         buffer: all records of the frame.
-        starts: where the records of this lease begin in it, and where the last one ends.
+        bounds: where the records of this lease begin in it, and where the last one ends; an array if they are many.
         deadline: when the lease is over, by the client's monotonic clock.
     """
 
     __slots__ = (
-        "_columns",
         "_offsets",
         "_records",
         "_run_ends",
         "acks",
         "attempt",
+        "bounds",
         "buffer",
         "core",
         "count",
@@ -64,18 +67,20 @@ class Delivery:
         "lease",
         "left",
         "others",
+        "spans",
         "starts",
         "states",
         "waiting",
     )
 
-    def __init__(self, core: ConsumerCore, lease: Lease, buffer: bytes, starts: Sequence[int], deadline: float) -> None:
+    def __init__(self, core: Holding, lease: Lease, buffer: bytes, bounds: Bounds, deadline: float) -> None:
         self.core = core
         self.lease = lease
         self.buffer = buffer
-        self.starts = starts
+        self.bounds = bounds
+        self.starts: list[int] = bounds.tolist() if isinstance(bounds, np.ndarray) else bounds
         self.deadline = deadline
-        self.count = count = len(starts) - 1
+        self.count = count = len(bounds) - 1
         self.attempt = lease.attempt
         self.states = bytearray(count)
         self.left = count  # not settled
@@ -86,7 +91,7 @@ class Delivery:
         self.is_dirty = False
         self.is_pulled = False
         self._records: list[RecordView | None] | None = None
-        self._columns: tuple[list[int], list[int]] | None = None
+        self.spans: Spans | None = None  # of bodies and keys, once somebody looks at one and there are many
         self._offsets: list[int] | None = None
         self._run_ends: list[int] | None = None
 
@@ -113,38 +118,34 @@ class Delivery:
             record = records[index] = RecordView(self.buffer, starts[index], starts[index + 1])
         return record
 
-    def columns(self) -> tuple[list[int], list[int]]:
-        """Where attributes begin and how long they are."""
-        columns = self._columns
-        if columns is None:
-            bounds = np.array(self.starts, np.int64)
-            found = decode_columns(self.buffer, bounds[:-1], np.diff(bounds))
-            columns = self._columns = (found.attributes_at.tolist(), found.attributes_size.tolist())
-        return columns
+    def body(self, index: int) -> bytes:
+        """A message's body, as it was sent."""
+        if self.spans is None and self.count >= _MANY:
+            self.spans = find_spans(self.buffer, self.bounds)
+        buffer, start = self.buffer, self.starts[index]
+        at = start + BODY_AT
+        end: int = at + U32.unpack_from(buffer, at - 4)[0]
+        if buffer[start + FLAGS_AT] & COMPRESSED or end >= self.starts[index + 1]:
+            return self.record(index).body
+        return buffer[at:end]
 
     def key_of(self, index: int) -> str | None:
-        """A message's key. It stands first among the attributes, where most messages have nothing else."""
-        if self.count < _MANY:
-            return self.record(index).key
-        begins, sizes = self._columns or self.columns()
-        if not sizes[index]:
+        """A message's key."""
+        if self.spans is None and self.count >= _MANY:
+            self.spans = find_spans(self.buffer, self.bounds)
+        if self.spans is not None and self.spans.key_starts[index] == NOTHING:
             return None
-        buffer, at = self.buffer, begins[index]
-        if buffer[at] != KEY:
-            return self.record(index).key
-        at += 3
-        end = at + (buffer[at - 2] << 8 | buffer[at - 1])
-        if end > begins[index] + sizes[index]:
-            return self.record(index).key  # which says what is wrong
-        return buffer[at:end].decode()
+        return self.record(index).key
 
     def priority(self, index: int) -> int:
         return self.buffer[self.starts[index] + PRIORITY_AT]
 
     def priorities(self) -> bytes:
         """The priorities of all messages."""
-        buffer = self.buffer
-        return bytes([buffer[start + PRIORITY_AT] for start in self.starts[:-1]])
+        buffer, bounds = self.buffer, self.bounds
+        if isinstance(bounds, np.ndarray):
+            return np.frombuffer(buffer, np.uint8)[bounds[:-1] + PRIORITY_AT].tobytes()
+        return bytes([buffer[start + PRIORITY_AT] for start in bounds[:-1]])
 
     def offset(self, index: int) -> int:
         """A message's queue offset, where it stands now."""
@@ -184,9 +185,10 @@ class Delivery:
         return MessageId(producer, first + index - (ends[at] - count)) if producer else None
 
     def attempt_of(self, index: int) -> int:
-        """Which attempt this is; what was tried before a move counts too."""
+        """Which attempt this is; what was tried before a move counts too, and before it was a dead letter."""
         if self.lease.topic and self.is_moved(index):
-            return self.attempt + (self.record(index).attributes.attempt or 0)
+            said = self.record(index).attributes
+            return self.attempt + (said.attempt or 0) + (said.attempts_before or 0)
         return self.attempt
 
     def id_runs(self, indexes: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
@@ -238,10 +240,10 @@ def _stretches(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
     yield start, stop
 
 
-def starts_of(lengths: Any) -> list[int]:
+def bounds_of(lengths: Any) -> Bounds:
     """Where records begin that stand one behind the other, and where the last one ends."""
     if isinstance(lengths, np.ndarray):
         bounds = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
-        return bounds.tolist()
+        return bounds
     return [0, *accumulate(lengths)]

@@ -4,7 +4,8 @@ What always holds:
 - A place (a queue of a broker) has at most one batch under way, the oldest; the next leaves when that one is
   acknowledged. So the numbers of the spool's producer rise within each queue, whatever breaks.
 - No batch is given up: it is sent again until it is acknowledged. One exception: a batch that a broker refuses for
-  good, while whoever sent it still waits for the outcome, ends with that error and leaves the spool.
+  good. It ends with that error and leaves the spool if whoever sent it still waits for the outcome; else it is tried
+  for a while, and then set aside (`dmq.client.refused`), so that those behind it can go.
 - At most five batches of a place may have to be recognised by the broker after a power cut, which is what it remembers.
 - Batches in memory stay within the window; the others are read from the disk when there is room.
 """
@@ -18,8 +19,8 @@ from typing import Final
 
 from dmq.client.accumulator import Batch
 from dmq.client.futures import Spooled
+from dmq.client.links import Lines, Link
 from dmq.client.parcels import Kept, Parcel, Place, Places
-from dmq.client.sender import Lines, Link
 from dmq.client.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, ServerError, StorageError, StoreClosed
@@ -34,7 +35,8 @@ SCAN_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
 PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 5.0
-PAUSE_REFUSED: Final = 30.0  # of what cannot succeed before somebody does something about it
+PAUSE_REFUSED: Final = 30.0  # of what cannot even be set aside
+REFUSALS_MAX: Final = 8  # for good, before a batch is set aside: some 13 seconds, in which somebody may make a topic
 
 Finish = Callable[[Batch, ProduceReply | Spooled | None, DMQError | None], None]
 
@@ -126,7 +128,9 @@ class Drainer:
             0,
             self._spool.first_sequence(kept.offset),
             Durability(head.durability),
-            ProduceFlag.NAMED | (ProduceFlag.DUES if head.is_delayed else 0),
+            ProduceFlag.NAMED
+            | (ProduceFlag.DUES if head.is_delayed else 0)
+            | (ProduceFlag.EXPIRING if head.is_expiring else 0),
         )
         parcel.broker, parcel.link, parcel.pending = str(link.address), link, None
         parcel.sent_at = self._clock.monotonic()
@@ -196,14 +200,35 @@ class Drainer:
                 self.pump()
                 return
             log.error(
-                "a spooled batch is refused, and tried again",
+                "a spooled batch is refused",
                 extra={"topic": head.topic, "queue": head.queue, "count": head.count, "error": str(error)},
             )
+            parcel.rejections += 1
+            if parcel.rejections >= REFUSALS_MAX:
+                self._spool.set_aside(parcel.kept, error, lambda failure: self._set_aside(parcel, error, failure))
+                return
         pause = error.retry_after
         if pause is None:
-            pause = min(PAUSE_MIN * 2**parcel.refusals, PAUSE_MAX if error.retriable else PAUSE_REFUSED)
+            pause = min(PAUSE_MIN * 2**parcel.refusals, PAUSE_MAX)
             parcel.refusals = min(parcel.refusals + 1, 30)
         self._lines.call_later(pause, lambda: self._free(parcel.place))
+
+    def _set_aside(self, parcel: Parcel, error: DMQError, failure: DMQError | None) -> None:
+        """A batch that is refused for good was kept apart, or could not be. Called by the spool's thread."""
+        head = parcel.kept.head
+        if failure is not None:
+            log.error("a refused batch cannot be set aside, and is tried again", extra={"error": str(failure)})
+            self._lines.call_later(PAUSE_REFUSED, lambda: self._free(parcel.place))
+            return
+        told = type(error)(
+            f"{head.count} messages for topic {head.topic!r} that the spool had accepted were refused for good "
+            f"({error.message}), and set aside: `dmq spool list {self._spool.directory}` shows them",
+            **error.detail,
+        )
+        log.error("a spooled batch is set aside", extra={"topic": head.topic, "count": head.count, "error": str(error)})
+        self._leave(parcel)
+        self._spool.on_refused(told)
+        self._lines.call_later(0.0, self.pump)
 
     def _proven(self, offsets: Sequence[int]) -> None:
         with self._changed:

@@ -61,6 +61,7 @@ class Executor:
         self._idle = 0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._is_stopping = False  # the same, at hand
         self._bucket = TokenBucket(policy, time.monotonic()) if isinstance(policy, RateLimit) else None
         self._error: DMQError | None = None
         self.finished: Final = threading.Event()
@@ -125,6 +126,7 @@ class Executor:
         self._stop()
 
     def _stop(self) -> None:
+        self._is_stopping = True
         self._stopping.set()
         self._consumer.wake(nudge=True)
 
@@ -161,33 +163,36 @@ class Executor:
 
     def _turn(self, taken: list[tuple[Delivery, int]], is_caller: bool) -> int:
         """Handle messages one after another; returns how many."""
+        core, handler, consumer = self._core, self._handler, self._consumer
+        is_ordered, bucket, ack = core.options.ordered, self._bucket, core.ack
         for at, (delivery, index) in enumerate(taken):
-            if not self._may_start():
-                self._core.untake(taken[at:])
+            if bucket is not None:
+                self._pause(bucket)
+            if self._is_stopping or consumer.is_closing:
+                core.untake(taken[at:])
                 return at
             message = ReceivedMessage(delivery, index)
             try:
                 try:
-                    self._handler(message)
+                    handler(message)
                 except BaseException as error:
                     self._failed(message, error, is_caller)
                 else:
-                    message.ack()
+                    ack(delivery, index)
             except BaseException:
-                self._core.untake(taken[at:])
+                core.untake(taken[at:])
                 raise
-            if self._core.options.ordered and self._core.has_failed(delivery, index):
-                self._core.forget(taken[at + 1 :])  # they went back to the broker behind it
+            if is_ordered and core.has_failed(delivery, index):
+                core.forget(taken[at + 1 :])  # they went back to the broker behind it
                 return at + 1
         return len(taken)
 
-    def _may_start(self) -> bool:
-        if self._bucket is not None:
-            with self._lock:
-                pause = self._bucket.take(time.monotonic())
-            if pause:
-                self._stopping.wait(pause)
-        return not self._stopping.is_set() and not self._consumer.is_closing
+    def _pause(self, bucket: TokenBucket) -> None:
+        """Wait until the next handler may start."""
+        with self._lock:
+            pause = bucket.take(time.monotonic())
+        if pause:
+            self._stopping.wait(pause)
 
     def _failed(self, message: ReceivedMessage, error: BaseException, is_caller: bool) -> None:
         """A handler raised: call it again, or say what becomes of its message."""

@@ -20,7 +20,8 @@ from dmq.errors import DMQError, InvalidSettings, NotConnected
 __all__ = ["Attempt", "Backoff", "Failover", "nobody_answers"]
 
 BACKOFF_MIN: Final = 0.1
-BACKOFF_MAX: Final = 10.0
+# A try costs little, and a broker that is back for a moment only must be met in it.
+BACKOFF_MAX: Final = 1.5
 
 
 class Backoff:

@@ -14,14 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, overload
 
+import msgspec
+
 from dmq.client.waiting import FOREVER, Waiter
 from dmq.errors import DMQError, TimedOut
 from dmq.model import MessageId, Receipt
 from dmq.protocol.producing import Durability, ProduceReply
+from dmq.records import ANY_QUEUE
 
 __all__ = ["Fate", "Receipts", "SendFuture", "Spooled", "Wakeable"]
 
-_NAMES: Final = {level: level.name.lower() for level in Durability}
+_NAMES: Final = tuple(level.name.lower() for level in sorted(Durability))  # by their numbers, which have no gaps
 # Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
 # nanoseconds, so that one for all batches beats one lock in each.
 _ending = threading.Lock()
@@ -40,30 +43,19 @@ class Spooled(NamedTuple):
 
 
 class Fate:
-    """What becomes of the messages of one batch."""
+    """What becomes of the messages of one batch. Defaults stand in the class: a lone message pays for each one set."""
 
-    __slots__ = (
-        "_callbacks",
-        "_waiters",
-        "error",
-        "first_sequence",
-        "has_offsets",
-        "is_done",
-        "producer_id",
-        "reply",
-        "topic",
-    )
+    producer_id = 0
+    first_sequence = -1  # before it leaves
+    has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
+    is_done = False
+    reply: ProduceReply | Spooled | None = None
+    error: DMQError | None = None
+    _waiters: list[Wakeable] | None = None
+    _callbacks: list[Callable[[], Any]] | None = None
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.producer_id = 0
-        self.first_sequence = -1  # before it leaves
-        self.has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
-        self.is_done = False
-        self.reply: ProduceReply | Spooled | None = None
-        self.error: DMQError | None = None
-        self._waiters: list[Wakeable] | None = None
-        self._callbacks: list[Callable[[], Any]] | None = None
 
     def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> list[Callable[[], Any]]:
         """Settle it, wake those who wait, and return the callbacks that are now to be called."""
@@ -120,17 +112,19 @@ class Fate:
         if isinstance(reply, Spooled):
             return Receipt(message_id, self.topic, reply.queue, -1, "spooled")
         offset = reply.first_offset + index if self.has_offsets else -1
-        return Receipt(message_id, self.topic, reply.queue, offset, _NAMES[reply.durability])
+        # A delayed or prepared message gets its queue with its place.
+        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
+        return Receipt(message_id, self.topic, queue, offset, _NAMES[reply.durability])
 
 
-class SendFuture:
-    """What becomes of one message. As `concurrent.futures.Future`, without cancelling."""
+class SendFuture(msgspec.Struct, eq=False, gc=False):
+    """What becomes of one message. As `concurrent.futures.Future`, without cancelling.
 
-    __slots__ = ("_fate", "_index")
+    Nothing for the garbage collector, which a flood of them would keep busy: a batch that is done holds no callbacks.
+    """
 
-    def __init__(self, fate: Fate, index: int) -> None:
-        self._fate = fate
-        self._index = index
+    _fate: Fate
+    _index: int
 
     @property
     def id(self) -> MessageId | None:

@@ -107,9 +107,10 @@ def due_ms(delay: float, deliver_at: float | datetime | None, now_ms: int) -> in
             if deliver_at.tzinfo is None:
                 raise InvalidMessage("deliver_at needs a time zone: datetime.now(timezone.utc), for example")
             deliver_at = deliver_at.timestamp()
-        seconds = max(0.0, float(deliver_at) - now_ms / 1000)
-        if seconds == 0:
-            return 0
+        seconds = float(deliver_at) - now_ms / 1000
+        if seconds <= 0:
+            # Past by our clock; whether it is by the broker's, the broker says.
+            return max(1, round(float(deliver_at) * 1000))
     if not 0 <= seconds <= _DELAY_MAX:
         raise InvalidMessage(f"a message can be delayed by up to two years, not by {seconds:g} s")
     return now_ms + round(seconds * 1000)

@@ -26,7 +26,7 @@ from dmq.protocol import Buffer
 from dmq.storage.producers import REMEMBERED
 
 if TYPE_CHECKING:
-    from dmq.client.sender import Link
+    from dmq.client.links import Link
 
 __all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "runs", "unpack_parcel"]
 
@@ -45,6 +45,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     durability: int
     is_delayed: bool = False
     is_pinned: bool = False  # its order binds it to its queue
+    is_expiring: bool = False  # some of its messages expire
 
     @property
     def place(self) -> tuple[str, int]:
@@ -105,7 +106,7 @@ def runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
 class Parcel:
     """A batch on its way to a broker."""
 
-    __slots__ = ("broker", "fate", "is_resent", "kept", "link", "pending", "place", "refusals", "sent_at")
+    __slots__ = ("broker", "fate", "is_resent", "kept", "link", "pending", "place", "refusals", "rejections", "sent_at")
 
     def __init__(self, kept: Kept, place: Place, fate: Batch | None, is_resent: bool) -> None:
         self.kept = kept
@@ -117,6 +118,7 @@ class Parcel:
         self.pending: object = None
         self.sent_at = 0.0
         self.refusals = 0
+        self.rejections = 0  # those that trying again does not help
 
 
 class Place:

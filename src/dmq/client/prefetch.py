@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from dmq.client.delivery import SETTLED, TAKEN, WAITING, Delivery
 
-__all__ = ["Prefetch"]
+__all__ = ["Part", "Prefetch"]
 
+Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
 _PRIORITIES: Final = 10
 
 
@@ -88,6 +89,43 @@ class Prefetch:
                     return found
             self._filled ^= 1 << priority
         return found
+
+    def take_parts(self, limit: int, now: float) -> list[Part]:
+        """The next messages by deliveries, at most so many; they are `TAKEN` then. For a group that is not ordered."""
+        parts: list[Part] = []
+        while self._filled and limit > 0:
+            priority = self._filled.bit_length() - 1
+            lanes = self._lanes[priority]
+            while lanes and limit > 0:
+                lane = lanes[0]
+                if lane.delivery.deadline <= now:
+                    self.drop(lane.delivery)
+                chosen = self._part_of(lane, limit)
+                if chosen:
+                    parts.append((lane.delivery, chosen))
+                    limit -= len(chosen)
+                if lane.at >= len(lane.indexes):
+                    lanes.popleft()
+            if not lanes:
+                self._filled ^= 1 << priority
+        return parts
+
+    def _part_of(self, lane: _Lane, limit: int) -> Sequence[int]:
+        """Take what still waits among the next ones of a lane."""
+        delivery, states = lane.delivery, lane.delivery.states
+        chosen = lane.indexes[lane.at : lane.at + limit]
+        lane.at += len(chosen)
+        if delivery.waiting != delivery.count:
+            chosen = [index for index in chosen if states[index] == WAITING]
+        if isinstance(chosen, range):
+            states[chosen.start : chosen.stop] = bytes((TAKEN,)) * len(chosen)
+        else:
+            for index in chosen:
+                states[index] = TAKEN
+        self.count -= len(chosen)
+        self.bytes -= _size(delivery, chosen)
+        delivery.waiting -= len(chosen)
+        return chosen
 
     def _take_from(self, lane: _Lane, limit: int, found: list[tuple[Delivery, int]]) -> bool:
         """Take what still waits of a lane; whether that was all."""

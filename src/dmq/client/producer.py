@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING, Any, Self
 from dmq.client.accumulator import Batch
 from dmq.client.connection import Connection
 from dmq.client.futures import Receipts, SendFuture
+from dmq.client.outcomes import receipts_of, too_late
 from dmq.client.producing import Core, Draft, Options
-from dmq.client.retries import Retries
-from dmq.client.routes import Route, Routes
+from dmq.client.routes import UNKNOWN, Route, Routes
 from dmq.client.sender import Sender
 from dmq.client.session import Push
+from dmq.client.straight import Straight
+from dmq.client.transaction import Transaction
+from dmq.client.transactions import Check, Transactions, roll_back_late
 from dmq.client.transport import Transport
 from dmq.client.waiting import FOREVER, Waiter
 from dmq.clock import Clock
-from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
 from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.producing import TransactionCheck
 
 if TYPE_CHECKING:
     from dmq.client.spool import Spool
@@ -49,6 +53,8 @@ class Producer:
         clock: Clock,
         on_close: Callable[[Producer], None] = lambda _: None,
         spool: Spool | None = None,
+        group: str | None = None,
+        check: Check | None = None,
     ) -> None:
         self._options = options
         self._on_close = on_close
@@ -57,6 +63,8 @@ class Producer:
         self._core = Core(app, options, routes, transport, clock, spool)
         self._sender: Sender = self._core.sender
         self._spooling = self._core.spooling
+        self._straight = Straight(self._core, transport, clock) if spool is None else None
+        self._transactions = None if group is None else Transactions(self._core, transport, clock, group, check)
         transport.watch(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -100,12 +108,19 @@ class Producer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`).
         """
         deadline = self._deadline()
-        draft = self._core.draft(
-            self._route(topic, deadline), topic, body, key, tag, business_id, ordered, priority, delay, deliver_at,
-            ttl, properties, durability, consumed_by,
-        )  # fmt: skip
-        batch, index = self._put(draft, False, deadline)
-        self._sender.pump(batch.lane)
+        batch, index = None, 0
+        if (
+            self._straight is not None and not ordered and not delay and deliver_at is None and ttl is None
+            and not consumed_by
+        ):  # fmt: skip
+            batch = self._straight.send(topic, body, key, tag, business_id, priority, properties, durability, deadline)
+        if batch is None:
+            draft = self._core.draft(
+                self._route(topic, deadline), topic, body, key, tag, business_id, ordered, priority, delay, deliver_at,
+                ttl, properties, durability, consumed_by,
+            )  # fmt: skip
+            batch, index = self._put(draft, False, deadline)
+            self._sender.pump(batch.lane)
         if not batch.is_done:
             self._wait(batch, deadline)
             if not batch.is_done:
@@ -145,7 +160,9 @@ class Producer:
             tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
             and deliver_at is None and ttl is None and properties is None and not consumed_by
         ):  # fmt: skip
-            put = self._core.put_plain(topic, durability, body, key)
+            lane = self._core.plain_lane(topic, durability, body, key)
+            if lane is not None:
+                put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
         if put is None:
             route = self._routes.get(topic) or self._route(topic, self._deadline())
             draft = self._core.draft(
@@ -165,9 +182,16 @@ class Producer:
         return future
 
     def send_many(
-        self, topic: str, messages: Sequence[Message], *, durability: str = "flushed", consumed_by: str = ""
+        self,
+        topic: str,
+        messages: Sequence[Message],
+        *,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
     ) -> Receipts:
-        """Send many messages and wait for all: the fastest way in.
+        """Send many messages and wait for all: the fastest way in. All are delayed alike, or none.
 
         Returns:
             Their receipts, in the order of the messages, each made when it is looked at.
@@ -183,7 +207,7 @@ class Producer:
         problem: DMQError | None = None
         try:
             for batch, indexes in self._core.many(
-                self._route(topic, deadline), topic, messages, durability, consumed_by
+                self._route(topic, deadline), topic, messages, durability, consumed_by, delay, deliver_at
             ):
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
                 deadline = batch.deadline = self._deadline()
@@ -201,10 +225,54 @@ class Producer:
                 if not batch.is_done:
                     self._give_up(batch)
             problem = problem or batch.error
-        if problem is not None:
-            stored = sum(len(indexes) for batch, indexes in parts if batch.error is None and batch.is_done)
-            raise type(problem)(problem.message, **{**problem.detail, "stored": stored}) from problem
-        return Receipts(parts, len(messages))
+        return receipts_of(parts, problem, len(messages))
+
+    def transaction(self, topic: str, body: object, **options: Any) -> Transaction:
+        """Prepare a message that nobody sees until its transaction is committed. To be used with `with`: leaving it
+        well commits, an exception rolls back.
+
+        Parameters:
+            options: `key`, `tag`, `business_id`, `ordered`, `priority`, `ttl` and `properties`, as of `send`.
+
+        Raises:
+            InvalidSettings: the producer was made without `group`.
+            DMQError: the message could not be prepared; should it be stored after all, it is rolled back.
+        """
+        transactions = self._transacting()
+        half = self._prepare(topic, body, **options)
+        return Transaction(transactions, self._prepare, half, self._options.timeout)
+
+    def transaction_async(self, topic: str, body: object, **options: Any) -> Transaction:
+        """`transaction` without waiting for the broker: its `commit_async` goes out once the message is prepared."""
+        transactions = self._transacting()
+        route = self._routes.get(topic) or self._route(topic, self._deadline())
+        batch, index = self._put(transactions.draft(route, topic, body, **options), True, None)
+        if batch.is_worth_a_look:
+            self._sender.pump(batch.lane)
+        return Transaction(transactions, self._prepare, (batch, index), self._options.timeout)
+
+    def _transacting(self) -> Transactions:
+        if self._transactions is None:
+            raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
+        return self._transactions
+
+    def _prepare(self, topic: str, body: object, **options: Any) -> tuple[Batch, int]:
+        transactions = self._transacting()
+        deadline = self._deadline()
+        draft = transactions.draft(self._route(topic, deadline), topic, body, **options)
+        batch, index = self._put(draft, False, deadline)
+        self._sender.pump(batch.lane)
+        try:
+            if not batch.is_done:
+                self._wait(batch, deadline)
+                if not batch.is_done:
+                    self._give_up(batch)
+        except DMQError:
+            roll_back_late(transactions, batch, index)
+            raise
+        if batch.error is not None:
+            raise batch.error
+        return batch, index
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -222,6 +290,8 @@ class Producer:
         if route is not None:
             return route
         check_name(topic, "topic")
+        if self._spooling is not None and self._transport.current() is None:
+            return UNKNOWN  # the spool takes it, and the broker says later
         left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
         answer = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
         route = Route.of(decode_response(answer).info.config, time.monotonic())
@@ -301,9 +371,7 @@ class Producer:
         if self._spooling is not None:
             self._spooling.give_up(batch, self._patience())
             return
-        error = Retries.too_late(
-            self._sender.history(batch), batch.last_error, batch.sent_at is not None, self._patience()
-        )
+        error = too_late(self._sender, batch, self._options.timeout, self._transport.timeout)
         if batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.is_done:
@@ -326,6 +394,9 @@ class Producer:
         for batch in batches:
             if not batch.wait(deadline):
                 raise TimedOut(f"messages are still on their way after {timeout:g} s")
+        for end in () if self._transactions is None else self._transactions.unsettled():
+            if not end.wait(deadline):
+                raise TimedOut(f"transactions are still being ended after {timeout:g} s")
         if self._spooling is not None and not self._spooling.wait_drained(deadline, while_connected=while_connected):
             raise TimedOut(f"messages are still in the spool after {timeout:g} s; they stay there until they are sent")
 
@@ -342,6 +413,8 @@ class Producer:
             pass  # told to each message by its future
         finally:
             self._transport.unwatch(self)
+            if self._transactions is not None:
+                self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
             if self._spooling is not None:
                 self._spooling.leave()
@@ -359,16 +432,23 @@ class Producer:
 
     def connected(self, connection: Connection) -> None:
         self._sender.connected(connection)
+        if self._transactions is not None:
+            if self._transactions.check is not None:
+                connection.hold()  # checks come by themselves
+            self._transactions.connected(connection)
 
     def lost(self, connection: Connection, reason: DMQError) -> None:
         if self._spooling is not None:  # else its batches have heard of it themselves
             self._spooling.lost()
 
     def pushed(self, connection: Connection, push: Push) -> None:
-        pass
+        if self._transactions is not None and isinstance(push.header, TransactionCheck):
+            self._transactions.pushed(push.header, push.body)
 
     def unreachable(self, error: DMQError) -> None:
         self._sender.unreachable(error)
 
     def closed(self, error: DMQError) -> None:
         self._sender.close(error)
+        if self._transactions is not None:
+            self._transactions.close(error)

@@ -14,15 +14,16 @@ import msgspec
 
 from dmq.client.accumulator import MESSAGE_BYTES, Accumulator, Batch, Lane, LaneKey
 from dmq.client.bodies import encode_body
+from dmq.client.links import Lines
 from dmq.client.messages import TEXT_MAX, check_message, due_ms, expiry, make_message, parse_durability
 from dmq.client.retries import Retries
-from dmq.client.routes import Route, Routes, choose_queue
-from dmq.client.sender import Lines, Sender
+from dmq.client.routes import FRESH_SECONDS, Route, Routes, choose_queue
+from dmq.client.sender import Sender
 from dmq.clock import Clock
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Message, check_name
 from dmq.protocol.producing import Durability
-from dmq.records import Compressor
+from dmq.records import Compressor, is_plain
 
 if TYPE_CHECKING:
     from dmq.client.spool import Spool
@@ -35,6 +36,7 @@ OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
 WINDOW_MESSAGES: Final = 1_000_000
 MANY_BYTES: Final = 256 << 10  # of one batch of `send_many`: large enough for numpy, small enough to overlap
 MANY_MESSAGES: Final = 2048
+_ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
 
 
 class Options:
@@ -171,23 +173,69 @@ class Core:
         _check_group(level, consumed_by)
         return self.lane(LaneKey(topic, choose_queue(route, message), level, is_delayed, consumed_by))
 
-    def put_plain(self, topic: str, durability: str, body: object, key: str | None) -> tuple[Batch, int] | None:
-        """`draft` and `put` in one for what is sent most: bytes and at most a key, to a topic that was sent to before.
+    def plain_lane(self, topic: str, durability: str, body: object, key: str | None) -> Lane | None:
+        """The lane of what is sent most: bytes and at most a key, to a topic that was sent to before.
 
-        None if it is not that simple, or the window is full: then the longer way decides. A flood of `send_async`
-        spends a third of its time on that way.
+        None if it is not that simple: then `draft` decides. A flood of sends spends a third of its time on that way.
         """
         lane = self._plain.get((topic, durability))
         if lane is None or type(body) is not bytes or len(body) > self.sender.body_bytes_max:
             return None
         if key is not None and (type(key) is not str or len(key) > TEXT_MAX or not key.isascii()):
             return None
-        message = Message(body, key)
+        return lane
+
+    def alone(
+        self,
+        topic: str,
+        body: object,
+        key: str | None,
+        tag: str | None,
+        business_id: str | None,
+        priority: int,
+        properties: Mapping[str, str] | None,
+        durability: str,
+        deadline: float | None,
+        now: float,
+    ) -> Batch | None:
+        """A batch of one message that may be sent at once, encoded and with its numbers; None if it has to queue.
+
+        It is a batch like any other: in the window, with its queue taken, and to be seen through to its end. It is
+        for messages that may go to any queue at once.
+
+        Parameters:
+            deadline: when its sender gives up.
+            now: on the monotonic clock.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        lane, sender = self.plain_lane(topic, durability, body, key), self.sender
+        if lane is None or lane.under_way or lane.gathering is not None or lane.ready:
+            return None
+        route = self.routes.get(topic)
+        if route is None or now - route.fetched_at >= FRESH_SECONDS or lane.key.durability not in _ALONE:
+            return None
+        assert type(body) is bytes
+        message = Message(body, key, tag, business_id, False, priority, properties)
+        if not (tag is None and business_id is None and priority == DEFAULT_PRIORITY and properties is None):
+            check_message(topic, message, sender.body_bytes_max)
+        records, key_count = sender.encode_lone(topic, message)
+        with sender.lock:
+            if sender.closed_by is not None:
+                return None
+            batch = self.accumulator.take_alone(lane, len(body) + MESSAGE_BYTES, route.queues)
+        if batch is not None:
+            batch.body, batch.key_count, batch.deadline = records, key_count, deadline
+        return batch
+
+    def put_plain(self, lane: Lane, body: bytes, key: str | None) -> tuple[Batch, int] | None:
+        """`put` for a message of `plain_lane`; None if the window is full: then `draft` and `put` decide."""
         size = len(body) + MESSAGE_BYTES
         with self.lock:
             if self.sender.closed_by is not None or not self.accumulator.has_room(size, 1):
                 return None
-            batch = self.accumulator.append(lane, message, size)
+            batch = self.accumulator.append_plain(lane, body, key, size)
             batch.is_attended, batch.deadline = True, None
             return batch, batch.count - 1
 
@@ -214,7 +262,14 @@ class Core:
         return Busy(self.accumulator.why_full())
 
     def many(
-        self, route: Route, topic: str, messages: Sequence[Message], durability: str, consumed_by: str
+        self,
+        route: Route,
+        topic: str,
+        messages: Sequence[Message],
+        durability: str,
+        consumed_by: str,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
     ) -> Iterator[tuple[Batch, Sequence[int]]]:
         """Batches of `send_many`, each encoded when it is asked for, with the indexes of its messages.
 
@@ -223,13 +278,16 @@ class Core:
         """
         level = parse_durability(durability)
         _check_group(level, consumed_by)
+        due = due_ms(delay, deliver_at, self.clock.now_ms())
         for queue, indexes in _by_queue(route, messages):
-            lane = self.lane(LaneKey(topic, queue, level, False, consumed_by))
+            lane = self.lane(LaneKey(topic, queue, level, bool(due), consumed_by))
             start = 0
             while start < len(indexes):
                 batch = Batch(lane)
                 stop = self._fill(batch, messages, indexes, start)
                 part = indexes[start:stop]
+                if due:
+                    batch.dues = [due] * batch.count
                 try:
                     self.sender.encode(batch)
                 except InvalidMessage as error:
@@ -242,28 +300,31 @@ class Core:
         part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
         bodies = [message.body for message in part]
         if {*map(type, bodies)} != {bytes}:
-            part = [
-                message
-                if type(message.body) is bytes
-                else msgspec.structs.replace(message, body=encode_body(message.body))
-                for message in part
-            ]
-            bodies = [message.body for message in part]
-        sizes = [*map(len, bodies)]
-        total = sum(sizes)
-        if total > MANY_BYTES:
-            total, count = 0, 0
-            for size in sizes:
-                if count and total + size > MANY_BYTES:
-                    break
-                total += size
-                count += 1
-            part = part[:count]
-            stop = start + count
-        batch.messages = part if isinstance(part, list) else [*part]
-        batch.count = len(part)
-        batch.bytes = total + MESSAGE_BYTES * len(part)
-        return stop
+            bodies = [*map(encode_body, bodies)]
+            part = [msgspec.structs.replace(message, body=body) for message, body in zip(part, bodies, strict=True)]
+        count, total = _cut([*map(len, bodies)])
+        batch.is_plain = is_plain(part)
+        if batch.is_plain:
+            batch.bodies, batch.keys = bodies[:count], [message.key for message in part[:count]]
+        else:
+            batch.messages = [*part[:count]]
+        batch.count = count
+        batch.bytes = total + MESSAGE_BYTES * count
+        return start + count
+
+
+def _cut(sizes: list[int]) -> tuple[int, int]:
+    """How many bodies of these sizes make one batch of `send_many`, and how large they are together."""
+    total = sum(sizes)
+    if total <= MANY_BYTES:
+        return len(sizes), total
+    total, count = 0, 0
+    for size in sizes:
+        if count and total + size > MANY_BYTES:
+            break
+        total += size
+        count += 1
+    return count, total
 
 
 def _check_group(level: Durability, consumed_by: str) -> None:
@@ -277,7 +338,8 @@ def _check_group(level: Durability, consumed_by: str) -> None:
 
 def _by_queue(route: Route, messages: Sequence[Message]) -> list[tuple[int, Sequence[int]]]:
     """Which messages go where: one entry for any queue in the usual case, else one for each queue."""
-    if not route.is_priority and not any(message.ordered for message in messages):
+    is_ordered = {message.ordered for message in messages}
+    if not route.is_priority and not any(is_ordered):
         return [(-1, range(len(messages)))]
     queues: dict[int, list[int]] = {}
     for index, message in enumerate(messages):

@@ -9,9 +9,9 @@ What always holds: every queue goes to exactly one member, if there is any; ever
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 __all__ = ["STRATEGIES", "Queue", "Strategy", "average", "circle", "consistent_hash", "diff"]
 
@@ -20,7 +20,12 @@ _POINTS: Final = 64  # places of one member on the ring: enough that shares diff
 
 Queue = tuple[str, int]  # broker and queue id
 Q = TypeVar("Q", int, Queue)
-Strategy = Callable[[Collection[Queue], Collection[str]], dict[str, list[Queue]]]
+
+
+class Strategy(Protocol):
+    """Which queues each member serves."""
+
+    def __call__(self, queues: Collection[Q], members: Collection[str]) -> dict[str, list[Q]]: ...
 
 
 def average(queues: Collection[Q], members: Collection[str]) -> dict[str, list[Q]]:
@@ -58,7 +63,7 @@ def diff(current: Iterable[Q], wanted: Iterable[Q]) -> tuple[list[Q], list[Q]]:
     return sorted(has - wants), sorted(wants - has)
 
 
-STRATEGIES: Final[Mapping[str, Strategy]] = {"average": average, "circle": circle, "hash": consistent_hash}
+STRATEGIES: Final[Mapping[str, Strategy]] = {"average": average, "circle": circle, "consistent-hash": consistent_hash}
 
 
 def _sorted(queues: Collection[Q], members: Collection[str]) -> tuple[list[Q], list[str]]:

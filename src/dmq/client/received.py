@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain, repeat
 from typing import Any, Final, Generic, TypeVar, overload
+
+import msgspec
 
 from dmq.client.bodies import decode_body
 from dmq.client.delivery import Delivery
 from dmq.model import MessageId
 from dmq.protocol.consuming import Outcome
 from dmq.records.attributes import Attributes
-from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, U32
+from dmq.records.layout import BODY_AT
 
 __all__ = ["Batch", "ReceivedMessage"]
 
@@ -23,14 +26,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ACK: Final = Outcome.ACK
 
 
-class ReceivedMessage:
+class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     """A message on its way out."""
 
-    __slots__ = ("_delivery", "_index")
-
-    def __init__(self, delivery: Delivery, index: int) -> None:
-        self._delivery = delivery
-        self._index = index
+    _delivery: Delivery
+    _index: int
 
     # --- what it says -----------------------------------------------------------------------------------------------
 
@@ -38,12 +38,10 @@ class ReceivedMessage:
     def body(self) -> bytes:
         """The body as it was sent."""
         delivery, index = self._delivery, self._index
-        buffer, start = delivery.buffer, delivery.starts[index]
-        at = start + BODY_AT
-        end: int = at + U32.unpack_from(buffer, at - 4)[0]
-        if buffer[start + FLAGS_AT] & COMPRESSED or end >= delivery.starts[index + 1]:
-            return delivery.record(index).body
-        return buffer[at:end]
+        spans = delivery.spans
+        if spans is not None and (end := spans[0][index]):
+            return delivery.buffer[delivery.starts[index] + BODY_AT : end]
+        return delivery.body(index)
 
     @property
     def value(self) -> Any:
@@ -57,7 +55,11 @@ class ReceivedMessage:
 
     @property
     def key(self) -> str | None:
-        return self._delivery.key_of(self._index)
+        delivery, index = self._delivery, self._index
+        spans = delivery.spans
+        if spans is not None and (end := spans[2][index]):
+            return delivery.buffer[spans[1][index] : end].decode()
+        return delivery.key_of(index)
 
     @property
     def tag(self) -> str | None:
@@ -195,9 +197,8 @@ class Batch(Sequence[M], Generic[M]):
 
     def __iter__(self) -> Iterator[M]:
         kind = self._kind
-        for delivery, indexes in self._parts:
-            for index in indexes:
-                yield kind(delivery, index)
+        # No line of ours runs between two messages.
+        return chain.from_iterable(map(kind, repeat(delivery), indexes) for delivery, indexes in self._parts)
 
     @overload
     def __getitem__(self, index: int) -> M: ...

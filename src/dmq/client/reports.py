@@ -7,14 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 from dmq.model import MessageId
 from dmq.protocol import admin, consuming
-from dmq.protocol.session import BrokerInfo
+from dmq.protocol.session import BrokerInfo, DrainReply
 from dmq.records import RecordView
 
-__all__ = ["BrokerReport", "GroupReport", "Lag", "Member", "Move", "QueueLag", "QueueRange", "StoredMessage", "Topic"]
+__all__ = [
+    "BrokerReport",
+    "DelayReport",
+    "DrainReport",
+    "GroupReport",
+    "Lag",
+    "LimitReport",
+    "Member",
+    "Move",
+    "QueueLag",
+    "QueueRange",
+    "StoredMessage",
+    "Topic",
+    "TransactionReport",
+]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -32,6 +47,8 @@ class Topic:
     messages: int  # kept
     bytes: int
     groups: tuple[str, ...] | None = None  # that consume it; None where that was not asked
+    can_produce: bool = True
+    can_consume: bool = True
 
     @classmethod
     def of(cls, info: admin.TopicInfo, groups: list[str] | None = None) -> Topic:
@@ -46,6 +63,8 @@ class Topic:
             info.messages,
             info.bytes,
             None if groups is None else tuple(groups),
+            config.can_produce,
+            config.can_consume,
         )
 
 
@@ -71,13 +90,14 @@ class GroupReport:
     lag: int
     members: int
     details: tuple[Member, ...] = ()  # only where one group was asked for
+    retrying: int = 0  # failed, and wait for another attempt; not part of the lag
 
     @classmethod
     def of(cls, info: admin.GroupInfo, members: list[admin.MemberInfo] | None = None) -> GroupReport:
         details = tuple(
             Member(m.member, m.topic, m.address, m.tags, m.version, m.leased, m.is_connected) for m in members or ()
         )
-        return cls(info.group, tuple(info.topics), info.lag, info.members, details)
+        return cls(info.group, tuple(info.topics), info.lag, info.members, details, info.retrying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +112,7 @@ class QueueLag:
     leased: int
     lag: int
     oldest_age: float  # seconds
+    retrying: int = 0  # failed, and wait for another attempt; not part of the lag
 
     @classmethod
     def of(cls, position: consuming.QueuePosition) -> QueueLag:
@@ -104,6 +125,7 @@ class QueueLag:
             position.leased,
             position.next_offset - position.floor - position.settled,
             position.oldest_ms / 1000,
+            position.retrying,
         )
 
 
@@ -114,6 +136,7 @@ class Lag:
     group: str
     total: int
     queues: tuple[QueueLag, ...]
+    retrying: int = 0  # failed, and wait for another attempt; not part of the total
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +177,11 @@ class StoredMessage:
     properties: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     @classmethod
-    def of(cls, record: RecordView, message_id: MessageId | None = None) -> StoredMessage:
+    def of(cls, record: RecordView, message_id: MessageId | None = None, topic: str | None = None) -> StoredMessage:
         attributes = record.attributes
         return cls(
             attributes.message_id or message_id,
-            record.topic,
+            topic or record.topic,
             record.queue,
             record.queue_offset,
             record.body,
@@ -171,6 +194,67 @@ class StoredMessage:
             record.app,
             attributes.properties,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DelayReport:
+    """A message that waits for its time."""
+
+    id: MessageId
+    topic: str
+    due_at_ms: int
+
+    @property
+    def due_at(self) -> datetime:
+        """When it is delivered, in UTC."""
+        return datetime.fromtimestamp(self.due_at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionReport:
+    """A prepared message that is neither committed nor rolled back."""
+
+    id: MessageId
+    topic: str
+    group: str
+    begun_at_ms: int
+    checks: int
+
+    @property
+    def begun_at(self) -> datetime:
+        """When it was prepared, in UTC."""
+        return datetime.fromtimestamp(self.begun_at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReport:
+    """How much a second a topic takes, or an app may send: the other name is empty. None is no limit."""
+
+    topic: str
+    app: str
+    messages: int | None
+    bytes: int | None
+    policy: str  # refuse or dead-letter
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How far a broker is with being taken out of use."""
+
+    state: str  # running, drained or stopping
+    out: int  # messages that consumers have and did not settle
+    waiting_bytes: int  # not written yet
+    waiting: int  # requests that wait for a change
+    clients: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is out and nothing waits: once drained, it is safe to stop."""
+        return not (self.out or self.waiting_bytes or self.waiting)
+
+    @classmethod
+    def of(cls, reply: DrainReply) -> DrainReport:
+        return cls(reply.state, reply.out, reply.waiting_bytes, reply.waiting, reply.clients)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from dmq.errors import Busy, DMQError, NotConnected, RateLimited, ServerError, TimedOut, UnknownTopic
+from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected, RateLimited, ServerError, TimedOut, UnknownTopic
 
 __all__ = ["History", "Retries", "Step", "Verdict"]
 
@@ -77,10 +77,11 @@ class Retries:
         if not error.retriable:
             return Verdict(Step.FAIL)
         hint = error.retry_after
-        is_timed = isinstance(error, Busy | RateLimited) and hint is not None
+        # A broker that stops will be back, or its connection break: to wait for that is no try.
+        is_timed = (isinstance(error, Busy | RateLimited) and hint is not None) or isinstance(error, BrokerStopping)
         if not is_timed and history.refusals >= self.retries:
             return Verdict(Step.FAIL)
-        pause = min(PAUSE_MIN * 2**history.refusals, PAUSE_MAX) if hint is None else hint
+        pause = min(PAUSE_MIN * 2 ** min(history.refusals, 10), PAUSE_MAX) if hint is None else hint
         # A broker that failed in a way it did not expect may have stored it: only itself can tell.
         may_move = has_other and not (history.is_unanswered or history.is_pinned or isinstance(error, ServerError))
         if may_move and history.moves < self.retries and not isinstance(error, RateLimited):

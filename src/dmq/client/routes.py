@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from dmq.errors import InvalidMessage
+from dmq.errors import InvalidMessage, NotConnected
 from dmq.model import Message, TopicConfig
 from dmq.records import business_hash
 
-__all__ = ["Route", "Routes", "choose_queue"]
+__all__ = ["UNKNOWN", "Route", "Routes", "choose_queue"]
 
 FRESH_SECONDS: Final = 3600.0
 ROUTES_MAX: Final = 65_536
@@ -30,6 +30,10 @@ class Route(NamedTuple):
     @classmethod
     def of(cls, config: TopicConfig, now: float) -> Route:
         return cls(config.queues, config.priority, now)
+
+
+# Of a topic that was never asked for; only with a spool, which takes messages before any broker is there.
+UNKNOWN: Final = Route(0, False, -FRESH_SECONDS)
 
 
 class Routes:
@@ -70,12 +74,18 @@ def choose_queue(route: Route, message: Message) -> int:
 
     Raises:
         InvalidMessage: it is ordered and has no business id.
+        NotConnected: it is ordered, and how many queues there are is not known.
     """
     if message.ordered:
         if not message.business_id:
             raise InvalidMessage(
                 "ordered=True needs a business_id: messages with the same one stay in order; give one, or leave "
                 "ordered out"
+            )
+        if not route.queues:
+            raise NotConnected(
+                "no broker is connected, and how many queues the topic has is not known here yet, which an ordered "
+                "message depends on: send it when a broker is there"
             )
         return business_hash(message.business_id) % route.queues
     if route.is_priority:

@@ -15,7 +15,7 @@ The session is not thread-safe. The blocking shell guards `request`, `forget`, `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
@@ -35,6 +35,7 @@ from dmq.protocol import (
     request_head,
     response_head,
 )
+from dmq.protocol.frame import HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT
 from dmq.protocol.session import PROTOCOL_VERSION_MIN, Heartbeat, Hello, HelloReply, Limits
 
 __all__ = ["OnAnswer", "Pending", "Push", "Received", "Session"]
@@ -92,6 +93,7 @@ class Session:
         self._parser = FrameParser(clock=clock)
         self.get_buffer: Final = self._parser.get_buffer
         self._sent_at = self._heard_at = self._beaten_at = clock.monotonic()
+        self._frame_bytes_max = 0  # before the hello
         self.reply: HelloReply | None = None
         self.closed_by: DMQError | None = None
         """Why the session ended; None while it goes on."""
@@ -135,16 +137,20 @@ class Session:
             Busy: too many requests are waiting.
             MessageTooLarge: the broker takes no frame of this size.
         """
-        self._check_ready()
-        if len(self._outstanding) >= self._outstanding_max:
+        if self.closed_by is not None or self.reply is None:
+            self._check_ready()
+        outstanding = self._outstanding
+        if len(outstanding) >= self._outstanding_max:
             raise Busy(f"{self._outstanding_max} requests wait for their answers: wait for some of them first")
         correlation = self._next_correlation
-        while correlation in self._outstanding:
+        while correlation in outstanding:
             correlation = correlation % (_OURS - 1) + 1
-        head = request_head(command, header, correlation, sum(map(len, body)), flags)
-        self._check_size(head, body)
+        body_bytes = sum(map(len, body))
+        head = request_head(command, header, correlation, body_bytes, flags)
+        if len(head) + body_bytes > self._frame_bytes_max:
+            raise self._too_large(len(head) + body_bytes)
         self._next_correlation = correlation % (_OURS - 1) + 1
-        pending = self._outstanding[correlation] = Pending(on_answer, correlation, attended)
+        pending = outstanding[correlation] = Pending(on_answer, correlation, attended)
         self._sent_at = self._clock.monotonic()
         return pending, [head, *body]
 
@@ -155,8 +161,10 @@ class Session:
             NotConnected, MessageTooLarge: as `request`.
         """
         self._check_ready()
-        head = one_way_head(command, header, sum(map(len, body)))
-        self._check_size(head, body)
+        body_bytes = sum(map(len, body))
+        head = one_way_head(command, header, body_bytes)
+        if len(head) + body_bytes > self._frame_bytes_max:
+            raise self._too_large(len(head) + body_bytes)
         self._sent_at = self._clock.monotonic()
         return [head, *body]
 
@@ -164,30 +172,60 @@ class Session:
         """Give up on an answer; False if it is here already, or the session has ended."""
         return self._outstanding.pop(pending.correlation, None) is not None
 
+    def is_waiting(self, pending: Pending) -> bool:
+        """Whether its answer is still to come."""
+        return self._outstanding.get(pending.correlation) is pending
+
     def _check_ready(self) -> None:
         if self.closed_by is not None:
             raise NotConnected(f"the connection is closed: {self.closed_by.message}")
         if self.reply is None:
             raise NotConnected("the broker has not answered the hello yet")
 
-    def _check_size(self, head: bytes, body: Sequence[Buffer]) -> None:
-        size = len(head) + sum(map(len, body))
-        if size > self.limits.frame_bytes_max:
-            raise MessageTooLarge(
-                f"a request of {size} bytes is over the broker's limit of {self.limits.frame_bytes_max}: send less "
-                "at a time",
-                size=size,
-                limit=self.limits.frame_bytes_max,
-            )
+    def _too_large(self, size: int) -> MessageTooLarge:
+        limit = self._frame_bytes_max
+        return MessageTooLarge(
+            f"a request of {size} bytes is over the broker's limit of {limit}: send less at a time",
+            size=size,
+            limit=limit,
+        )
 
     # --- hearing ----------------------------------------------------------------------------------------------------
 
     def receive(self, nbytes: int) -> Received:
         """What the bytes meant that were written into the last `get_buffer`. Look at `closed_by` afterwards."""
+        return self._hear(self._parser.buffer_updated, nbytes)
+
+    def feed(self, data: bytes) -> Received:
+        """`receive` for bytes that somebody has."""
+        return self._hear(self._parser.feed, data)
+
+    def take_lone(self, data: bytes, pending: Pending) -> Frame | None:
+        """The answer to this request if these bytes are it and nothing else; then nobody else is told.
+
+        None if they are anything else: then they are to be fed.
+        """
+        if len(data) < HEAD_BYTES or self._parser.has_partial:
+            return None
+        length, wire, kind, command, status, flags, correlation, header_bytes = HEAD.unpack_from(data)
+        if (
+            length != len(data) - LENGTH_BYTES
+            or wire != WIRE_FORMAT
+            or kind != Kind.RESPONSE
+            or correlation != pending.correlation
+            or header_bytes > length - REST_BYTES
+            or self._outstanding.pop(correlation, None) is None
+        ):
+            return None
+        self._heard_at = self._clock.monotonic()
+        body_at = HEAD_BYTES + header_bytes
+        return Frame(kind, command, status, flags, correlation, data[HEAD_BYTES:body_at], data[body_at:])
+
+    def _hear(self, parse: Callable[[Any], list[Frame]], what: Any) -> Received:
         self._heard_at = self._clock.monotonic()
         received = Received([], [], [])
         try:
-            for frame in self._parser.buffer_updated(nbytes):
+            for frame in parse(what):
                 self._take(frame, received)
         except DMQError as error:
             self.closed_by = self.closed_by or error
@@ -226,6 +264,7 @@ class Session:
                     theirs=reply.version,
                 )
             self.reply = reply
+            self._frame_bytes_max = reply.limits.frame_bytes_max
             self._parser.frame_bytes_max = max(self._parser.frame_bytes_max, reply.limits.frame_bytes_max)
         elif frame.command == Command.NONE and frame.status:
             raise error_from_status(frame.status, frame.header)

@@ -22,6 +22,7 @@ from typing import Final
 
 from dmq.client.accumulator import BATCH_MESSAGES_MAX
 from dmq.client.parcels import Head, Kept, pack_parcel, runs, unpack_parcel
+from dmq.client.refused import RefusedFolder
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Damaged, DirectoryInUse, DMQError, InvalidSettings, StorageError, StoreClosed, WrongFormat
 from dmq.model import Message, TopicConfig
@@ -68,6 +69,10 @@ class Spool:
             raise InvalidSettings(f"spool_bytes_max is at least {BYTES_MIN} bytes, not {bytes_max}")
         self.bytes_max: Final = bytes_max
         self.directory: Final = files.describe("")
+        self._refused = RefusedFolder(files, bytes_max)
+        self.refused = 0
+        """Batches that were set aside since it was opened."""
+        self.on_refused: Callable[[DMQError], None] = lambda _: None
         self._clock = clock or SystemClock()
         try:
             self._store = MessageStore(files, _settings(bytes_max), self._clock)
@@ -205,6 +210,27 @@ class Spool:
             if not position.is_settled(offset)
         ]
         return kept, found.next_offset
+
+    def set_aside(self, kept: Kept, error: DMQError, done: Callable[[DMQError | None], None]) -> None:
+        """Keep a batch apart that no broker takes. Not settled by that: whoever asked does so when it is done.
+
+        Parameters:
+            done: called by the spool's thread, with the error if it could not be kept apart.
+        """
+
+        def put() -> None:
+            failure: DMQError | None = None
+            try:
+                self._refused.add(kept, error, self._clock.now_ms())
+                self.refused += 1
+            except DMQError as problem:
+                failure = problem
+            done(failure)
+
+        try:
+            self._commit.call(put)
+        except StoreClosed as closed:
+            done(closed)
 
     def settle(self, offset: int) -> None:
         """A broker has a batch: forget it. `on_proven` follows once that would survive a power cut."""

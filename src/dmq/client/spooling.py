@@ -15,13 +15,15 @@ import threading
 import time
 from typing import Final
 
-from dmq.client.accumulator import Accumulator, Batch, Lane, LaneKey, Stream
+from dmq.client.accumulator import Accumulator, Batch, Lane, LaneKey
 from dmq.client.draining import Drainer
 from dmq.client.futures import Spooled
+from dmq.client.lanes import Stream
+from dmq.client.links import Lines, Link
 from dmq.client.parcels import Head, Kept
 from dmq.client.retries import Retries
 from dmq.client.routes import FRESH_SECONDS, Route, Routes
-from dmq.client.sender import Lines, Link, Sender
+from dmq.client.sender import Sender
 from dmq.client.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidMessage, TimedOut, UnknownTopic
@@ -115,7 +117,16 @@ class SpoolSender(Sender):
             if batch.body is None:
                 self.encode(batch)
             assert batch.body is not None
-            head = Head(key.topic, batch.queue, batch.count, batch.keys, key.durability, key.is_delayed, key.queue >= 0)
+            head = Head(
+                key.topic,
+                batch.queue,
+                batch.count,
+                batch.key_count,
+                key.durability,
+                key.is_delayed,
+                key.queue >= 0,
+                batch.has_extras,
+            )
             self._spool.append(head, batch.body, lambda offset, error: self._kept(batch, head, offset, error))
         except DMQError as error:
             self._fail(batch, error)

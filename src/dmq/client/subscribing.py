@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from dmq.client.calls import parse_point
+from dmq.client.rebalance import STRATEGIES
 from dmq.errors import InvalidSettings
 from dmq.model import check_name
 from dmq.protocol.consuming import LeaseRef, Point, Pull, Subscribe, SubscribeFlag
@@ -19,7 +20,7 @@ from dmq.protocol.header import LIST_MAX, TEXT_MAX
 __all__ = ["ConsumerOptions", "parse_tags"]
 
 PREFETCH_MAX: Final = 1 << 20
-LEASES_MIN: Final = 8  # that a prefetch is parted into at least, so that acks return credit in good time
+LEASES_MIN: Final = 4  # that a prefetch is parted into at least, so that acks return credit in good time
 _SECONDS_MAX: Final = 86_400.0 * 30
 
 
@@ -59,6 +60,7 @@ class ConsumerOptions:
         version: int = 0,
         type: Any = None,
         prefetch_bytes: int | None = None,
+        strategy: str | None = None,
     ) -> None:
         self.topic: Final = check_name(topic, "topic", system=True)
         self.group: Final = check_name(group, "group")
@@ -83,6 +85,7 @@ class ConsumerOptions:
         self.type: Final = type
         size = 0 if prefetch_bytes is None else _whole("prefetch_bytes", prefetch_bytes, 1, (1 << 32) - 1)
         self.prefetch_bytes: Final = size
+        self.strategy: Final = _strategy(strategy, broadcast)
 
     @property
     def flags(self) -> int:
@@ -93,8 +96,14 @@ class ConsumerOptions:
     def lease_ms(self) -> int:
         return round(self.lease * 1000)
 
-    def subscribe(self, subscription: int, member: str, holding: Sequence[LeaseRef]) -> Subscribe:
-        """The header that subscribes, for the first time or again."""
+    def subscribe(
+        self, subscription: int, member: str, holding: Sequence[LeaseRef], queues: Sequence[int] = ()
+    ) -> Subscribe:
+        """The header that subscribes, for the first time or again.
+
+        Parameters:
+            queues: that it takes by its strategy.
+        """
         return Subscribe(
             subscription,
             self.topic,
@@ -110,7 +119,9 @@ class ConsumerOptions:
             self.flags,
             self.start_from,
             self.max_attempts,
-            holding=[*holding[:LIST_MAX]],
+            [*queues],
+            [*holding[:LIST_MAX]],
+            self.strategy,
         )
 
     def pull(self, member: str, max_messages: int, wait: float, queue: int) -> Pull:
@@ -131,6 +142,16 @@ class ConsumerOptions:
             self.parallel,
             self.max_attempts,
         )
+
+
+def _strategy(strategy: Any, broadcast: bool) -> str:
+    if strategy is None:
+        return ""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        raise InvalidSettings(f"strategy is {', '.join(map(repr, STRATEGIES))} or None, not {strategy!r}")
+    if broadcast:
+        raise InvalidSettings("every member of a broadcast group gets all queues: leave strategy or broadcast out")
+    return strategy
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:

@@ -9,22 +9,36 @@ and kept while there is no connection; an error of the broker that trying again 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from dmq.client.consuming import ConsumerCore
 from dmq.client.delivery import Delivery
-from dmq.client.sender import Link
+from dmq.client.links import Link
+from dmq.client.rebalance import STRATEGIES, diff
+from dmq.client.session import OnAnswer, Pending
 from dmq.client.session import Push as Pushed
 from dmq.client.subscribing import ConsumerOptions
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected
-from dmq.protocol import Command, Frame, decode_response, error_from_status
-from dmq.protocol.consuming import Credit, Push, Settle, SettleReply, SubscribeReply, SubscriptionEnded
+from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
+from dmq.protocol.consuming import (
+    Assign,
+    Credit,
+    GroupMembers,
+    Push,
+    Settle,
+    SettleReply,
+    SubscribeReply,
+    SubscriptionEnded,
+)
 from dmq.protocol.session import ServerReboot
 from dmq.protocol.status import ErrorHeader
 
 __all__ = ["ANSWER_SECONDS", "LAST_WORDS_SECONDS", "Subscription"]
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 10.0
 LAST_WORDS_SECONDS: Final = 5.0
@@ -38,6 +52,18 @@ class NamedLink(Link, Protocol):
 
     @property
     def client_id(self) -> str: ...
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = ...,
+        *,
+        on_answer: OnAnswer,
+        flags: int = ...,
+        attended: bool = ...,
+        before: Sequence[tuple[int, Header]] = ...,
+    ) -> Pending: ...
 
 
 class Lines(Protocol):
@@ -70,8 +96,9 @@ class Subscription:
         self._lines = lines
         self._core = ConsumerCore(options, clock, extend)
         self._core.on_reports = self._report
+        self._queues: list[int] = []  # that it takes by its strategy
         self._is_started = False
-        self._is_closing = False
+        self.is_closing = False
         self._is_closed = False
 
     # --- what each consumer does in its own way ---------------------------------------------------------------------
@@ -86,12 +113,13 @@ class Subscription:
     # --- control ----------------------------------------------------------------------------------------------------
 
     @property
-    def is_closing(self) -> bool:
-        return self._is_closing
+    def queues(self) -> tuple[int, ...] | None:
+        """The queues it takes by its strategy now; None without one, since the broker then shares out messages."""
+        return tuple(self._queues) if self._options.strategy else None
 
     def stop(self) -> None:
         """Begin to close, without waiting: iterators and `run` come to their end."""
-        self._is_closing = True
+        self.is_closing = True
         self.wake(nudge=True)
 
     def _set_paused(self, is_paused: bool) -> None:
@@ -100,8 +128,8 @@ class Subscription:
             self._change_credit(-self._options.prefetch if is_paused else self._options.prefetch)
             self.wake(nudge=True)
 
-    def _change_credit(self, messages: int) -> None:
-        link = self._lines.current()
+    def _change_credit(self, messages: int, link: Link | None = None) -> None:
+        link = link or self._lines.current()
         if self._is_started and link is not None:
             try:
                 link.tell(Command.CREDIT, Credit(self._number, messages))
@@ -148,7 +176,7 @@ class Subscription:
         return self._core.member
 
     def _subscribe(self, link: NamedLink) -> None:
-        header = self._options.subscribe(self._number, self._member(link), self._core.holding())
+        header = self._options.subscribe(self._number, self._member(link), self._core.holding(), self._queues)
         try:
             link.submit(
                 Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(link, answer), attended=True
@@ -172,8 +200,25 @@ class Subscription:
             self._change_credit(-self._options.prefetch)
         self._flush()
 
+    def _divide(self, link: NamedLink, told: GroupMembers) -> None:
+        """The members or the queues are others than before: drop and take what that means for us (R-08)."""
+        if not self._options.strategy or self._core.member not in told.members:
+            return  # the news is older than our subscription
+        wanted = STRATEGIES[self._options.strategy](range(told.queues), told.members)[self._core.member]
+        dropped, added = diff(self._queues, wanted)
+        if not dropped and not added:
+            return
+        self._queues = wanted
+        if dropped:
+            self._core.release_queues(frozenset(dropped))  # before somebody else asks for them
+        log.info("queues divided", extra={"group": self._options.group, "dropped": dropped, "added": added})
+        try:
+            link.tell(Command.ASSIGN, Assign(self._number, wanted))
+        except DMQError:
+            pass  # the next subscription has it right
+
     def _again(self, link: NamedLink) -> None:
-        if not self._is_closing and self._lines.current() is link:
+        if not self.is_closing and self._lines.current() is link:
             self._subscribe(link)
 
     def _end(self, error: DMQError) -> None:
@@ -183,7 +228,7 @@ class Subscription:
     # --- told by the transport --------------------------------------------------------------------------------------
 
     def connected(self, link: NamedLink) -> None:
-        if self._is_started and not self._is_closing:
+        if self._is_started and not self.is_closing:
             self._subscribe(link)
         elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
             self._flush()
@@ -197,10 +242,14 @@ class Subscription:
         if isinstance(header, Push):
             if header.subscription == self._number:
                 self.wake(self._core.received(header.leases, push.body))
+        elif isinstance(header, GroupMembers):
+            if header.subscription == self._number:
+                self._divide(link, header)
         elif isinstance(header, SubscriptionEnded):
             if header.subscription == self._number:
+                log.warning("subscription ended", extra={"group": self._options.group, "reason": header.message})
                 self._end(error_from_status(header.status, ErrorHeader(header.message)))
-        elif isinstance(header, ServerReboot) and self._is_started:
+        elif isinstance(header, ServerReboot):
             self._core.release_waiting()  # it drains: what nobody has begun can wait for its return
 
     def unreachable(self, error: DMQError) -> None:

@@ -18,19 +18,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.connection import Connection
 from dmq.client.failover import Failover, nobody_answers
+from dmq.client.links import Link
 from dmq.client.listeners import Listeners
-from dmq.client.sender import Link
+from dmq.client.repeating import Repeats
 from dmq.client.session import Push
 from dmq.client.standing import Standing
 from dmq.client.url import Address
 from dmq.client.waiting import FOREVER, Alarms, Notifier
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected
-from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol import Frame, Header
 from dmq.protocol.session import Hello, ServerHealth, ServerReboot
 
 __all__ = ["Transport", "Watcher"]
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 5.0
 TICK_SECONDS: Final = 0.5
+
+Ask: TypeAlias = Callable[[Connection, float | None], Frame]  # with how many seconds it may take
 
 
 class Watcher(Protocol):
@@ -160,17 +163,53 @@ class Transport:
             raise _fresh(self.closed_by)
 
     def request(
-        self, command: int, header: Header, body: Sequence[Buffer] = (), *, timeout: float | None = None
+        self,
+        command: int,
+        header: Header,
+        *,
+        timeout: float | None = None,
+        answer_seconds: float | None = None,
+        ask: Ask | None = None,
     ) -> Frame:
-        """Ask the broker in use, waiting for a connection if need be.
+        """Ask the broker in use, waiting for a connection if need be, and again as `Repeats` says.
+
+        Parameters:
+            timeout: bounds the whole; if left out, the client's own bounds the wait for a connection.
+            answer_seconds: bounds the wait for an answer, while there is a connection.
+            ask: asks over one connection; for those who have more to say to it than the request.
 
         Raises:
-            DMQError: no connection or no answer in time. Nothing is sent again: the caller knows whether it may be.
+            NotConnected: no connection in time, or it broke and the request is not safe to repeat.
+            TimedOut: no answer in time.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        connection = self.connection(deadline)
-        left = None if deadline is None else max(0.001, deadline - time.monotonic())
-        return connection.request(command, header, body, timeout=left)
+        ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
+        deadline = FOREVER if timeout is None else time.monotonic() + timeout
+        repeats = Repeats(command, header)
+        while True:
+            connection = self.connection(deadline)
+            connection.take_ready()  # one that broke while nobody read is noticed before it is used
+            if not connection.is_usable:
+                continue
+            left = max(0.001, deadline - time.monotonic())
+            limit = min(left, FOREVER if answer_seconds is None else answer_seconds)
+            try:
+                frame = ask(connection, limit if limit < FOREVER else None)
+            except NotConnected as error:
+                if self.closed_by is not None:
+                    raise _fresh(self.closed_by) from error
+                pause = repeats.after_break(error)
+            else:
+                again = repeats.after_answer(frame)
+                if again is None or time.monotonic() + again >= deadline:
+                    return frame
+                pause = again
+            self._pause(min(pause, deadline - time.monotonic()))
+
+    def _pause(self, seconds: float) -> None:
+        """Let time pass, unless the transport is closed."""
+        if seconds > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self.closed_by is not None, seconds)
 
     def watch(self, watcher: Watcher) -> None:
         """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""

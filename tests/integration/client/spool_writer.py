@@ -29,9 +29,19 @@ SPOOL_BYTES_MAX = 8 << 20
 
 
 def accepted(path: Path) -> dict[str, int]:
-    """The id of everything accepted, and the CRC of its body; a line cut short does not count."""
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    return {name: int(crc) for name, crc in (line.split() for line in whole.decode().splitlines())}
+    """The id of everything accepted, and the CRC of its body."""
+    cut_torn_line(path)
+    return {name: int(crc) for name, crc in (line.split() for line in path.read_text().splitlines())}
+
+
+def cut_torn_line(path: Path) -> None:
+    """Take away what a killed process left of its last line, before the next one writes behind it.
+
+    A write that spans pages is cut short where the signal meets it.
+    """
+    if path.exists():
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, whole)
 
 
 class Writer:
@@ -73,7 +83,7 @@ class Writer:
 
 def live(url: str, spool: str, log: str, life: int) -> None:
     client = dmq.connect(url, app="shop", timeout=60.0)
-    producer = client.producer(spool=spool, spool_bytes_max=SPOOL_BYTES_MAX)
+    producer = client.producer(spool=spool, spool_bytes_max=SPOOL_BYTES_MAX, timeout=60.0)
     if life == 0:
         producer.flush(60.0)
         client.close()
@@ -88,6 +98,7 @@ def live(url: str, spool: str, log: str, life: int) -> None:
 
 def main(url: str, spool: str, log: str) -> None:
     for line in sys.stdin:
+        cut_torn_line(Path(log))
         pid = os.fork()
         if pid == 0:
             live(url, spool, log, int(line))

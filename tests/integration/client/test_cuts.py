@@ -64,7 +64,7 @@ def test_cut_connections_lose_and_double_nothing(client: dmq.Client, broker: Run
             connection = client.transport.current()
             if connection is not None:
                 try:
-                    connection._sock.shutdown(socket.SHUT_RDWR)
+                    connection._wire.sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     pass  # it was gone already
 

@@ -184,8 +184,6 @@ def test_a_restart_of_the_broker_loses_nothing_and_doubles_nothing(client: dmq.C
 
 
 def test_what_later_versions_bring_is_refused_in_a_sentence(client: dmq.Client) -> None:
-    with pytest.raises(dmq.Unsupported, match="transactions"):
-        client.producer(group="shop")
     with pytest.raises(dmq.NotInCluster):
         client.producer().send("orders", b"x", durability="replicated")
 

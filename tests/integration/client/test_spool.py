@@ -15,6 +15,7 @@ import dmq.aio
 from dmq.client.spool import Spool
 from dmq.protocol import Command, Frame, Header
 from tests.integration.client.servers import Peer, RunningBroker, usual
+from tests.integration.test_cli import dmq as command
 from tests.unit.client.waiting import eventually
 
 PATIENCE_S = 30.0
@@ -212,6 +213,61 @@ def test_a_topic_that_is_not_there_is_told(client: dmq.Client, tmp_path: Path) -
         assert producer.send("orders", b"z").durability == "flushed"
         producer.flush(PATIENCE_S)
     assert all_stored(client) == [b"z"]
+
+
+def test_a_topic_that_was_never_used_is_taken_without_a_broker(
+    client: dmq.Client, broker: RunningBroker, tmp_path: Path
+) -> None:
+    client.admin.create_topic("new", queues=3)
+    with client.producer(spool=tmp_path / "spool") as producer:
+        broker.stop()
+        eventually(lambda: away(client))
+        assert producer.send("new", b"one").durability == "spooled"
+        assert producer.send_async("new", b"two").result(PATIENCE_S).durability == "spooled"
+        assert producer.send_many("new", [dmq.Message(b"three")])[0].durability == "spooled"
+        with pytest.raises(dmq.NotConnected, match="how many queues"):
+            producer.send("new", b"x", business_id="u-1", ordered=True)
+        broker.start()
+        producer.flush(PATIENCE_S)
+        assert producer.send("new", b"four", business_id="u-1", ordered=True).durability == "flushed"
+    bodies = [body for queue in stored(client, "new") for body in queue]
+    assert sorted(bodies) == [b"four", b"one", b"three", b"two"]
+
+
+def test_what_is_refused_after_all_is_set_aside_and_sent_again_by_hand(
+    broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dmq.client.draining.REFUSALS_MAX", 2)
+    told: list[dmq.DMQError] = []
+    spool = str(tmp_path / "spool")
+    with dmq.connect(broker.url, on_exception=told.append) as client:
+        client.admin.create_topic("orders")
+        with client.producer(spool=spool) as producer:
+            broker.stop()
+            eventually(lambda: away(client))
+            for topic in ("nowhere", "neither"):
+                producer.send_many(topic, [dmq.Message(b"a", key="k-1"), dmq.Message(b"b")])
+            producer.send("orders", b"c")
+            broker.start()
+            producer.flush(PATIENCE_S)
+            eventually(lambda: sum(isinstance(error, dmq.UnknownTopic) for error in told) == 2)
+            assert all_stored(client) == [b"c"]
+        rows = command("spool", "list", spool, "--format", "json").json
+        assert sorted((row["topic"], row["messages"], row["code"]) for row in rows) == [
+            ("neither", 2, "UNKNOWN_TOPIC"),
+            ("nowhere", 2, "UNKNOWN_TOPIC"),
+        ]
+        number = {row["topic"]: str(row["number"]) for row in rows}
+        refused = command("spool", "resend", spool, number["nowhere"], "--url", broker.url)
+        assert (refused.code, "nowhere" in refused.err) == (1, True)
+        client.admin.create_topic("nowhere")
+        assert command("spool", "resend", spool, number["nowhere"], "--url", broker.url).code == 0
+        assert sorted(body for queue in stored(client, "nowhere") for body in queue) == [b"a", b"b"]
+        assert client.admin.find("nowhere", key="k-1")[0].body == b"a"
+        assert command("spool", "drop", spool, "--all").code == 2
+        assert command("spool", "drop", spool, "--all", "--yes").code == 0
+        assert command("spool", "list", spool, "--format", "json").json == []
+        assert command("spool", "drop", spool, "99", "--yes").code == 2
 
 
 def test_a_closed_client_closes_the_spool(broker: RunningBroker, client: dmq.Client, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def check(queues: list[list[tuple[str, bytes]]], known: dict[str, int]) -> None:
             last[who] = int(life), int(number)
 
 
-@pytest.mark.soak
+@pytest.mark.sampled
 def test_kill_9_of_the_producer_loses_nothing_accepted_and_doubles_nothing(tmp_path: Path) -> None:
     rng = random.Random(f"{SEED} spool")
     try:

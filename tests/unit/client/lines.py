@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from dmq.client.sender import Link
+from dmq.client.links import Link
 from dmq.client.session import OnAnswer, Pending
 from dmq.client.url import Address
 from dmq.errors import DMQError, NotConnected

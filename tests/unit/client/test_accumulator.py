@@ -9,11 +9,11 @@ import pytest
 from dmq.client.accumulator import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
-    SECOND_MESSAGES_MIN,
     Accumulator,
     Batch,
     LaneKey,
 )
+from dmq.client.lanes import SECOND_MESSAGES_MIN
 from dmq.client.waiting import Waiter
 from dmq.model import Message
 from dmq.protocol.producing import Durability
@@ -83,14 +83,18 @@ def test_lanes_of_one_queue_wait_for_each_other() -> None:
     assert acc.next_batch(acc.lane(fixed), 1) is not None
 
 
-def test_delayed_batches_follow_each_other_whatever_their_topic() -> None:
+@pytest.mark.parametrize("one", [ANY._replace(queue=1, is_delayed=True), ANY._replace(queue=1, is_half=True)])
+def test_delayed_and_prepared_batches_of_one_queue_follow_each_other_whatever_their_topic(one: LaneKey) -> None:
     acc = accumulator()
-    one, two = ANY._replace(is_delayed=True), ANY._replace(topic="other", is_delayed=True)
+    two = one._replace(topic="other")
     fill(acc, one, 1)
     fill(acc, two, 1)
     first = acc.next_batch(acc.lane(one), 4)
     assert first is not None
     assert acc.next_batch(acc.lane(two), 4) is None
+    other = two._replace(queue=2)
+    fill(acc, other, 1)
+    assert acc.next_batch(acc.lane(other), 4) is not None
     assert acc.lane(two) in acc.finished(first)
 
 
@@ -152,13 +156,13 @@ def test_numbers_rise_within_each_queue_and_have_no_gaps_within_a_batch(seed: in
     chance = random.Random(seed)
     acc = Accumulator(1 << 30, 1 << 20, seed=seed)
     keys = [
-        LaneKey(topic, queue, level, delayed)
+        LaneKey(topic, queue, level, delayed, is_half=half)
         for topic in ("a", "b")
         for queue in (-1, 0, 2)
         for level in (Durability.STORED, Durability.FLUSHED)
-        for delayed in (False, True)
+        for delayed, half in ((False, False), (True, False), (False, True))
     ]
-    last: dict[tuple[int, object], int] = {}
+    last: dict[tuple[int, str, int], int] = {}
     under_way: list[Batch] = []
     sent = 0
     for _ in range(400):
@@ -169,10 +173,10 @@ def test_numbers_rise_within_each_queue_and_have_no_gaps_within_a_batch(seed: in
         elif under_way:
             acc.finished(under_way.pop(chance.randrange(len(under_way))))
         while (batch := acc.next_batch(lane, 3)) is not None:
-            place = (batch.producer_id, "" if key.is_delayed else (key.topic, batch.queue))
+            place = (batch.producer_id, "" if key.is_aside else key.topic, batch.queue)
             assert batch.first_sequence > last.get(place, -1)
             assert all(
-                (other.producer_id, "" if other.lane.key.is_delayed else (other.topic, other.queue)) != place
+                (other.producer_id, "" if other.lane.key.is_aside else other.topic, other.queue) != place
                 for other in under_way
             )
             last[place] = batch.first_sequence + batch.count - 1

@@ -298,5 +298,5 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 def test_the_batch_counts_where_leases_count() -> None:
     assert core(batch=10, parallel=20).options.batch == 10
     assert core(batch=10, ordered=True).options.batch == 10
-    assert core(batch=10, prefetch=1000).options.batch == 125
+    assert core(batch=10, prefetch=1000).options.batch == 250
     assert core(batch=10, prefetch=5).options.batch == 5

@@ -33,6 +33,11 @@ def test_pauses_double_up_to_a_maximum_and_begin_anew() -> None:
     assert backoff.take() <= 0.1
 
 
+def test_a_broker_that_is_back_for_two_seconds_is_met() -> None:
+    backoff = Backoff(seed=1)
+    assert max(backoff.take() for _ in range(100)) < 2.0
+
+
 def test_after_a_loss_the_next_one_comes_first_and_at_once() -> None:
     failover = Failover([A, B, C])
     tried(failover, 5)

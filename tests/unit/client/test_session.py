@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.client.session import Received, Session
+from dmq.client.session import Pending, Received, Session
 from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
 from dmq.protocol import (
     Buffer,
@@ -15,6 +15,7 @@ from dmq.protocol import (
     Status,
     build_frame,
     decode_request,
+    decode_response,
     error_frame,
     one_way_head,
     request_head,
@@ -211,3 +212,35 @@ def test_an_answer_that_cannot_be_read_is_the_askers_business() -> None:
     assert len(talk.answers) == 1
     assert talk.session.is_ready
     assert not isinstance(talk.answers[0], InvalidRequest)
+
+
+def lone(talk: Talk) -> tuple[Pending, bytes]:
+    """A request, and the bytes of its answer."""
+    pending, output = talk.session.request(Command.STATS, Stats(), on_answer=talk.answers.append)
+    return pending, response_head(Command.STATS, StatsReply({"a": 1.0}), talk.sent(output)[0].correlation)
+
+
+def test_an_answer_that_comes_alone_is_taken_off_at_once() -> None:
+    talk = Talk()
+    pending, answer = lone(talk)
+    frame = talk.session.take_lone(answer, pending)
+    assert frame is not None
+    assert decode_response(frame).values == {"a": 1.0}
+    assert frame == FrameParser().feed(answer)[0]
+    assert talk.session.outstanding == 0
+    assert talk.session.take_lone(answer, pending) is None, "it is taken once"
+
+
+def test_bytes_that_are_more_or_less_than_the_answer_are_left_to_be_fed() -> None:
+    talk = Talk()
+    pending, answer = lone(talk)
+    other, stranger = lone(talk)
+    push = one_way_head(Command.SERVER_REBOOT, ServerReboot("x", 5))
+    for data in (b"", answer[:10], answer[:-1], answer + push, push + answer, stranger, b"GET / HTTP/1.1" * 3):
+        assert talk.session.take_lone(data, pending) is None
+    assert talk.session.outstanding == 2
+    received = talk.session.feed(push + answer + stranger[:7])
+    assert [answered for answered, _ in received.answers] == [pending]
+    assert len(received.pushes) == 1
+    assert talk.session.take_lone(stranger[7:], other) is None, "the beginning is with the parser"
+    assert [answered for answered, _ in talk.session.feed(stranger[7:]).answers] == [other]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from dmq.client.accumulator import Batch
+from dmq.client.draining import REFUSALS_MAX
 from dmq.client.futures import SendFuture
 from dmq.client.producing import Core, Options
+from dmq.client.refused import RefusedFolder
 from dmq.client.routes import Route, Routes
 from dmq.client.spool import Spool
 from dmq.errors import (
@@ -209,6 +212,54 @@ def test_what_was_told_to_be_spooled_is_kept_whatever_a_broker_says(caplog: pyte
         assert again.numbers == first.numbers
         again.store()
         eventually(lambda: rig.spool.used == 0)
+
+
+def refuse_until_set_aside(rig: Rig, error: DMQError) -> None:
+    for _ in range(REFUSALS_MAX):
+        rig.request().refuse(error)
+        rig.lines.advance(10.0)
+
+
+def test_what_is_refused_for_good_is_set_aside_and_those_behind_it_go() -> None:
+    with rigged() as rig:
+        told: list[DMQError] = []
+        rig.spool.on_refused = told.append
+        rig.go_away()
+        rig.send(b"bad", key="k").result(20)
+        rig.send(b"good").result(20)
+        rig.come_back()
+        refuse_until_set_aside(rig, UnknownTopic("there is none"))
+        eventually(lambda: told)
+        rig.lines.advance(1.0)
+        behind = rig.request()
+        assert behind.numbers[1] == rig.spool.first_sequence(1)
+        behind.store()
+        eventually(lambda: rig.spool.used == 0)
+        assert rig.spool.refused == 1
+        assert isinstance(told[0], UnknownTopic)
+        assert "1 messages for topic 'orders'" in told[0].message
+        assert "dmq spool list" in told[0].message
+    (aside,) = RefusedFolder(rig.files, 1 << 20)
+    assert (aside.number, aside.refusal.code, aside.refusal.message) == (0, "UNKNOWN_TOPIC", "there is none")
+    assert (aside.kept.head.topic, aside.kept.head.count, aside.kept.head.keys) == ("orders", 1, 1)
+    assert b"bad" in b"".join(map(bytes, aside.kept.body))
+
+
+def test_what_cannot_be_set_aside_is_tried_on() -> None:
+    with rigged() as rig:
+        rig.go_away()
+        rig.send(b"bad").result(20)
+        rig.come_back()
+        fault = rig.files.fail("create", lambda path, _: path.startswith("refused"), errno.ENOSPC)
+        refuse_until_set_aside(rig, UnknownTopic("there is none"))
+        eventually(lambda: fault.hits)
+        assert rig.idle()
+        rig.files.heal(fault)
+        rig.lines.advance(31.0)
+        again = rig.request()
+        again.store()
+        eventually(lambda: rig.spool.used == 0)
+    assert RefusedFolder(rig.files, 1 << 20).numbers() == []
 
 
 def test_a_dead_letter_is_settled() -> None:

@@ -1,0 +1,36 @@
+"""What a call of a producer ends with: receipts, or the error that says what is known. Pure.
+
+What always holds: a call that fails says how many of its messages are stored nevertheless; a send whose time is over
+says whether the message may be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmq.client.accumulator import Batch
+from dmq.client.futures import Receipts
+from dmq.client.retries import Retries
+from dmq.client.sender import Sender
+from dmq.client.waiting import FOREVER
+from dmq.errors import DMQError
+
+__all__ = ["receipts_of", "too_late"]
+
+
+def receipts_of(parts: Sequence[tuple[Batch, Sequence[int]]], problem: DMQError | None, count: int) -> Receipts:
+    """The receipts of a `send_many` of so many messages, from its batches and the indexes of their messages.
+
+    Raises:
+        DMQError: the problem if there is one, with `detail["stored"]`.
+    """
+    if problem is not None:
+        stored = sum(len(indexes) for batch, indexes in parts if batch.error is None and batch.is_done)
+        raise type(problem)(problem.message, **{**problem.detail, "stored": stored}) from problem
+    return Receipts(parts, count)
+
+
+def too_late(sender: Sender, batch: Batch, *timeouts: float | None) -> DMQError:
+    """What a send raises whose time, the shortest of these, is over."""
+    patience = min(limit for limit in (*timeouts, FOREVER) if limit is not None)
+    return Retries.too_late(sender.history(batch), batch.last_error, batch.sent_at is not None, patience)

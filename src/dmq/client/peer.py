@@ -1,0 +1,86 @@
+"""What both connections have in common: who is at the other end, and the handing out of what arrived.
+
+What always holds: whatever an answer's or a push's taker raises is logged, and harms no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeVar
+
+from dmq.client.session import OnAnswer, Pending, Push, Session
+from dmq.client.url import Address
+from dmq.errors import DMQError
+from dmq.protocol import Frame
+from dmq.protocol.session import HelloReply, Limits
+
+__all__ = ["Peer", "call_with"]
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C")  # the connection's own class: what its listeners are called with
+
+
+class Peer(Generic[C]):
+    """A broker at the other end of a connection."""
+
+    def __init__(
+        self,
+        address: Address,
+        session: Session,
+        on_push: Callable[[C, Push], None],
+        on_closed: Callable[[C, DMQError], None],
+    ) -> None:
+        self.address: Final = address
+        self._session = session
+        self._on_push = on_push
+        self._on_closed = on_closed
+        self.is_closed = False
+
+    @property
+    def reply(self) -> HelloReply:
+        """What the broker answered to the hello."""
+        assert self._session.reply is not None
+        return self._session.reply
+
+    @property
+    def broker(self) -> str:
+        """The broker's name."""
+        return self.reply.broker
+
+    @property
+    def client_id(self) -> str:
+        """Ours, as the broker knows it."""
+        return self.reply.client_id
+
+    @property
+    def limits(self) -> Limits:
+        return self._session.limits
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may still be submitted."""
+        session = self._session
+        return not self.is_closed and session.closed_by is None and session.reply is not None
+
+    @property
+    def outstanding(self) -> int:
+        return self._session.outstanding
+
+    def _hand_out(self: C, answers: Iterable[tuple[Pending, Frame]], pushes: Iterable[Push]) -> None:
+        for pending, frame in answers:
+            call_with(pending.on_answer, frame)
+        for push in pushes:
+            try:
+                self._on_push(self, push)  # type: ignore[attr-defined]
+            except Exception:
+                log.exception("a push was not taken", extra={"command": push.command})
+
+
+def call_with(on_answer: OnAnswer, answer: Frame | DMQError) -> None:
+    """Hand over an answer."""
+    try:
+        on_answer(answer)
+    except Exception:
+        log.exception("an answer was not taken")

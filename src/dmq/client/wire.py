@@ -1,0 +1,164 @@
+"""The wire: a blocking client's socket, read by one thread at a time and written by any.
+
+What always holds:
+- Nobody blocks in writing. What the socket does not take is kept in order, and written by whoever reads.
+- A thread that polls can be woken from any other.
+- The socket is closed only by `dispose`, which the owner calls when nobody polls: never under a thread's hands.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from dmq.protocol import Buffer
+
+__all__ = ["JOIN_BYTES_MAX", "OUT_BYTES_MAX", "Wire", "why"]
+
+OUT_BYTES_MAX: Final = 4 << 20
+"""So much may be kept unsent; who adds beyond that waits."""
+_SEND_BYTES: Final = 1 << 20  # asked of the kernel: a batch of `send_many` then leaves in one call
+JOIN_BYTES_MAX: Final = 16 << 10  # below this one copy costs less than a list of pieces
+_PIECES: Final = 64  # in one call
+_POLL_SECONDS_MAX: Final = 3600.0
+
+
+class Wire:
+    """See the module. Takes over a connected socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        sock.setblocking(False)
+        self.sock: Final = sock
+        self.recv: Final = sock.recv
+        self.recv_into: Final = sock.recv_into
+        self._writing = threading.Lock()
+        self._out: deque[memoryview] = deque()
+        self.out_bytes = 0
+        """What is kept unsent."""
+        self._is_disposed = False
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._poll.register(self._wake_in, select.POLLIN)
+        self._wants_room = False  # whether the poll looks for room in the socket
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self, buffers: Sequence[Buffer], size: int) -> bool:
+        """Send, or keep what the socket does not take (see `out_bytes`); False if the connection is broken.
+
+        Parameters:
+            size: of all buffers together.
+        """
+        with self._writing:
+            if self._is_disposed:
+                return True  # who closed it has told everybody
+            if self._out:
+                self._keep(buffers, 0)
+                return True
+            try:
+                if size <= JOIN_BYTES_MAX:
+                    sent = self.sock.send(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+                else:
+                    sent = self.sock.sendmsg(buffers)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                return False
+            if sent < size:
+                self._keep(buffers, sent)
+            return True
+
+    def _keep(self, buffers: Sequence[Buffer], sent: int) -> None:
+        for buffer in buffers:
+            if sent >= len(buffer):
+                sent -= len(buffer)
+                continue
+            rest = memoryview(buffer)[sent:]
+            sent = 0
+            self._out.append(rest)
+            self.out_bytes += len(rest)
+
+    def flush(self) -> OSError | None:
+        """Send what was kept, as far as the socket takes it; the error if it is broken. Only for whoever reads."""
+        with self._writing:
+            try:
+                while self._out:
+                    sent = self.sock.sendmsg([self._out[index] for index in range(min(len(self._out), _PIECES))])
+                    self.out_bytes -= sent
+                    while self._out and sent >= len(self._out[0]):
+                        sent -= len(self._out.popleft())
+                    if sent:
+                        self._out[0] = self._out[0][sent:]
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError as error:
+                return error
+        return None
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def poll(self, seconds: float) -> tuple[bool, bool]:
+        """Wait so long for something to read, or for room to write if something was kept; which of the two there is.
+
+        Only for whoever reads. Another thread's `wake` ends it too.
+        """
+        if self._wants_room != bool(self._out):
+            self._wants_room = not self._wants_room
+            self._poll.modify(self.sock, select.POLLIN | (select.POLLOUT if self._wants_room else 0))
+        is_readable = is_writable = False
+        for descriptor, events in self._poll.poll(min(seconds, _POLL_SECONDS_MAX) * 1000):
+            if descriptor == self._wake_in:
+                self._take_wakes()
+                continue
+            is_writable = bool(events & select.POLLOUT)
+            is_readable = bool(events & ~select.POLLOUT)
+        return is_readable, is_writable
+
+    def wake(self) -> None:
+        """Have whoever polls look again."""
+        with self._writing:
+            if not self._is_disposed:
+                try:
+                    os.write(self._wake_out, b"\0")
+                except BlockingIOError:
+                    pass  # full, so it wakes anyway
+
+    def _take_wakes(self) -> None:
+        try:
+            os.read(self._wake_in, 4096)
+        except OSError:
+            pass
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End the connection; whoever polls notices."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was first
+
+    def dispose(self) -> None:
+        """Close the descriptors. Nobody may poll any more."""
+        with self._writing:
+            self._is_disposed = True
+            self._out.clear()
+            self.out_bytes = 0
+            self.sock.close()
+            os.close(self._wake_in)
+            os.close(self._wake_out)
+
+
+def why(error: OSError) -> str:
+    """What the system says of an error."""
+    return error.strerror or str(error) or type(error).__name__

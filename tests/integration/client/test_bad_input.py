@@ -1,0 +1,143 @@
+"""What a program gets wrong: each raises the right class at once, with one sentence that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dmq
+import dmq.aio
+from dmq.broker.server import BrokerServer
+from dmq.protocol import Command, decode_response
+from dmq.protocol.session import Hello
+from dmq.settings import BrokerSettings, Settings
+from dmq.testing.processes import free_port
+from tests.integration.client.servers import RunningBroker
+from tests.integration.raw import RawClient
+
+LARGE = os.urandom(5 << 20)
+
+Case = tuple[Callable[[dmq.Client], object], type[dmq.DMQError], str]
+
+CASES: dict[str, Case] = {
+    "send to an unknown topic": (lambda c: c.producer().send("nosuch", b"x"), dmq.UnknownTopic, "create it first"),
+    "send many to an unknown topic": (
+        lambda c: c.producer().send_many("nosuch", [dmq.Message(b"x")]), dmq.UnknownTopic, "create it first",
+    ),
+    "iterate over an unknown topic": (
+        lambda c: next(c.consumer("nosuch", group="g")), dmq.UnknownTopic, "create it first",
+    ),
+    "pull from an unknown topic": (
+        lambda c: c.consumer("nosuch", group="g").pull(1), dmq.UnknownTopic, "create it first",
+    ),
+    "lag in an unknown topic": (lambda c: c.admin.lag("nosuch", "g"), dmq.UnknownTopic, "create it first"),
+    "delete an unknown topic": (lambda c: c.admin.delete_topic("nosuch"), dmq.UnknownTopic, "nosuch"),
+    "lag of an unknown group": (lambda c: c.admin.lag("orders", "nosuch"), dmq.UnknownGroup, "check the name"),
+    "an unknown group": (lambda c: c.admin.group("nosuch"), dmq.UnknownGroup, "check the name"),
+    "reset an unknown group": (
+        lambda c: c.admin.reset("orders", "nosuch", to="latest"), dmq.UnknownGroup, "check the name",
+    ),
+    "a group that cannot be": (lambda c: c.consumer("orders", group="a b"), dmq.InvalidName, "use letters, digits"),
+    "no group": (lambda c: c.consumer("orders", group=""), dmq.InvalidName, "use letters, digits"),
+    "a large body": (lambda c: c.producer().send("orders", LARGE), dmq.MessageTooLarge, "send less at a time"),
+    "a large body among many": (
+        lambda c: c.producer().send_many("orders", [dmq.Message(b""), dmq.Message(LARGE)]),
+        dmq.MessageTooLarge, "send less at a time",
+    ),
+    "a large key": (lambda c: c.producer().send("orders", b"", key="k" * 100_000), dmq.InvalidMessage, "in the body"),
+    "an object that cannot be a body": (
+        lambda c: c.producer().send("orders", {1, 2}), dmq.InvalidMessage, "encode it first",
+    ),
+    "a durability nobody has": (
+        lambda c: c.producer().send("orders", b"", durability="eternal"), dmq.InvalidMessage, "use none, stored",
+    ),
+    "consumed by nobody": (
+        lambda c: c.producer().send("orders", b"", durability="consumed"), dmq.InvalidMessage, "needs consumed_by",
+    ),
+    "a topic's unknown setting": (
+        lambda c: c.admin.create_topic("new", quues=3), dmq.InvalidSettings, "no setting 'quues': there are queues",
+    ),
+    "a topic without queues": (lambda c: c.admin.create_topic("new", queues=0), dmq.InvalidSettings, "1 to 255"),
+    "a topic with fewer queues": (
+        lambda c: c.admin.update_topic("orders", queues=1), dmq.InvalidSettings, "it can get more",
+    ),
+    "a topic that is there": (lambda c: c.admin.create_topic("orders"), dmq.TopicExists, "choose another name"),
+    "a place that is none": (
+        lambda c: c.admin.reset("orders", "g", to="yesterday"), dmq.InvalidSettings, "use 'earliest', 'latest'",
+    ),
+    "a window that is none": (lambda c: c.producer(on_full="explode"), dmq.InvalidSettings, "'block', 'raise'"),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+def says(error: dmq.DMQError, kind: type[dmq.DMQError], words: str) -> None:
+    assert type(error) is kind
+    assert words in error.message
+    assert "\n" not in error.message
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_call_that_cannot_succeed_says_what_to_do(client: dmq.Client, case: str) -> None:
+    call, kind, words = CASES[case]
+    with pytest.raises(dmq.DMQError) as caught:
+        call(client)
+    says(caught.value, kind, words)
+    assert [topic.name for topic in client.admin.topics()] == ["orders"], "looking makes nothing"
+    assert client.admin.groups() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "words"),
+    [
+        ("localhost:9611", dmq.InvalidSettings, "write dmq://host:port"),
+        ("http://localhost:9611", dmq.InvalidSettings, "write dmq://host:port"),
+        ("dmq://", dmq.InvalidSettings, "write dmq://host:port"),
+        ("dmq://localhost:99999", dmq.InvalidSettings, "1 to 65535"),
+        ("", dmq.InvalidSettings, "write dmq://host:port"),
+        ("dmq://127.0.0.1:PORT", dmq.NotConnected, "start a broker there, or check the URL"),
+        ("dmq://127.0.0.1:PORT,localhost:PORT", dmq.NotConnected, "start one, or check the URL"),
+        ("dmq://no.such.host.invalid:9611", dmq.NotConnected, "check the URL"),
+    ],
+)
+def test_a_wrong_address_says_what_to_do(url: str, kind: type[dmq.DMQError], words: str) -> None:
+    url = url.replace("PORT", str(free_port()))
+    with pytest.raises(dmq.DMQError) as caught:
+        dmq.connect(url)
+    says(caught.value, kind, words)
+
+    async def connect() -> None:
+        async with dmq.aio.connect(url):
+            pass
+
+    with pytest.raises(dmq.DMQError) as caught:
+        asyncio.run(connect())
+    says(caught.value, kind, words)
+
+
+def test_a_client_of_another_version_is_told_to_upgrade(broker: RunningBroker) -> None:
+    with RawClient(broker.port, None) as stranger:
+        answer = stranger.ask(Command.HELLO, Hello("shop", version_min=90, version_max=91))
+        with pytest.raises(dmq.VersionMismatch) as caught:
+            decode_response(answer)
+        says(caught.value, dmq.VersionMismatch, "upgrade")
+        assert stranger.read() is None
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    async def start(port: int) -> None:
+        settings = BrokerSettings(port=port, metrics_port=0, data=str(tmp_path / "data"))
+        server = BrokerServer(Settings(broker=settings))
+        try:
+            await server.start()
+        finally:
+            await server.stop(0.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(dmq.PortTaken) as caught:
+            asyncio.run(start(port))
+    says(caught.value, dmq.PortTaken, f"port {port} on 127.0.0.1 is taken: stop whoever has it, or choose another port")

@@ -1,0 +1,279 @@
+"""Lone sends, which are written and read in the caller's own thread: what happens when something comes in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import dmq
+from dmq.client import straight
+from dmq.client.producer import Producer
+from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_frame, one_way_head, response_head
+from dmq.protocol.producing import Produce
+from dmq.protocol.session import ServerHealth
+from tests.integration.client.servers import Peer, usual
+
+
+class Slow(Peer):
+    """A peer that answers a PRODUCE only when the test says so, once `is_slow`."""
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        self.held: list[Frame] = []
+        super().__init__(self._decide)
+
+    def _decide(self, peer: Peer, frame: Frame) -> Header | None:
+        if frame.command == Command.PRODUCE and self.is_slow:
+            self.held.append(frame)
+            return None
+        return usual(frame)
+
+    def answer(self, frame: Frame) -> bytes:
+        return response_head(frame.command, usual(frame), frame.correlation)
+
+    def release(self, *frames: Frame) -> None:
+        for frame in frames:
+            self.send(self.sockets[-1], self.answer(frame))
+
+    def holds(self, count: int) -> None:
+        wait_until(lambda: len(self.held) >= count)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def peer() -> Iterator[Slow]:
+    with Slow() as peer:
+        yield peer
+
+
+@pytest.fixture
+def client(peer: Slow) -> Iterator[dmq.Client]:
+    with dmq.connect(peer.url, app="shop") as client:
+        yield client
+
+
+def warm(peer: Slow, client: dmq.Client, **options: object) -> Producer:
+    """A producer that has sent before, so that the next send goes straight, to a peer that is slow from now on."""
+    producer = client.producer(**options)  # type: ignore[arg-type]
+    peer.is_slow = False
+    producer.send("t", b"first")
+    peer.is_slow = True
+    return producer
+
+
+class Sending(threading.Thread):
+    """One send in a thread of its own."""
+
+    def __init__(self, producer: Producer, body: bytes = b"x") -> None:
+        super().__init__(daemon=True)
+        self._producer, self._body = producer, body
+        self.result: dmq.Receipt | Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._producer.send("t", self._body)
+        except Exception as error:
+            self.result = error
+
+    def receipt(self) -> dmq.Receipt:
+        self.join(10)
+        assert isinstance(self.result, dmq.Receipt), self.result
+        return self.result
+
+
+def numbers(frame: Frame) -> tuple[int, int, int, int]:
+    header: Produce = decode_request(frame)
+    return header.producer_id, header.first_sequence, header.count, header.queue
+
+
+def test_lone_sends_go_straight_and_count_on(peer: Slow, client: dmq.Client) -> None:
+    producer = client.producer()
+    receipts = [producer.send("t", b"%d" % number, key=f"k{number}") for number in range(20)]
+    assert [receipt.id.sequence for receipt in receipts] == [*range(20)]
+    assert len({receipt.id.producer_id for receipt in receipts}) == 1
+    assert [numbers(frame)[1] for frame in peer.produced()] == [*range(20)]
+    assert not any(thread.name == f"dmq-127.0.0.1:{peer.port}" for thread in threading.enumerate())
+
+
+def test_an_answer_that_comes_late_but_in_time_is_the_answer(
+    peer: Slow, client: dmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(straight, "STRAIGHT_SECONDS", 0.02)
+    sending = Sending(warm(peer, client))
+    peer.holds(1)
+    time.sleep(0.1)  # so that the straight way is over
+    assert sending.result is None
+    peer.release(*peer.held)
+    assert sending.receipt().id.sequence == 1
+    assert len(peer.produced()) == 2, "nothing was sent twice"
+
+
+def test_a_send_that_times_out_is_seen_through_when_its_answer_comes(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client, timeout=0.2)
+    with pytest.raises(dmq.TimedOut):
+        producer.send("t", b"x")
+    with pytest.raises(dmq.TimedOut):
+        producer.flush(0.05)
+    peer.release(*peer.held)
+    producer.flush(10)
+    peer.is_slow = False
+    assert producer.send("t", b"y").id.sequence == 2
+
+
+def test_a_connection_that_breaks_in_between_has_it_sent_again_as_the_same(peer: Slow, client: dmq.Client) -> None:
+    sending = Sending(warm(peer, client))
+    peer.holds(1)
+    peer.cut()
+    peer.holds(2)
+    first, second = peer.held
+    assert second.flags & Flag.RESEND
+    assert not first.flags & Flag.RESEND
+    assert numbers(first) == numbers(second)
+    assert bytes(first.body) == bytes(second.body)
+    peer.release(second)
+    assert sending.receipt().id.sequence == 1
+
+
+def test_a_refusal_is_tried_again(peer: Slow, client: dmq.Client) -> None:
+    sending = Sending(warm(peer, client))
+    peer.holds(1)
+    peer.send(
+        peer.sockets[-1], error_frame(dmq.Busy("full", retry_after_ms=10), Command.PRODUCE, peer.held[0].correlation)
+    )
+    peer.holds(2)
+    assert numbers(peer.held[0]) == numbers(peer.held[1])
+    peer.release(peer.held[1])
+    assert sending.receipt().id.sequence == 1
+
+
+def test_what_cannot_succeed_raises_at_once_and_harms_nothing(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client)
+    sending = Sending(producer)
+    peer.holds(1)
+    peer.send(peer.sockets[-1], error_frame(dmq.InvalidRequest("no"), Command.PRODUCE, peer.held[0].correlation))
+    sending.join(10)
+    assert isinstance(sending.result, dmq.InvalidRequest)
+    peer.is_slow = False
+    assert producer.send("t", b"y").id.sequence == 2
+
+
+def test_a_second_thread_gets_its_answer_from_the_first_that_reads(peer: Slow, client: dmq.Client) -> None:
+    one, two = warm(peer, client), warm(peer, client)
+    first = Sending(one, b"one")
+    peer.holds(1)
+    second = Sending(two, b"two")
+    peer.holds(2)
+    peer.release(peer.held[1])
+    second.receipt()
+    assert first.is_alive()
+    peer.release(peer.held[0])
+    first.receipt()
+
+
+def test_the_first_hands_the_reading_on_when_it_has_its_answer(peer: Slow, client: dmq.Client) -> None:
+    one, two = warm(peer, client), warm(peer, client)
+    first = Sending(one)
+    peer.holds(1)
+    second = Sending(two)
+    peer.holds(2)
+    peer.release(peer.held[0])
+    first.receipt()
+    peer.release(peer.held[1])
+    second.receipt()
+
+
+def test_threads_of_one_producer_share_the_batch_that_waits(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client)
+    first = Sending(producer)
+    peer.holds(1)
+    others = [Sending(producer) for _ in range(3)]
+    wait_until(lambda: producer._core.accumulator.messages == 4)
+    peer.release(peer.held[0])
+    peer.holds(2)
+    assert decode_request(peer.held[1]).count == 3
+    peer.release(peer.held[1])
+    assert {thread.receipt().id.sequence for thread in [first, *others]} == {1, 2, 3, 4}
+
+
+def test_asynchronous_sends_in_between_call_back_meanwhile(peer: Slow, client: dmq.Client) -> None:
+    one, two = warm(peer, client), warm(peer, client)
+    first = Sending(one)
+    peer.holds(1)
+    told: list[dmq.Receipt | None] = []
+    future = two.send_async("t", b"y", on_delivery=lambda receipt, error: told.append(receipt))
+    peer.holds(2)
+    peer.release(peer.held[1])
+    assert future.result(10).id == future.id
+    wait_until(lambda: told)
+    assert first.is_alive()
+    peer.release(peer.held[0])
+    first.receipt()
+    peer.is_slow = False
+    assert two.send("t", b"z").id.sequence == 2, "and the straight way is open again"
+
+
+def test_pushes_and_pieces_before_the_answer_change_nothing(peer: Slow, client: dmq.Client) -> None:
+    sending = Sending(warm(peer, client))
+    peer.holds(1)
+    sock = peer.sockets[-1]
+    push = one_way_head(Command.SERVER_HEALTH, ServerHealth("other", "x" * 3000))
+    stranger = response_head(Command.PRODUCE, usual(peer.held[0]), 4_000_000)  # an answer somebody has given up on
+    data = push * 5 + stranger + peer.answer(peer.held[0]) + push
+    for at in range(0, len(data), 1000):
+        peer.send(sock, data[at : at + 1000])
+        time.sleep(0.001)
+    sending.receipt()
+    peer.is_slow = False
+
+
+def test_closing_the_producer_ends_a_send_that_waits(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client)
+    sending = Sending(producer)
+    peer.holds(1)
+    producer.close(timeout=0.05)
+    peer.release(*peer.held)
+    sending.join(10)
+    assert isinstance(sending.result, dmq.NotConnected), sending.result
+
+
+def test_a_closed_client_ends_a_send_that_waits(peer: Slow, client: dmq.Client) -> None:
+    sending = Sending(warm(peer, client, timeout=0.5))
+    peer.holds(1)
+    client.close()
+    sending.join(10)
+    assert isinstance(sending.result, dmq.DMQError), sending.result
+
+
+def test_a_full_window_blocks_a_lone_send_too(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client, window_bytes=1000, on_full="raise")
+    future = producer.send_async("t", bytes(900))
+    with pytest.raises(dmq.Busy):
+        producer.send("t", bytes(900))
+    peer.holds(1)
+    peer.release(*peer.held)
+    future.result(10)
+
+
+def test_what_cannot_be_sent_raises_at_its_send(peer: Slow, client: dmq.Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"first")
+    for wrong in (
+        {"tag": 5},
+        {"priority": 10},
+        {"key": "\ud800"},
+        {"properties": {"": "x"}},
+        {"business_id": "b" * 300},
+    ):
+        with pytest.raises(dmq.InvalidMessage):
+            producer.send("t", b"x", **wrong)
+    assert producer.send("t", b"x", tag="paid", properties={"a": "b"}, business_id="u-1").id.sequence == 1
