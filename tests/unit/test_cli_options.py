@@ -115,7 +115,8 @@ def test_numbers_and_moments_for_people() -> None:
 
 
 def test_a_message_on_a_line_has_everything_a_person_looks_for() -> None:
-    assert message_line(message()) == "2023-11-14 22:13:20.123Z 2/41 key=k-1 trace=abc hello"
+    shown = "2023-11-14 22:13:20.123Z 2/41 id=000000000000e0000000000004 key=k-1 trace=abc hello"
+    assert message_line(message()) == shown
 
 
 def test_a_long_body_is_cut_in_a_table_and_whole_in_json() -> None:

@@ -59,7 +59,12 @@ def produce(
     batch: Batch = 500,
     durability: Durable = Durability.STORED,
     connections: Annotated[
-        int, typer.Option(min=1, max=10_000, help="More than 1: each sends one message at a time.")
+        int,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="More than 1: each sends one message at a time, from a process of bare sockets instead of our client.",
+        ),
     ] = 1,
     is_async: Annotated[bool, typer.Option("--async", help="send_async, with a future for each message.")] = False,
     body: Bodies = Body.RANDOM,

@@ -1,24 +1,33 @@
-"""`dmq broker`: one broker, as it runs in production."""
+"""`dmq broker`: one broker, as it runs in production; `dmq broker drain`: take a running one out of use."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.options import ConfigFile, Settings, make_app
+from dmq.cli.options import DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, connected, parse_seconds
 from dmq.cli.serving import Insecure, LogFormat, LogLevel, LogLevelOption, Logs, resolve, serve, set_up_logs
+from dmq.errors import TimedOut
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
+    from dmq.client.reports import DrainReport
 
 __all__ = ["app"]
 
-app = make_app("Run a broker.")
+_LOOK_SECONDS = 0.2
+
+# Without arguments it runs a broker, so no help then; the callback's own text is the help.
+app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.callback()
 def broker(
+    context: typer.Context,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data goes.  [default: dmq-data]")] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[
@@ -40,11 +49,13 @@ def broker(
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: Logs = LogFormat.TEXT,
 ) -> None:
-    """Run a broker until SIGTERM or Ctrl-C, then finish what is under way and stop.
+    """Run a broker until SIGTERM or Ctrl-C, then finish what is under way and stop; or see the commands below.
 
     Settings come from the file, from DMQ_* variables and from flags, the last being the strongest; `dmq config show`
     tells which are in force.
     """
+    if context.invoked_subcommand is not None:
+        return
     flags = {
         "broker.data": data,
         "broker.host": host,
@@ -66,3 +77,69 @@ def _announce(server: BrokerServer) -> None:
         parts.append(f"status page on http://{host}:{server.status_port}/")
     typer.echo(", ".join(parts))
     typer.get_text_stream("stdout").flush()
+
+
+@app.command()
+def drain(
+    stop: Annotated[bool, typer.Option("--stop", help="Then stop it.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Put it back in use instead.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until nothing is out.")] = False,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Wait no longer than this.")] = "5m",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="What its clients are told.")] = "",
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Take a running broker out of use, and wait until it is safe to stop.
+
+    It takes no messages and hands none out any more; consumers settle what they have. Its clients are told, and use
+    another broker if they know one. What it stores stays, and --undo puts it back in use.
+    """
+    limit = parse_seconds(timeout)
+    if undo and (stop or no_wait):
+        raise typer.BadParameter("--undo goes with neither --stop nor --no-wait")
+    if "," in url:
+        raise typer.BadParameter("--url must name the one broker that is meant: its clients go to the others")
+    with connected(url) as client:
+        admin = client.admin
+        if undo:
+            admin.undrain()
+            _say("in use again", admin.drain_progress(), form)
+            return
+        found = admin.drain(reason=reason)
+        if not no_wait:
+            found = _wait_until_idle(admin.drain_progress, limit, form)
+        if stop:
+            _say("stopping", admin.stop_broker(reason=reason), form)
+        elif found.is_idle:
+            _say("drained: it is safe to stop it, or to put it back in use with --undo", found, form)
+        else:
+            _say("drained, but not everything is settled: look again before you stop it", found, form)
+
+
+def _wait_until_idle(look: Callable[[], DrainReport], seconds: float, form: Format) -> DrainReport:
+    """Look until nothing is out and nothing waits.
+
+    Raises:
+        TimedOut: that took too long.
+    """
+    deadline = time.monotonic() + seconds
+    shown = ""
+    while not (found := look()).is_idle:
+        line = f"{found.out} messages are out, {found.waiting_bytes} bytes and {found.waiting} requests wait"
+        if line != shown and form == Format.TABLE:
+            typer.echo(line, err=True)
+            shown = line
+        if time.monotonic() >= deadline:
+            raise TimedOut(
+                f"after {seconds:g} s {found.out} messages are still out: wait for their consumers, or stop the broker "
+                "anyway, and they are handed out again when it is back"
+            )
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def _say(words: str, found: DrainReport, form: Format) -> None:
+    if form == Format.JSON:
+        typer.echo(json.dumps({"state": found.state, "out": found.out, "clients": found.clients, "note": words}))
+    else:
+        typer.echo(words)

@@ -97,6 +97,23 @@ def _store(stats: dict[str, float]) -> Iterator[Finding]:
         yield Finding(check, State.PROBLEM, "its disk is too full: writes are refused", "free some space there")
     else:
         yield Finding(check, State.OK, f"takes writes; journal segments: {stats.get('store_segments', 0):.0f}")
+    yield from _dead_letters(stats)
     if stats.get("store_damage"):
         what = f"{stats['store_damage']:.0f} damaged ranges were found"
         yield Finding(check, State.PROBLEM, what, "dmq journal verify DIR tells which, and what to do")
+
+
+def _dead_letters(stats: dict[str, float]) -> Iterator[Finding]:
+    from dmq.broker.diagnosis import Finding, State
+
+    check = "dead letters"
+    waiting = int(stats.get("broker_dead_letters_waiting", 0))
+    refused = int(stats.get("broker_dead_letters_refused", 0))
+    if stats.get("broker_dead_letters_database_down"):
+        what = f"their database cannot be used; {waiting} wait in the journal, where they are safe"
+        yield Finding(check, State.PROBLEM, what, "check broker.dead_letters_url and the database; the log has more")
+    elif refused:
+        what = f"{refused} are refused by their database and stay in the journal"
+        yield Finding(check, State.WARNING, what, "the broker's log says why, for each of them")
+    else:
+        yield Finding(check, State.OK, "their database takes them" if waiting == 0 else f"{waiting} are on their way")

@@ -62,6 +62,7 @@ def show(group: GroupName, url: Url = DEFAULT_URL, form: Formatted = Format.TABL
         report = client.admin.group(group)
         queues = _queues(client.admin.lag("", group))
     facts = {"group": report.name, "topics": [*report.topics], "members": report.members, "lag": report.lag}
+    facts["retrying"] = report.retrying
     members = [
         {
             "member": m.name,
@@ -95,10 +96,10 @@ def lag(
     with connected(url) as client:
         found = _lag(client.admin, topic, group)
     if form == Format.JSON:
-        show_facts({"group": group, "lag": found.total, "queues": _queues(found)}, form)
+        show_facts({"group": group, "lag": found.total, "retrying": found.retrying, "queues": _queues(found)}, form)
         return
     show_rows(_queues(found), form, empty="")
-    typer.echo(f"\nlag {found.total:,}")
+    typer.echo(f"\nlag {found.total:,}, retrying {found.retrying:,}")
 
 
 @app.command()
@@ -191,6 +192,7 @@ def _queues(found: Lag) -> list[dict[str, Any]]:
             "settled_below": row.floor,
             "leased": row.leased,
             "lag": row.lag,
+            "retrying": row.retrying,
         }
         for row in found.queues
     ]

@@ -49,7 +49,8 @@ def body_text(body: bytes) -> str:
 def message_line(message: StoredMessage) -> str:
     """One message on one line."""
     named = (("key", message.key), ("tag", message.tag), ("business_id", message.business_id))
-    parts = [f"{name}={printable(value)}" for name, value in named if value is not None]
+    parts = [] if message.id is None else [f"id={message.id}"]
+    parts += [f"{name}={printable(value)}" for name, value in named if value is not None]
     parts += [f"{printable(name)}={printable(value)}" for name, value in message.properties.items()]
     return " ".join(
         (moment(message.stored_at_ms), f"{message.queue}/{message.offset}", *parts, body_text(message.body))

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 APP = "dmq-cli"
+CALL_SECONDS = 30.0
 DEFAULT_URL = "dmq://127.0.0.1:9611"
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -71,6 +72,7 @@ def connected(url: str, app: str = APP) -> Iterator[Client]:
     from dmq.client.client import connect
 
     with connect(url, app=app) as client:
+        client.admin.timeout = CALL_SECONDS  # whoever looks at a command that hangs learns nothing
         yield client
 
 

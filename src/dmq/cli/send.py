@@ -64,6 +64,9 @@ def send(
     ] = None,
     priority: Annotated[int, typer.Option(min=0, max=9, help="9 comes first.")] = 4,
     ttl: Annotated[str | None, typer.Option(metavar="TIME", help="Expires after so long, as in 1h.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Delivered after so long, as in 90s, 2h or 7d.")
+    ] = None,
     durability: Annotated[Durability, typer.Option(help="How safe before it counts.")] = Durability.FLUSHED,
     count: Annotated[int, typer.Option(min=1, help="Send each so many times.")] = 1,
     app_name: Annotated[str, typer.Option("--app", metavar="NAME", help="Send under this name.")] = APP,
@@ -89,6 +92,7 @@ def send(
         "priority": priority,
         "properties": dict(parse_pairs(properties)) or None,
         "ttl": None if ttl is None else parse_seconds(ttl),
+        "delay": 0.0 if delay is None else parse_seconds(delay),
         "durability": durability.value,
     }
     sources = _messages(bodies or [], files or [], stdin, lines, json_lines)

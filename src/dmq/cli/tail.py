@@ -42,7 +42,7 @@ def tail(
     """Follow a topic as messages arrive, until Ctrl-C. Nothing is consumed, and no group is made.
 
     PLACE is earliest, latest, an offset, a time back from now as in 10m, or a moment as in 2030-01-31T12:00:00Z. A
-    line has when the message was stored, its queue/offset, its key, tag and properties, and its body.
+    line has when the message was stored, its queue/offset, id, key, tag and properties, and its body.
     """
     place = parse_place(start)
     from dmq.client.following import follow

@@ -115,6 +115,12 @@ def update(
         str | None, typer.Option(metavar="GROUP", help="Keep what this group has not consumed; none: do not.")
     ] = None,
     properties: Properties = None,
+    produce: Annotated[
+        bool | None, typer.Option("--produce/--no-produce", help="Let producers send to it, or refuse them.")
+    ] = None,
+    consume: Annotated[
+        bool | None, typer.Option("--consume/--no-consume", help="Let consumers have its messages, or let them wait.")
+    ] = None,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
@@ -128,8 +134,15 @@ def update(
         changes["carry_for"] = None if carry_for == "none" else carry_for
     if properties:
         changes["properties"] = dict(parse_pairs(properties))
+    if produce is not None:
+        changes["can_produce"] = produce
+    if consume is not None:
+        changes["can_consume"] = consume
     if not changes:
-        raise typer.BadParameter("nothing to change: give at least one of --queues, --ttl, --carry-for, --property")
+        raise typer.BadParameter(
+            "nothing to change: give at least one of --queues, --ttl, --carry-for, --property, --no-produce, "
+            "--no-consume"
+        )
     with connected(url) as client:
         changed = client.admin.update_topic(name, **changes)
     show_facts(_facts(changed), form)
@@ -169,4 +182,6 @@ def _facts(topic: Topic) -> dict[str, Any]:
         "ttl_seconds": topic.ttl,
         "carry_for": topic.carry_for,
         "properties": dict(topic.properties),
+        "can_produce": topic.can_produce,
+        "can_consume": topic.can_consume,
     }

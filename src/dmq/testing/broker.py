@@ -15,15 +15,19 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
 from dmq.broker.server import BrokerServer
 from dmq.client.client import Client, connect
+from dmq.deadletters.url import MEMORY
 from dmq.settings import BrokerSettings, Settings
-from dmq.testing.clock import FakeClock, RunningClock
+from dmq.testing.clock import ClientClock, FakeClock, RunningClock
 from dmq.testing.files import MemoryFiles
+
+if TYPE_CHECKING:
+    from dmq.deadletters.store import DeadLetterStore
 
 __all__ = ["TestBroker"]
 
@@ -54,6 +58,7 @@ class TestBroker:
         self._settings = BrokerSettings(**defaults | settings)
         self.clock: Final = RunningClock() if clock is None else clock
         self._files = MemoryFiles()
+        self._letters: DeadLetterStore | None = None
         self._clients: list[Client] = []
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,7 +92,9 @@ class TestBroker:
             ready.set()
 
     async def _serve(self, ready: threading.Event) -> None:
-        server = BrokerServer(Settings(broker=self._settings), files=self._files, clock=self.clock)
+        server = BrokerServer(
+            Settings(broker=self._settings), files=self._files, clock=self.clock, letters=self._keep_letters
+        )
         await server.start()
         self._loop = asyncio.get_running_loop()
         self._ending = self._loop.create_future()
@@ -97,6 +104,14 @@ class TestBroker:
         ready.set()
         end = await self._ending
         await end(server)
+
+    def _keep_letters(self) -> DeadLetterStore:
+        """Dead letters in memory, which outlive a run as a database does."""
+        from dmq.deadletters.store import DeadLetterStore
+
+        if self._letters is None:
+            self._letters = DeadLetterStore(MEMORY, keep_open=True)
+        return self._letters
 
     def _end(self, how: Callable[[BrokerServer], Coroutine[Any, Any, None]]) -> None:
         thread, self._thread = self._thread, None
@@ -132,8 +147,8 @@ class TestBroker:
         return f"dmq://127.0.0.1:{self.port}"
 
     def connect(self, app: str = "test", **options: Any) -> Client:
-        """A client, closed with the broker; options as of `dmq.connect`."""
-        client = connect(self.url, app=app, **options)
+        """A client, closed with the broker; options as of `dmq.connect`. Its wall clock is the broker's."""
+        client = connect(self.url, app=app, clock=ClientClock(self.clock), **options)
         self._clients.append(client)
         return client
 
@@ -147,3 +162,5 @@ class TestBroker:
         while self._clients:
             self._clients.pop().close()
         self._end(lambda server: server.stop(0.0))
+        if self._letters is not None:
+            self._letters.dispose()

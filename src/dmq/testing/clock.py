@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmq.clock import SystemClock
 
-__all__ = ["FakeClock", "RunningClock"]
+__all__ = ["ClientClock", "FakeClock", "RunningClock"]
 
 
 class FakeClock:
@@ -34,6 +34,20 @@ class FakeClock:
     def set_wall_ms(self, ms: int) -> None:
         """Jump the wall clock, forwards or back, as an operator or a time server would."""
         self._wall_ms = float(ms)
+
+
+class ClientClock:
+    """The clock of a client beside a broker whose time is moved: its wall clock is the broker's, its waits are real."""
+
+    def __init__(self, broker: FakeClock) -> None:
+        self._broker = broker
+        self._machine = SystemClock()
+
+    def now_ms(self) -> int:
+        return self._broker.now_ms()
+
+    def monotonic(self) -> float:
+        return self._machine.monotonic()
 
 
 class RunningClock(FakeClock):

@@ -1,12 +1,15 @@
 """How long one message takes: the measurement behind `dmq bench latency`.
 
-What always holds: what a send is compared with, an echo and an fdatasync, is measured right before it.
+What always holds: what a send is compared with, an echo and an fdatasync, is measured in turns with it, a hundred or so
+of each at a time, so that whatever else the machine does falls on all of them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Final
 
 from dmq.client.client import Client
 from dmq.client.producer import Producer
@@ -17,29 +20,44 @@ from dmq.testing.measuring import Figure, Load, Progress, bench_topic, latency_f
 __all__ = ["latency"]
 
 
+_TURN: Final = 100  # round trips of one kind before the next
+
+
 def latency(url: str, load: Load, folder: str, progress: Progress, *, rate: float = 1000.0) -> list[Figure]:
     """One message at a time: `send` beside a bare echo and an fdatasync; and from `send` to a waiting handler."""
-    count = load.messages
-    body = load.bodies()[0]
-    with Echo.running() as echo:
-        echo.round_trips(min(count, 200), load.size)
-        echoes = sorted(echo.round_trips(count, load.size))
-    progress(count)
-    syncs = sorted(fdatasync_seconds(folder, max(50, count // 10), 4096))
-    echo_p50, sync_p50 = percentile(echoes, 0.5), percentile(syncs, 0.5)
-    figures = [latency_figure("a bare echo", echoes), latency_figure("fdatasync of 4 KiB", syncs)]
-    with bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
-        for durability, baseline in (("stored", echo_p50), ("flushed", echo_p50 + sync_p50)):
-            many = count if durability == "stored" else max(50, count // 10)
-            _send_timed(producer, topic, body, durability, min(many, 200))
-            taken = _send_timed(producer, topic, body, durability, many)
-            name = "the echo" if durability == "stored" else "the echo and fdatasync"
-            figures.append(
-                latency_figure(
-                    f"send, {durability} (beside {name})", taken, of_baseline=percentile(sorted(taken), 0.5) / baseline
-                )
-            )
-            progress(count)
+    count, size, body = load.messages, load.size, load.bodies()[0]
+    few = max(50, count // 10)  # of what waits for a disk
+    with Echo.running() as echo, bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
+        echo.round_trips(200, size)
+        _send_timed(producer, topic, body, "stored", 200)
+        echoes, stored = _in_turns(
+            count,
+            lambda turn: echo.round_trips(turn, size),
+            lambda turn: _send_timed(producer, topic, body, "stored", turn),
+        )
+        progress(2 * count)
+        _send_timed(producer, topic, body, "flushed", 20)
+        more, syncs, flushed = _in_turns(
+            few,
+            lambda turn: echo.round_trips(turn, size),
+            lambda turn: fdatasync_seconds(folder, turn, 4096),
+            lambda turn: _send_timed(producer, topic, body, "flushed", turn),
+        )
+        progress(count)
+    echo_p50 = percentile(sorted(echoes), 0.5)
+    with_sync_p50 = percentile(sorted(more), 0.5) + percentile(sorted(syncs), 0.5)
+    figures = [
+        latency_figure("a bare echo", echoes),
+        latency_figure("fdatasync of 4 KiB", syncs),
+        latency_figure(
+            "send, stored (beside the echo)", stored, of_baseline=percentile(sorted(stored), 0.5) / echo_p50
+        ),
+        latency_figure(
+            "send, flushed (beside the echo and fdatasync)",
+            flushed,
+            of_baseline=percentile(sorted(flushed), 0.5) / with_sync_p50,
+        ),
+    ]
     with bench_topic(url) as (client, topic):
         taken = _end_to_end(client, topic, body, load, rate)
         figures.append(
@@ -51,6 +69,15 @@ def latency(url: str, load: Load, folder: str, progress: Progress, *, rate: floa
         )
         progress(count)
     return figures
+
+
+def _in_turns(count: int, *kinds: Callable[[int], list[float]]) -> list[list[float]]:
+    """So many of each kind, a few of one and then of the next."""
+    taken: list[list[float]] = [[] for _ in kinds]
+    for at in range(0, count, _TURN):
+        for kind, seconds in zip(kinds, taken, strict=True):
+            seconds += kind(min(_TURN, count - at))
+    return taken
 
 
 def _send_timed(producer: Producer, topic: str, body: bytes, durability: str, count: int) -> list[float]:

@@ -109,6 +109,15 @@ class BrokerProcess:
             process.kill()
             process.communicate()
 
+    def ended(self, timeout: float = 20.0) -> int | None:
+        """Wait until it has ended by itself; its exit code, None if it goes on."""
+        assert self._process is not None
+        try:
+            self._process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        return self._process.returncode
+
     def stop(self, timeout: float = 20.0) -> int | None:
         """Ask it to stop, and wait; kill it if it does not. Returns its exit code."""
         process, self._process = self._process, None

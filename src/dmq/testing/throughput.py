@@ -6,17 +6,17 @@ count; every round has a topic or a group of its own; topics are deleted in the 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 
 from dmq.client.client import Client
 from dmq.client.producer import Producer
 from dmq.client.received import ReceivedMessage
+from dmq.client.url import parse_url
 from dmq.testing.baselines import Receiver
-from dmq.testing.measuring import APP, BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
+from dmq.testing.measuring import BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
+from dmq.testing.senders import Senders, Task
 
 __all__ = ["consume", "produce", "produce_connections"]
 
@@ -72,65 +72,37 @@ def _send_async(producer: Producer, topic: str, load: Load, bodies: list[bytes],
 
 
 def produce_connections(url: str, load: Load, connections: int, broker_cpu: BrokerCpu, progress: Progress) -> Figure:
-    """Many connections, each sending one message at a time and waiting for its receipt."""
-    bodies = load.bodies()
-    rates = Rates(load.messages, sum(map(len, bodies)))
+    """Many connections, each sending one message at a time and waiting for its receipt; see `dmq.testing.senders`."""
+    address = parse_url(url)[0]
+    rates = Rates(load.messages, load.messages * load.size)
     counts: list[int] = []
     for number in range(load.rounds + 1):
-        with bench_topic(url) as (_, topic), asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-            taken, cpu, broker, counts = runner.run(
-                _many_senders(url, topic, load, bodies, connections, broker_cpu, progress)
+        with bench_topic(url) as (_, topic):
+            task = Task(
+                address.host,
+                address.port,
+                topic,
+                connections,
+                load.messages,
+                load.size,
+                load.durability,
+                load.seed,
+                load.is_json,
             )
+            with contextlib.closing(Senders(task)) as senders:
+                broker = broker_cpu()
+                outcome = senders.run()
+                used = broker_cpu() - broker
+        progress(load.messages)
         if number:
-            rates.seconds.append(taken)
-            rates.client_cpu.append(cpu)
-            rates.broker_cpu.append(broker)
-    least, most = min(counts), max(counts)
+            rates.seconds.append(outcome.seconds)
+            rates.client_cpu.append(outcome.cpu)
+            rates.broker_cpu.append(used)
+            counts = outcome.counts
     return rates.figure(
         f"{connections} connections, one message at a time, {load.size} B, {load.durability}",
-        fewest_of_most=least / most if most else 0.0,
+        fewest_of_most=min(counts) / max(counts),
     )
-
-
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-async def _many_senders(
-    url: str,
-    topic: str,
-    load: Load,
-    bodies: list[bytes],
-    connections: int,
-    broker_cpu: BrokerCpu,
-    progress: Progress,
-) -> tuple[float, float, float, list[int]]:
-    """Seconds, CPU here and at the broker, and how many messages each connection got through."""
-    from dmq.client.aio_client import connect as aio_connect
-
-    async with contextlib.AsyncExitStack() as stack:
-        producers = []
-        for _ in range(connections):
-            client = await stack.enter_async_context(aio_connect(url, app=APP))
-            producers.append(client.producer(timeout=60.0))
-        waiting = iter(bodies)
-        counts = [0] * connections
-
-        async def work(index: int) -> None:
-            producer = producers[index]
-            # All take from one pile: who is served more often gets through more.
-            for body in waiting:
-                await producer.send(topic, body, durability=load.durability)
-                counts[index] += 1
-            progress(counts[index])
-
-        cpu, broker, began = time.process_time(), broker_cpu(), time.perf_counter()
-        await asyncio.gather(*(work(index) for index in range(connections)))
-        return time.perf_counter() - began, time.process_time() - cpu, broker_cpu() - broker, counts
 
 
 # --- consume ----------------------------------------------------------------------------------------------------------

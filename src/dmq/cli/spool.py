@@ -1,0 +1,113 @@
+"""`dmq spool`: what a producer's spool had accepted and no broker took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
+from dmq.cli.output import moment, show_rows
+
+if TYPE_CHECKING:
+    from dmq.client.refused import RefusedFolder
+
+__all__ = ["app"]
+
+app = make_app("Look at what a spool's broker refused; send it again or drop it.")
+
+_SECONDS = 30.0
+_BYTES_MAX = 1 << 62  # nothing is added here
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The spool's directory.")]
+Numbers = Annotated[list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Which batches, as listed.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+
+
+def _folder(directory: Path) -> RefusedFolder:
+    from dmq.client.refused import RefusedFolder
+    from dmq.storage.files import OsFiles
+
+    return RefusedFolder(OsFiles(directory, create=False), _BYTES_MAX)
+
+
+def _chosen(folder: RefusedFolder, numbers: list[int] | None, take_all: bool) -> list[int]:
+    """The batches that are meant, all of which are there."""
+    known = folder.numbers()
+    if take_all == bool(numbers):
+        raise typer.BadParameter("name the batches by their numbers, or say --all")
+    missing = sorted(set(numbers or ()) - set(known))
+    if missing:
+        raise typer.BadParameter(f"there is no batch {missing[0]}: `dmq spool list` shows those that are there")
+    return known if take_all else sorted(set(numbers or ()))
+
+
+@app.command("list")
+def list_refused(directory: Directory, form: Formatted = Format.TABLE) -> None:
+    """List the batches that were refused for good. The spool may be in use."""
+    rows = [
+        {
+            "number": batch.number,
+            "topic": batch.kept.head.topic,
+            "queue": batch.kept.head.queue,
+            "messages": batch.kept.head.count,
+            "bytes": batch.kept.size,
+            "refused": moment(batch.refusal.at_ms),
+            "code": batch.refusal.code,
+            "reason": batch.refusal.message,
+        }
+        for batch in _folder(directory)
+    ]
+    show_rows(rows, form, empty="nothing was refused")
+
+
+@app.command()
+def resend(
+    directory: Directory,
+    numbers: Numbers = None,
+    take_all: All = False,
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Send refused batches after all; those that a broker takes leave the spool.
+
+    Mend the cause first. The messages get new ids, and come behind those sent since.
+    """
+    from dmq.client.refused import send_refused
+
+    folder = _folder(directory)
+    chosen = _chosen(folder, numbers, take_all)
+    rows = []
+    with connected(url) as client:
+        for number in chosen:
+            batch = folder.read(number)
+            reply = send_refused(client.transport.connection(), batch, _SECONDS)
+            folder.drop(number)
+            rows.append(
+                {
+                    "number": number,
+                    "topic": batch.kept.head.topic,
+                    "queue": reply.queue,
+                    "first_offset": reply.first_offset,
+                    "messages": batch.kept.head.count,
+                }
+            )
+    show_rows(rows, form, empty="nothing was refused")
+
+
+@app.command()
+def drop(
+    directory: Directory,
+    numbers: Numbers = None,
+    take_all: All = False,
+    yes: Annotated[bool, typer.Option("--yes", help="It is meant: the messages are gone then.")] = False,
+) -> None:
+    """Delete refused batches for good."""
+    folder = _folder(directory)
+    chosen = _chosen(folder, numbers, take_all)
+    if not yes:
+        raise typer.BadParameter(f"{len(chosen)} batches would be gone for good: say --yes if that is meant")
+    for number in chosen:
+        folder.drop(number)
+    typer.echo(f"{len(chosen)} batches dropped")
