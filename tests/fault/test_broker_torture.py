@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 import dmq
-from dmq.testing.processes import BrokerProcess, free_port
 from dmq.testing.proxy import ChaosProxy
+from tests.fault.nursery import ForkedBroker
 from tests.fault.torture import GROUPS, QUEUES, TOPIC, Ledger, Workload
 from tests.sampling import SEED, sample_size
 
-KILLS = sample_size(share=12, whole=200)
+KILLS = sample_size(share=50, whole=200)
 PATIENCE = 60.0
 
 
 class Chaos:
     """What happens to the broker and to those who talk to it."""
 
-    def __init__(self, broker: BrokerProcess, proxy: ChaosProxy, rng: random.Random) -> None:
+    def __init__(self, broker: ForkedBroker, proxy: ChaosProxy, rng: random.Random) -> None:
         self._broker = broker
         self._proxy = proxy
         self._rng = rng
@@ -92,13 +92,12 @@ class Chaos:
         self.kill()
 
 
-@pytest.mark.soak
+@pytest.mark.sampled
 def test_nothing_acknowledged_is_lost_and_nobody_gets_stuck(tmp_path: Path) -> None:
     rng = random.Random(f"{SEED} torture")
-    port = free_port()
-    broker = BrokerProcess(tmp_path / "data", ("--port", str(port), "--log-level", "error"))
+    broker = ForkedBroker(tmp_path / "data")
     ledger = Ledger()
-    with broker, ChaosProxy(("127.0.0.1", port)) as proxy:
+    with broker, ChaosProxy(("127.0.0.1", broker.port)) as proxy:
         chaos = Chaos(broker, proxy, rng)
         try:
             with dmq.connect(broker.url, app="checker") as checker:

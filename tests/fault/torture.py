@@ -58,6 +58,7 @@ class Ledger:
         self.sent: Counter[str] = Counter()  # by stream: how many were handed to a producer, from 0 on
         self.acked: dict[Name, dmq.Receipt] = {}
         self.seen: dict[str, list[Seen]] = {group: [] for group in GROUPS}
+        self.known: dict[str, set[Name]] = {group: set() for group in GROUPS}  # the names of what each has seen
         self.nacked: Counter[Name] = Counter()
         self.refused: Counter[str] = Counter()
 
@@ -74,6 +75,7 @@ class Ledger:
         seen = Seen(name, body == content(*name), message.queue, message.offset, message.id, message.attempt)
         with self._lock:
             self.seen[group].append(seen)
+            self.known[group].add(name)
         return seen
 
     def refuse(self, error: dmq.DMQError) -> None:
@@ -87,7 +89,7 @@ class Ledger:
         assert self.acked
         for group, all_seen in self.seen.items():
             self._check_content(group, all_seen)
-            missing = set(self.acked) - {seen.name for seen in all_seen}
+            missing = set(self.acked) - self.known[group]
             assert not missing, f"{len(missing)} acknowledged messages never came to {group}: {sorted(missing)[:5]}"
             most = breaks * MEMBERS * (PULL if group == "pull" else PREFETCH)
             assert self.duplicates(group) <= most, f"{group} got {self.duplicates(group)} twice, more than {most}"
@@ -141,7 +143,7 @@ class Ledger:
 
     def duplicates(self, group: str) -> int:
         """Calls of a handler for a message that it had had before, other than because it was nacked."""
-        twice = len(self.seen[group]) - len({seen.name for seen in self.seen[group]})
+        twice = len(self.seen[group]) - len(self.known[group])
         return twice - (sum(self.nacked.values()) if group == "picky" else 0)
 
     def report(self, kills: int, breaks: int) -> str:
@@ -191,7 +193,7 @@ class Workload:
         sends: list[tuple[Callable[..., None], str]] = [
             (self._send_ordered, "flushed"), (self._send_ordered, "stored"), (self._send_alone, "stored"),
             (self._send_async, "flushed"), (self._send_async, "stored"), (self._send_many, "flushed"),
-            (self._send_many, "stored"),
+            (self._send_many, "stored"), (self._send_and_forget, "none"), (self._send_until_consumed, "consumed"),
         ]  # fmt: skip
         for number, (function, durability) in enumerate(sends):
             producer = self._client(f"producer-{number}").producer(timeout=30)
@@ -230,6 +232,27 @@ class Workload:
             except dmq.DMQError as error:
                 self.ledger.refuse(error)
             self._is_over.wait(chance.uniform(0, 0.01))
+
+    def _send_and_forget(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+        """Nothing is promised of these but their order and their content."""
+        while not self._is_over.is_set():
+            _, body = self.ledger.next(name)
+            try:
+                producer.send(TOPIC, body, durability=durability)
+            except dmq.DMQError as error:
+                self.ledger.refuse(error)
+            self._is_over.wait(chance.uniform(0, 0.02))
+
+    def _send_until_consumed(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+        while not self._is_over.is_set():
+            key, body = self.ledger.next(name)
+            try:
+                self.ledger.acked[key] = producer.send(TOPIC, body, durability=durability, consumed_by="push")
+            except dmq.DMQError as error:
+                self.ledger.refuse(error)
+            else:
+                assert key in self.ledger.known["push"], f"{key} was acknowledged as consumed, and nobody had it"
+            self._is_over.wait(chance.uniform(0, 0.02))
 
     def _send_async(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
         futures: list[tuple[Name, SendFuture]] = []

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from dmq.broker.broker import Broker
 from dmq.broker.server import BrokerServer
+from dmq.clock import Clock
 from dmq.settings import BrokerSettings, Settings, StoreSettings
 from dmq.storage.files import Files
 from dmq.testing import MemoryFiles
@@ -23,6 +24,7 @@ class ServedBroker:
         files: where the data goes.
         status_port: as of `BrokerServer`.
         store: settings of the store.
+        clock: the broker's time; the machine's if left out.
         settings: of the broker, by name.
     """
 
@@ -32,11 +34,13 @@ class ServedBroker:
         *,
         status_port: int | None = None,
         store: StoreSettings | None = None,
+        clock: Clock | None = None,
         **settings: Any,
     ) -> None:
         self.files = files or MemoryFiles()
         self._status_port = status_port
         self._store = store or StoreSettings()
+        self._clock = clock
         self._settings: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_seconds": 1.0, **settings}
         self._thread: threading.Thread | None = None
         self._drain_seconds: float | None = 0.0
@@ -60,6 +64,7 @@ class ServedBroker:
         self.server = BrokerServer(
             Settings(broker=BrokerSettings(**self._settings), store=self._store),
             files=self.files,
+            clock=self._clock,
             status_port=self._status_port,
         )
         await self.server.start()

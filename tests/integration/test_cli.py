@@ -51,7 +51,7 @@ def real(*arguments: str, stdin: str | bytes = b"", cwd: Path | None = None, **e
 
 def dmq(*arguments: str, stdin: str | bytes = b"", cwd: Path | None = None, **environ: str) -> Done:
     """The same without the half second that a process takes to start; what serves or listens to signals gets one."""
-    if arguments[0] in ("broker", "dev", "bench"):
+    if arguments[0] in ("broker", "dev", "bench") and arguments[1:2] != ("drain",):
         return real(*arguments, stdin=stdin, cwd=cwd, **environ)
     given = io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin)
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
