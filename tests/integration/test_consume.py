@@ -60,7 +60,17 @@ class Order(msgspec.Struct):
 def test_a_typed_consumer_decodes_bodies(client: Client) -> None:
     client.producer().send("orders", Order(7))
     message = next(client.consumer("orders", "billing", type=Order))
-    assert message.value == Order(7)
+    assert (message.body, message.value, message.raw) == (Order(7), Order(7), b'{"number":7}')
+
+
+def test_a_typed_consumer_decodes_large_pulls_too_whatever_was_looked_at_before(client: Client) -> None:
+    client.producer().send_many("orders", [dmq.Message(Order(n), key=str(n), priority=4) for n in range(40)])
+    consumer = client.consumer("orders", "billing", type=Order)
+    messages = [*consumer.pull(40)]
+    while len(messages) < 40:
+        messages += consumer.pull(40)
+    assert [message.key for message in messages] == [*map(str, range(40))]
+    assert [message.body for message in messages] == [Order(n) for n in range(40)]
 
 
 # --- the ways to consume ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dmq.client.bodies import decode_body
 from dmq.model import MessageId
 from dmq.protocol.consuming import Lease
 from dmq.records import RecordView
@@ -118,10 +119,21 @@ class Delivery:
             record = records[index] = RecordView(self.buffer, starts[index], starts[index + 1])
         return record
 
-    def body(self, index: int) -> bytes:
-        """A message's body, as it was sent."""
-        if self.spans is None and self.count >= _MANY:
+    def body(self, index: int) -> Any:
+        """A message's body, as it was sent or as an object of the consumer's type."""
+        type_ = self.core.options.type
+        if type_ is not None:
+            return decode_body(type_, self.raw_body(index))
+        self._look_at_many()
+        return self.raw_body(index)
+
+    def _look_at_many(self) -> None:
+        """Find all spans at once; not where bodies are typed, since what has a span is taken for the body itself."""
+        if self.spans is None and self.count >= _MANY and self.core.options.type is None:
             self.spans = find_spans(self.buffer, self.bounds)
+
+    def raw_body(self, index: int) -> bytes:
+        """A message's body, as it was sent."""
         buffer, start = self.buffer, self.starts[index]
         at = start + BODY_AT
         end: int = at + U32.unpack_from(buffer, at - 4)[0]
@@ -131,8 +143,7 @@ class Delivery:
 
     def key_of(self, index: int) -> str | None:
         """A message's key."""
-        if self.spans is None and self.count >= _MANY:
-            self.spans = find_spans(self.buffer, self.bounds)
+        self._look_at_many()
         if self.spans is not None and self.spans.key_starts[index] == NOTHING:
             return None
         return self.record(index).key

@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from dmq.client.bodies import decode_body
 from dmq.client.delivery import Delivery
 from dmq.model import MessageId
 from dmq.protocol.consuming import Outcome
@@ -35,8 +34,12 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     # --- what it says -----------------------------------------------------------------------------------------------
 
     @property
-    def body(self) -> bytes:
-        """The body as it was sent."""
+    def body(self) -> Any:
+        """The body: bytes as they were sent, or an object of the consumer's `type=`.
+
+        Raises:
+            InvalidMessage: the bytes do not hold such an object; they are in `raw`.
+        """
         delivery, index = self._delivery, self._index
         spans = delivery.spans
         if spans is not None and (end := spans[0][index]):
@@ -45,13 +48,13 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def value(self) -> Any:
-        """The body as an object of the consumer's `type=`; the bytes themselves without one.
+        """The same as `body`."""
+        return self.body
 
-        Raises:
-            InvalidMessage: the body does not hold such an object.
-        """
-        type_ = self._delivery.core.options.type
-        return self.body if type_ is None else decode_body(type_, self.body)
+    @property
+    def raw(self) -> bytes:
+        """The body as it was sent, whatever its type."""
+        return self._delivery.raw_body(self._index)
 
     @property
     def key(self) -> str | None:
