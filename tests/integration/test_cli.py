@@ -117,6 +117,12 @@ def test_a_message_is_found_by_the_id_its_receipt_had(url: str) -> None:
     assert (found["id"], found["body"], found["offset"]) == (receipt["id"], "x", receipt["offset"])
 
 
+def test_a_dash_stands_for_the_lines_of_stdin(url: str) -> None:
+    assert dmq("send", "t-dash", "-", "--url", url, stdin="a\nb\n").code == 0
+    shown = json.loads(dmq("peek", "t-dash", "--url", url, "--format", "json").out)
+    assert sorted(message["body"] for message in shown) == ["a", "b"]
+
+
 def test_lines_of_stdin_and_files_become_messages(url: str, tmp_path: Path) -> None:
     assert dmq("send", "t-lines", "--stdin", "--lines", "--url", url, stdin="a\nb\r\n\nc").code == 0
     file = tmp_path / "whole"
@@ -207,7 +213,7 @@ def test_cluster_top_and_doctor_look_at_the_broker(url: str, tmp_path: Path) -> 
     seen = dmq("top", "--interval", "0.1", "--url", url, "--format", "json").json
     assert seen["state"] == "running"
     assert "clients" in dmq("top", "--once", "--interval", "0.1", "--url", url).out
-    ports = ("--set", "broker.port=0", "--set", "broker.metrics_port=0")
+    ports = ("--set", "broker.port=0", "--set", "broker.metrics_port=0", "--set", "broker.telnet_port=none")
     checked = dmq("doctor", "--url", url, "--data", str(tmp_path / "data"), *ports, "--format", "json", cwd=tmp_path)
     by_check = {row["check"]: row for row in checked.json}
     assert by_check["broker"]["state"] == "ok"
@@ -307,12 +313,14 @@ def test_a_broker_of_another_version_is_an_error_that_says_to_upgrade() -> None:
 
 def test_a_port_that_is_taken_is_an_error_that_names_it(broker: BrokerProcess, tmp_path: Path) -> None:
     port = broker.url.rpartition(":")[2]
-    done = dmq("broker", "--data", str(tmp_path / "data"), "--port", port, "--metrics-port", "0")
+    done = dmq(
+        "broker", "--data", str(tmp_path / "data"), "--port", port, "--metrics-port", "0", "--telnet-port", "none"
+    )
     fails(done, 1, f"port {port}", "choose another port")
 
 
 def test_a_directory_in_use_is_an_error(broker: BrokerProcess) -> None:
-    done = dmq("broker", "--data", str(broker.folder), "--port", "0", "--metrics-port", "0")
+    done = dmq("broker", "--data", str(broker.folder), "--port", "0", "--metrics-port", "0", "--telnet-port", "none")
     fails(done, 1, "in use", str(broker.pid))
 
 

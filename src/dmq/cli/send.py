@@ -46,7 +46,9 @@ class Durability(StrEnum):
 @app.command()
 def send(
     topic: TopicName,
-    bodies: Annotated[list[str] | None, typer.Argument(metavar="BODY", help="One message each.")] = None,
+    bodies: Annotated[
+        list[str] | None, typer.Argument(metavar="BODY", help="One message each; - for the lines of stdin.")
+    ] = None,
     files: Annotated[
         list[Path] | None, typer.Option("--file", metavar="FILE", help="A file: one message, or see --lines.")
     ] = None,
@@ -80,6 +82,8 @@ def send(
     """
     if lines and json_lines:
         raise typer.BadParameter("--lines and --json-lines exclude each other")
+    if bodies == ["-"]:
+        bodies, stdin, lines = [], True, not json_lines
     if not (bodies or files or stdin):
         raise typer.BadParameter("nothing to send: give a BODY, --file or --stdin")
     if ordered and business_id is None and not json_lines:
