@@ -19,6 +19,7 @@ from dmq.errors import InvalidMessage, InvalidName
 __all__ = [
     "DEFAULT_PRIORITY",
     "DELAY_LEVELS",
+    "PRIORITIES",
     "JournalOffset",
     "Message",
     "MessageId",
@@ -33,6 +34,7 @@ JournalOffset = NewType("JournalOffset", int)
 QueueOffset = NewType("QueueOffset", int)
 
 DEFAULT_PRIORITY = 4
+PRIORITIES = 10  # 0 to 9; a topic that goes by priority has a queue for each
 NAME_BYTES_MAX = 255
 GROUP_BYTES_MAX = 230  # topics of ours are named after groups
 QUEUES_MAX = 255  # ids 0-254; 255 is kept free as "no queue"

@@ -127,6 +127,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, _text("Address it listens on.")] = "127.0.0.1"
     port: Annotated[int, _count(0, "Port for clients; 0 takes any free one.", 65535)] = 9611
     metrics_port: Annotated[int, _count(0, "Port for metrics and health; 0 takes any free one.", 65535)] = 9690
+    telnet_port: (
+        Annotated[int, _count(0, "Port for a person with telnet; 0 takes any free one, none is off.", 65535)] | None
+    ) = 9612
     data: Annotated[str, _text("Directory with the data.")] = "dmq-data"
     auto_create: Annotated[bool, _flag("Create a topic when it is first used.")] = False
     auto_create_queues: Annotated[int, _count(1, "Queues of a topic created that way.", 255)] = 4

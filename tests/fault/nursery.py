@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,10 +30,15 @@ LOADED = ("dmq.cli.broker", "dmq.broker.server", "dmq.broker.handlers", "uvloop"
 
 
 class ForkedBroker:
-    """One broker on a directory and a port of its own; killed and started again as often as one likes."""
+    """One broker on a directory and a port of its own; killed and started again as often as one likes.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters:
+        settings: of the broker, each as "broker.grace_seconds=1".
+    """
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._settings = [argument for setting in settings for argument in ("--set", setting)]
         self.port = free_port()
         self.url = f"dmq://127.0.0.1:{self.port}"
         self.pid = 0
@@ -45,8 +51,8 @@ class ForkedBroker:
                 [sys.executable, "-m", "tests.fault.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         assert self._nursery.stdin is not None
-        ports = ("--port", str(self.port), "--metrics-port", "0")
-        arguments = ["broker", "--data", str(self.folder), *ports, "--log-level", "error"]
+        ports = ("--port", str(self.port), "--metrics-port", "0", "--telnet-port", "none")
+        arguments = ["broker", "--data", str(self.folder), *ports, "--log-level", "error", *self._settings]
         self._nursery.stdin.write(json.dumps(arguments).encode() + b"\n")
         self._nursery.stdin.flush()
         self.pid = int(self._line())

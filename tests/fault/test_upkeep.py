@@ -11,6 +11,7 @@ import pytest
 from dmq.errors import DiskFull, LimitReached, StorageError
 from dmq.model import TopicConfig
 from dmq.storage.events import DelaysDone, TransactionEnded, pack_offsets
+from dmq.storage.frames import DerivedDamaged
 from dmq.testing import CrashNow
 from tests.fault.checking import check_producers
 from tests.fault.model import Spot
@@ -224,3 +225,30 @@ def test_a_checkpoint_refused_for_space_is_made_up_for_later() -> None:
     rig.check()
     rig.close()
     rig.check()
+
+
+@pytest.mark.parametrize("folder", ["delay", "index"])
+def test_a_damaged_file_that_a_checkpoint_meets_while_it_merges_is_built_anew(folder: str) -> None:
+    """Else no checkpoint would ever succeed again, and the next start would read the whole journal."""
+    rig = rig_with()
+    met = 0
+    for number in range(24):
+        rig.append([rig.delayed(0, rig.messages(3), [1 << 42] * 3, "orders"), rig.batch("orders", 0, rig.messages(3))])
+        rig.flush()
+        plan = rig.store.begin_checkpoint()
+        rig.upkeep(lambda: None)
+        assert plan is not None
+        rig.append([rig.delayed(1, rig.messages(2), [1 << 41] * 2, "orders")])
+        problem: BaseException | None = None
+        try:
+            plan.write()
+        except DerivedDamaged as error:
+            problem = error
+            met += 1
+        rig.upkeep(lambda plan=plan, problem=problem: rig.store.finish_checkpoint(plan, problem))  # type: ignore[misc]
+        rig.flush()
+        if number == 1:
+            path = f"{folder}/{rig.files.listdir(folder)[0]}"
+            rig.files.flip_bit(path, rig.files.size(path) - 1)
+    assert met == 1
+    rig.check()  # not before: whoever reads finds the damage as well

@@ -119,12 +119,19 @@ class Ledger:
         """Within a queue, a stream keeps its order, as stored and as an ordered group gets it."""
         by_offset = sorted({(s.queue, s.offset, *s.name) for all_seen in self.seen.values() for s in all_seen})
         self._rising("stored", ((queue, stream, number) for queue, _, stream, number in by_offset))
-        first = list({seen.name: seen for seen in reversed(self.seen["ordered"])}.values())[::-1]
+        first = self._first_seen("ordered")
         self._rising("ordered", ((seen.queue, seen.name[0], seen.name[1]) for seen in first))
         offsets: dict[int, int] = defaultdict(lambda: -1)
         for seen in first:
             assert seen.offset > offsets[seen.queue], f"the ordered group got {seen} after {offsets[seen.queue]}"
             offsets[seen.queue] = seen.offset
+
+    def _first_seen(self, group: str) -> list[Seen]:
+        """What a group got, each message where it came first: what comes again may come behind later ones."""
+        found: dict[Name, Seen] = {}
+        for seen in self.seen[group]:
+            found.setdefault(seen.name, seen)
+        return [*found.values()]
 
     @staticmethod
     def _rising(what: str, numbers: Iterable[tuple[int, str, int]]) -> None:

@@ -14,7 +14,9 @@ from dmq.settings import BrokerSettings, Settings
 
 async def serve(directory: str) -> None:
     """A broker that prints its port."""
-    settings = BrokerSettings(port=0, metrics_port=0, data=directory, auto_create=True, grace_seconds=0.5)
+    settings = BrokerSettings(
+        port=0, metrics_port=0, telnet_port=None, data=directory, auto_create=True, grace_seconds=0.5
+    )
     await BrokerServer(Settings(broker=settings)).serve(lambda server: print(server.port, flush=True))
 
 

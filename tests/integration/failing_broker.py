@@ -27,7 +27,7 @@ def broker() -> None:
 
     threading.Thread(target=fail_when_told, daemon=True).start()
     set_up_logs(LogLevel.INFO, LogFormat.TEXT)
-    settings = Settings(broker=BrokerSettings(port=0, metrics_port=0, auto_create=True))
+    settings = Settings(broker=BrokerSettings(port=0, metrics_port=0, telnet_port=None, auto_create=True))
     run(lambda: BrokerServer(settings, files=files).serve(_announce))
 
 

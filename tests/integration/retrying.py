@@ -22,7 +22,13 @@ def say(*words: object) -> None:
 async def serve(directory: str, port: int) -> None:
     """A broker that prints its port, and retries at once."""
     settings = BrokerSettings(
-        port=port, metrics_port=0, data=directory, auto_create=True, grace_seconds=0.5, retry_table="0.05,0.1,0"
+        port=port,
+        metrics_port=0,
+        telnet_port=None,
+        data=directory,
+        auto_create=True,
+        grace_seconds=0.5,
+        retry_table="0.05,0.1,0",
     )
     await BrokerServer(Settings(broker=settings)).serve(lambda server: say(server.port))
 

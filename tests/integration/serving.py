@@ -41,7 +41,13 @@ class ServedBroker:
         self._status_port = status_port
         self._store = store or StoreSettings()
         self._clock = clock
-        self._settings: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_seconds": 1.0, **settings}
+        self._settings: dict[str, Any] = {
+            "port": 0,
+            "metrics_port": 0,
+            "telnet_port": None,
+            "drain_seconds": 1.0,
+            **settings,
+        }
         self._thread: threading.Thread | None = None
         self._drain_seconds: float | None = 0.0
 

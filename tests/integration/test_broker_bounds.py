@@ -104,6 +104,39 @@ def test_idle_connections_are_held_and_cost_little(broker: BrokerProcess) -> Non
         assert (resident_bytes(broker.pid) - before) / IDLE < 32 << 10
 
 
+def test_large_frames_cost_what_was_sent_of_them_and_nothing_afterwards(tmp_path: Path) -> None:
+    """Half-sent ones are held as far as they were sent; who sent one, or is gone, holds no buffer any more."""
+
+    def batch(size: int) -> bytes:
+        header, body = produce("orders", bytes(size))
+        return request_head(Command.PRODUCE, header, 1, len(body)) + body
+
+    with BrokerProcess(tmp_path / "data", ("--auto-create", "--log-level", "error")) as broker:
+        port = port_of(broker.url)
+        whole, large = batch(100_000), batch(4 << 20)
+        with RawClient(port) as first:
+            for _ in range(400):  # until the cache for readers is full
+                first.send(whole)
+                first.read()
+        with ExitStack() as stack:
+            peers = [stack.enter_context(RawClient(port)) for _ in range(IDLE // 20)]
+            before = resident_bytes(broker.pid)
+            for peer in peers:
+                peer.send(whole)
+                answer = peer.read()
+                assert answer is not None
+                assert answer.status == 0
+            assert (resident_bytes(broker.pid) - before) / len(peers) < 16 << 10
+        before = resident_bytes(broker.pid)
+        with ExitStack() as stack:
+            for _ in range(STALLED):
+                stack.enter_context(RawClient(port)).send(large[: len(large) // 2])
+            # All of it has arrived; the system may give memory in pages of 2 MiB.
+            eventually(lambda: resident_bytes(broker.pid) - before > STALLED * len(large) * 0.45)
+            assert resident_bytes(broker.pid) - before < STALLED * (len(large) // 2 + (2 << 20))
+        eventually(lambda: resident_bytes(broker.pid) - before < GROWTH_BYTES_MAX)
+
+
 def fill(url: str, topic: str, size: int, body_bytes: int) -> None:
     """A backlog of so many bytes."""
     count = size // body_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,7 +14,9 @@ import dmq
 from dmq.broker.pacing import Pace
 from dmq.client.admin import Admin
 from dmq.client.client import Client
+from dmq.client.received import ReceivedMessage
 from dmq.testing import TestBroker
+from tests.integration.handling import Handling
 from tests.integration.letters import consumed, drained, eventually, reject, rejected
 
 
@@ -229,6 +232,29 @@ def test_dead_letters_outlive_a_restart_and_a_kill(broker: TestBroker, client: C
         admin = broker.connect().admin
         assert len(admin.dead_letters()) == 3
         eventually(partial(nothing_waits, admin))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_in_hand_when_the_broker_died_can_still_be_rejected(
+    broker: TestBroker, client: Client, ordered: bool
+) -> None:
+    """It comes again while its handler runs. The word about the first counts for the second, whose lease is alive."""
+    client.producer().send("orders", b"bad")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        begun.set()
+        go_on.wait(20.0)
+        raise dmq.Reject("no good")
+
+    with Handling(client.consumer("orders", "billing", ordered=ordered), handle):
+        assert begun.wait(20.0)
+        broker.kill()
+        broker.start()
+        eventually(lambda: any(member.leased for member in client.admin.group("billing").details))
+        go_on.set()
+        (letter,) = drained(client, 1)
+    assert (letter.body, letter.reason) == (b"bad", "REJECTED")
 
 
 def nothing_waits(admin: Admin) -> bool:

@@ -191,7 +191,7 @@ def test_looking_at_an_ordered_group_does_not_disorder_it(broker: ServedBroker) 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "broker.example"])
 def test_another_address_than_loopback_needs_insecure(host: str) -> None:
-    settings = Settings(broker=BrokerSettings(host=host, port=0, metrics_port=0))
+    settings = Settings(broker=BrokerSettings(host=host, port=0, metrics_port=0, telnet_port=None))
     with pytest.raises(NotAllowed, match="--insecure"):
         BrokerServer(settings, files=MemoryFiles())
     BrokerServer(settings, files=MemoryFiles(), insecure=True)

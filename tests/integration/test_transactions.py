@@ -233,6 +233,19 @@ def test_asking_again_for_what_happened_is_well_and_for_the_opposite_is_not(
     assert bodies(client) == [b"yes"]
 
 
+def test_what_was_committed_stays_so_when_a_consumer_made_a_dead_letter_of_it(
+    broker: TestBroker, client: Client
+) -> None:
+    tx = client.producer(group="shop").transaction("orders", b"bad")
+    tx.commit()
+    with client.consumer("orders", "billing") as consumer:
+        next(consumer).reject("cannot be read")
+    eventually(lambda: client.admin.dead_letters(group="billing"))
+    broker.restart()  # it knows by its journal alone what became of the transaction
+    assert ended(client, tx, COMMIT) == []
+    assert ended(client, tx, TransactionOutcome.ROLLBACK) == [Status.TRANSACTION_OVER]
+
+
 def test_a_late_commit_of_what_a_check_rolled_back_is_refused(broker: TestBroker, client: Client) -> None:
     tx = client.producer(group="shop", check=lambda _: "rollback").transaction("orders", b"late")
     broker.clock.advance(7.0)

@@ -1,9 +1,13 @@
 """The broker: one store, its writer, the groups that consume it, and the commands clients send.
 
-Everything here happens on one event loop, which never waits for a disk: what is written goes through the writer, and
-handlers that read or wait are coroutines. What always holds: a connection is served only after its hello; a command
-that fails is answered with its error and harms nobody else; requests about a topic or group that is being changed wait
-for that, in their order; a stopping or drained broker says so, takes nothing new, and finishes what is under way.
+Everything here happens on one event loop. No request that reads or changes something makes it wait for a disk: what is
+written goes through the writer, and handlers that read or wait are coroutines. It may wait for one where messages of a
+backlog are handed out, where delays are loaded, where a segment begins or goes, and for a lone flush on a disk that has
+been quick (docs/internals/architecture.md has the list).
+
+What always holds: a connection is served only after its hello; a command that fails is answered with its error and
+harms nobody else; requests about a topic or group that is being changed wait for that, in their order; a stopping or
+drained broker says so, takes nothing new, and finishes what is under way.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from dmq.broker.limits import Limits, kept_limits
 from dmq.broker.moves import Moves
 from dmq.broker.reads import DiskReads
 from dmq.broker.session import Session
-from dmq.broker.tasks import Tasks, Work, check_changes, wait_for
+from dmq.broker.tasks import Tasks, Work, check_changes, go_on, wait_for
 from dmq.broker.writer import JournalWriter, nobody_waits
 from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
@@ -172,7 +176,7 @@ class Broker:
             wait_for(self, later.change, session, frame, header)
         else:
             if work is not None:
-                self.run(work, lambda error: self.failed_request(session.connection, frame, error))
+                go_on(self, handler, session, frame, work)
 
     def failed_request(self, connection: Connection, frame: Frame, error: BaseException) -> None:
         """Answer that a request did not work."""

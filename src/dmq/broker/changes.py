@@ -6,7 +6,8 @@ which they came. So a topic that is created twice at once is created once, a mes
 its topic, and nobody joins a group in the middle of a seek.
 
 What always holds: one change at a time for one name; whoever waits is called exactly once; no more than `waiting_max`
-requests and `waiting_bytes_max` of their bytes wait, and beyond that they are refused with `Busy`.
+changes are under way, no more than as many requests and `waiting_bytes_max` of their bytes wait, and beyond that they
+are refused with `Busy`.
 """
 
 from __future__ import annotations
@@ -64,8 +65,14 @@ class Changes:
 
         Raises:
             Later: another one of the same name is under way.
+            Busy: too many are.
         """
         self.check(name)
+        if len(self.under_way) >= self._waiting_max:
+            raise Busy(
+                f"{len(self.under_way)} topics and groups are being changed: try again shortly",
+                retry_after_ms=_AGAIN_MS,
+            )
         change = self.under_way[name] = Change(name)
         return change
 

@@ -220,9 +220,9 @@ class Transactions:
         found = await self._broker.reads.ask(lambda: [f.topic for f in store.find(message_id=wanted)])
         if HALF_TOPIC not in found:
             return COMMITTED if found else None
-        if any(topic.startswith("%DLQ%") for topic in found):
-            return GIVEN_UP
-        return COMMITTED if any(not topic.startswith("%") for topic in found) else ROLLED_BACK
+        if any(not topic.startswith("%") for topic in found):
+            return COMMITTED  # even if a consumer has made a dead letter of it since
+        return GIVEN_UP if any(topic.startswith("%DLQ%") for topic in found) else ROLLED_BACK
 
     async def _write(self, ends: dict[bytes, str], groups: dict[bytes, str]) -> set[bytes]:
         """End transactions in one unit; returns those that cannot be, because they cannot be read.

@@ -56,6 +56,8 @@ def diagnose_machine(settings: Settings, insecure: bool = False) -> Iterator[Fin
     if owner is None:
         yield _port(settings.broker.host, settings.broker.port, "broker.port")
         yield _port(settings.broker.host, settings.broker.metrics_port, "broker.metrics_port")
+        if settings.broker.telnet_port is not None:
+            yield _port(settings.broker.host, settings.broker.telnet_port, "broker.telnet_port")
     yield _loop()
 
 

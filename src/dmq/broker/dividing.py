@@ -1,8 +1,8 @@
 """Dividing: members that divide the queues of a topic among themselves are told who they are (R-08).
 
-Each computes its share by the strategy all of them have, and says with ASSIGN which queues it takes. Until two that heard
-of a change at different times agree, a queue may have two takers or none; two do no harm, since a message is leased to
-one of them, and none lasts no longer than the news is on its way.
+Each computes its share by the strategy all of them have, and says with ASSIGN which queues it takes. Until two that
+heard of a change at different times agree, a queue may have two takers or none; two do no harm, since a message is
+leased to one of them, and none lasts no longer than the news is on its way.
 
 What always holds: after the last of some changes every member is told; changes that come together are told together, so
 that many that start at once do not hear of each one.

@@ -274,6 +274,15 @@ class HandOut:
         """What is out, oldest lease first."""
         return list(self._leases)
 
+    def claim_on(self, offset: int) -> Lease | Redelivery | None:
+        """What has a claim on an offset: the lease that has it out, or what waits to hand it out again."""
+        claims: list[Lease | Redelivery] = [*self._leases.touching(offset, offset + 1)]
+        claims += self._redeliveries.touching(offset, offset + 1)
+        for held in claims:
+            if held.start <= offset < held.stop and held.mask >> (offset - held.start) & 1:
+                return held
+        return None
+
     def lag(self, visible_next: int) -> int:
         """Messages that are visible and not settled; what a filter will pass over is among them until it is seen."""
         if self._ahead or self._ahead_stale:

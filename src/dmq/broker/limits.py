@@ -20,6 +20,7 @@ from dmq.storage.view import StoreView
 __all__ = ["LIMITS_MAX", "Limit", "Limits", "Over", "kept_limits"]
 
 LIMITS_MAX: Final = 2000  # all of them fit into one answer
+_ROUNDING_SECONDS: Final = 1e-6  # who comes when it was told to is not refused for the last digit of a sum
 
 
 class Limit(NamedTuple):
@@ -104,7 +105,7 @@ class Limits:
         """
         asked = [rule for key in ((topic, ""), ("", app)) if (rule := self.rules.get(key)) is not None]
         over = [(rule.missing(count, size, now), rule.limit) for rule in asked]
-        over = [(seconds, limit) for seconds, limit in over if seconds > 0.0]
+        over = [(seconds, limit) for seconds, limit in over if seconds > _ROUNDING_SECONDS]
         if over:
             seconds, limit = max(over, key=lambda pair: pair[0])
             return Over(limit, seconds, all(each.is_dead_letter for _, each in over))

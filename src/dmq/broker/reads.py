@@ -3,9 +3,10 @@
 The loop asks. Where bytes are missing the store says which; a thread reads those, and the loop asks again. So the store
 has one owner, and a slow disk holds up nobody but whoever asked for what lies on it.
 
-What always holds: what is asked is asked on the loop; no more than `asked_max` questions are open, and beyond that
-they are refused with `Busy`; a question is answered, or fails with the store's error. A client's questions with large
-answers take turns, and the next is looked up only when it has taken the answer before.
+What always holds: what is asked is asked on the loop; a question is answered, or fails with the store's error. A
+client's questions with large answers take turns, and the next is looked up only when it has taken the answer before; no
+more than `asked_max` of these are open, an eighth of them of one client, and beyond that they are refused with `Busy`.
+What a client asked that is gone is not looked up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from dmq.errors import Busy
+from dmq.errors import Busy, NotConnected
 from dmq.storage.pool import NeedsDisk, Prepared
 from dmq.storage.store import MessageStore
 
@@ -53,11 +54,14 @@ class DiskReads:
 
         Raises:
             Busy: too many are asked already.
+            NotConnected: the client is gone.
         """
         with self._counted(session):
             async with session.reading:
                 while session.connection.is_open and not session.connection.is_writable:
                     await asyncio.sleep(_ROOM_SECONDS)
+                if not session.connection.is_open:
+                    raise NotConnected("the client is gone, nobody waits for the answer")
                 yield
 
     @contextlib.contextmanager
@@ -84,6 +88,10 @@ class DiskReads:
                 missing = need
             prepared[missing.key] = await self._read(missing)
         return question()
+
+    async def work(self, task: Callable[[], T]) -> T:
+        """Do something in a thread that takes long and touches nothing of the store."""
+        return await self._loop.run_in_executor(self._threads, task)
 
     async def _read(self, need: NeedsDisk) -> bytes | Exception:
         self.reads += 1

@@ -53,10 +53,10 @@ def target_queue(topic: Topic, record: RecordView, wanted: int = ANY_QUEUE) -> i
     queues = topic.config.queues
     if wanted != ANY_QUEUE and wanted < queues:
         return wanted
-    if record.flags & ORDERED and record.business_id:
-        return business_hash(record.business_id) % queues
     if topic.config.priority:
         return min(record.priority, queues - 1)
+    if record.flags & ORDERED and record.business_id:
+        return business_hash(record.business_id) % queues
     return -1
 
 

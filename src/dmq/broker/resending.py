@@ -160,9 +160,11 @@ class Resends:
             )
         queues = topic.config.queues
         if not letter.group:
+            if topic.config.priority:
+                return topic.name, min(letter.priority, queues - 1)
             if letter.business_id:
                 return topic.name, business_hash(letter.business_id) % queues
-            return topic.name, letter.priority if topic.config.priority else broker.choose_queue(topic)
+            return topic.name, broker.choose_queue(topic)
         if self._is_broadcast(letter.group, topic.id):
             raise Unsupported(
                 f"letter {letter.number} is of the broadcast group {letter.group!r}, whose members have no retry "

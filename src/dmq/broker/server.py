@@ -22,6 +22,7 @@ from dmq.broker.handlers.session import hello
 from dmq.broker.letters import open_letters
 from dmq.broker.metrics import exposition
 from dmq.broker.status import status_page
+from dmq.broker.telnet import TelnetServer
 from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import NotAllowed, StoreFailed
@@ -93,6 +94,7 @@ class BrokerServer:
         self.port = 0
         self.metrics_port = 0
         self.status_port = 0
+        self.telnet_port = 0
 
     async def start(self) -> None:
         """Open the store and the ports.
@@ -121,6 +123,7 @@ class BrokerServer:
             outbox=self.broker.outbox,
         )
         self._pages: list[PageServer] = []
+        self._telnet = TelnetServer(self.broker)
         try:
             host, self.port = await self._server.listen(settings.host, settings.port)
             self.broker.address = f"{host}:{self.port}"
@@ -132,6 +135,8 @@ class BrokerServer:
                     "/readyz": self._readiness,
                 },
             )
+            if settings.telnet_port is not None:
+                self.telnet_port = await self._telnet.listen(settings.host, settings.telnet_port)
             if self._status_port is not None:
                 self.status_port = await self._serve_pages(
                     self._status_port, {"/": lambda: Page(status_page(self.broker), kind="text/html; charset=utf-8")}
@@ -193,6 +198,7 @@ class BrokerServer:
             await self.broker.stop(settings.drain_seconds if drain_seconds is None else drain_seconds)
         finally:
             await self._server.close()
+            await self._telnet.close()
             for pages in self._pages:
                 await pages.close()
 
@@ -204,6 +210,7 @@ class BrokerServer:
         for connection in list(self._server.connections):
             connection.abort()
         await self.broker.dead_letters.close()
+        await self._telnet.close()
         for pages in self._pages:
             await pages.close()
 

@@ -39,6 +39,7 @@ class Session:
         self.pulling: set[tuple[Consumption, Member]] = set()
         self.reading = asyncio.Lock()
         self.asked = 0  # questions with large answers that are open
+        self.working = 0  # requests that go on by themselves
         self.subscribing: dict[int | None, Change] = {}  # subscriptions that wait for a change
         self.address16, self.port = _packed_address(connection.address)
 

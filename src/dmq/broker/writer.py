@@ -2,8 +2,10 @@
 
 Everything that is submitted in one turn of the loop is written together; a thread serves only the waiting for the disk
 (`fdatasync`, checkpoint files). While one flush runs, the next units gather: group commit over all connections. A flush
-that one submission alone waits for, on a disk whose last flushes all took less than a millisecond, is done at once: the
-way to a thread and back would only add to it, and there is nothing to gather.
+that one submission alone waits for, on a disk whose last flushes all took less than a millisecond, is done at once, on
+the loop: the way to a thread and back would only add to it, and there is nothing to gather. A disk that stops being
+quick holds the loop up for one such flush, and then 16 flushes go to the thread again. The loop also waits for the disk
+where a segment begins (`append`) or goes (`retain`), and for files to be removed after a checkpoint.
 
 What always holds: a submission's callback is called exactly once, on the loop, when its unit is visible or when it
 failed; what waits is bounded, and beyond the bound `submit` raises `Busy`.
@@ -180,11 +182,6 @@ class JournalWriter:
     def _turn_late(self) -> None:
         self._late_turn_planned = False
         if self._submitted and not self._turn_planned:
-            self._turn()
-
-    def catch_up(self) -> None:
-        """Write what was submitted so far: whoever writes to the store itself must not come before it."""
-        if self._submitted:
             self._turn()
 
     def _turn(self) -> None:

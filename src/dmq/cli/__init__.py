@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "tail": ("dmq.cli.tail", "Follow a topic as messages arrive, without consuming."),
     "peek": ("dmq.cli.peek", "Look at stored messages, without consuming."),
     "find": ("dmq.cli.find", "Find messages by key or id."),
+    "trace": ("dmq.cli.trace", "Show the life of a message."),
+    "why": ("dmq.cli.why", "Tell why a message is not consumed."),
     "delay": ("dmq.cli.delay", "Look at delayed messages, and take them back."),
     "tx": ("dmq.cli.tx", "Look at open transactions."),
     "dlq": ("dmq.cli.dlq", "Look at dead letters, resend them, delete them."),

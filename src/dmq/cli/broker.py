@@ -36,6 +36,10 @@ def broker(
     metrics_port: Annotated[
         int | None, typer.Option(metavar="N", help="Port for metrics and health; 0 takes any.  [default: 9690]")
     ] = None,
+    telnet_port: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Port for a person with telnet; 0 takes any, none is off.  [default: 9612]"),
+    ] = None,
     console_port: Annotated[
         int | None, typer.Option(metavar="N", help="Serve a status page there; 0 takes any free port.")
     ] = None,
@@ -61,6 +65,7 @@ def broker(
         "broker.host": host,
         "broker.port": port,
         "broker.metrics_port": metrics_port,
+        "broker.telnet_port": telnet_port,
         "broker.name": name,
         "broker.auto_create": auto_create,
     }
@@ -73,6 +78,8 @@ def _announce(server: BrokerServer) -> None:
     address = server.broker.address
     host = address.rpartition(":")[0]
     parts = [f"listening on dmq://{address}", f"metrics on http://{host}:{server.metrics_port}/metrics"]
+    if server.telnet_port:
+        parts.append(f"telnet on {host} {server.telnet_port}")
     if server.status_port:
         parts.append(f"status page on http://{host}:{server.status_port}/")
     typer.echo(", ".join(parts))

@@ -29,6 +29,10 @@ def dev(
     metrics_port: Annotated[
         int | None, typer.Option(metavar="N", help="Port for metrics and health; 0 takes any.  [default: 9690]")
     ] = None,
+    telnet_port: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Port for a person with telnet; 0 takes any, none is off.  [default: 9612]"),
+    ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
     insecure: Insecure = False,
@@ -42,6 +46,7 @@ def dev(
         "broker.host": host,
         "broker.port": port,
         "broker.metrics_port": metrics_port,
+        "broker.telnet_port": telnet_port,
     }
     resolved = resolve(config, flags, settings)
     if resolved.source_of("broker.auto_create") == "default":
@@ -67,6 +72,7 @@ def _welcome(server: BrokerServer, folder: Path) -> None:
         f"DMQ is ready at {url}\n"
         f"  status page  http://{host}:{server.status_port}/\n"
         f"  metrics      http://{host}:{server.metrics_port}/metrics\n"
+        f"{_telnet(host, server.telnet_port)}"
         f"  data         {folder}\n"
         "In another terminal:\n"
         f'  dmq send hello "my first message"{flag}\n'
@@ -74,3 +80,7 @@ def _welcome(server: BrokerServer, folder: Path) -> None:
         "Ctrl-C stops it.",
     )
     typer.get_text_stream("stdout").flush()
+
+
+def _telnet(host: str, port: int) -> str:
+    return f"  telnet       telnet {host} {port}\n" if port else ""

@@ -22,9 +22,11 @@ __all__ = [
     "Formatted",
     "GroupName",
     "InTopic",
+    "MessageName",
     "Settings",
     "TopicName",
     "Url",
+    "checked_id",
     "connected",
     "make_app",
     "parse_pairs",
@@ -51,6 +53,7 @@ Url = Annotated[str, typer.Option("--url", envvar="DMQ_URL", metavar="URL", help
 Formatted = Annotated[Format, typer.Option("--format", help="How to show it.")]
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+MessageName = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id, as `dmq find` and receipts show it.")]
 InTopic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="In this topic.")]
 ConfigFile = Annotated[
     Path | None,
@@ -102,6 +105,17 @@ def parse_place(text: str) -> str | int | datetime | timedelta:
         ) from None
     # Without a zone it is what the clock on the wall says.
     return moment.astimezone(UTC)
+
+
+def checked_id(text: str) -> str:
+    """The id of a message, if it is one."""
+    from dmq.model import MessageId
+
+    try:
+        MessageId.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
 
 
 def parse_pairs(pairs: Sequence[str] | None) -> Mapping[str, str]:

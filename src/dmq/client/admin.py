@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from dmq.client import calls, letters, limit_calls, pending_calls
+from dmq.client import calls, letters, life_calls, limit_calls, pending_calls
 from dmq.client.calls import Call, When, run
 from dmq.client.letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.reports import (
@@ -26,7 +26,9 @@ from dmq.client.reports import (
     QueueRange,
     StoredMessage,
     Topic,
+    TraceReport,
     TransactionReport,
+    WhyReport,
 )
 from dmq.client.transport import Transport
 from dmq.model import MessageId
@@ -129,7 +131,8 @@ class Admin:
         """Move a group within a topic.
 
         Parameters:
-            to: "earliest", "latest", an offset, a datetime, or a timedelta back from now.
+            to: "earliest", "latest", an offset, a datetime, seconds since 1970 as a float, or a time back from now,
+                as a timedelta or as in "2h".
             queue: only this one.
             dry_run: only tell what would happen.
         """
@@ -172,6 +175,28 @@ class Admin:
     def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
         return self._run(pending_calls.transactions(topic, limit))
+
+    def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
+        """The life of a message: when it was sent, stored, delivered, acked, and whatever else became of it.
+
+        Parameters:
+            group: leave out what other groups did with it.
+
+        Raises:
+            UnknownMessage: nothing is kept of it.
+        """
+        return self._run(life_calls.trace(id, group))
+
+    def why(self, id: MessageId | str, group: str = "") -> WhyReport:
+        """Why a message is not consumed, in one paragraph; or that it was, by whom and when.
+
+        Parameters:
+            group: only this one.
+
+        Raises:
+            UnknownMessage: nothing is kept of it.
+        """
+        return self._run(life_calls.why(id, group))
 
     def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
         """The limits in force: all, or that of a topic, of an app, or both."""

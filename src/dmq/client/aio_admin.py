@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
-from dmq.client import calls, letters, limit_calls, pending_calls
+from dmq.client import calls, letters, life_calls, limit_calls, pending_calls
 from dmq.client.admin import ANSWER_SECONDS
 from dmq.client.aio_transport import AioTransport
 from dmq.client.calls import Call, When
@@ -27,7 +27,9 @@ from dmq.client.reports import (
     QueueRange,
     StoredMessage,
     Topic,
+    TraceReport,
     TransactionReport,
+    WhyReport,
 )
 from dmq.model import MessageId
 from dmq.protocol.session import DrainAction
@@ -169,6 +171,28 @@ class AioAdmin:
     async def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
         return await self._run(pending_calls.transactions(topic, limit))
+
+    async def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
+        """The life of a message: when it was sent, stored, delivered, acked, and whatever else became of it.
+
+        Parameters:
+            group: leave out what other groups did with it.
+
+        Raises:
+            UnknownMessage: nothing is kept of it.
+        """
+        return await self._run(life_calls.trace(id, group))
+
+    async def why(self, id: MessageId | str, group: str = "") -> WhyReport:
+        """Why a message is not consumed, in one paragraph; or that it was, by whom and when.
+
+        Parameters:
+            group: only this one.
+
+        Raises:
+            UnknownMessage: nothing is kept of it.
+        """
+        return await self._run(life_calls.why(id, group))
 
     async def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
         """The limits in force: all, or that of a topic, of an app, or both."""

@@ -163,7 +163,7 @@ class AioClient:
         tags: str = "",
         ordered: bool = False,
         broadcast: bool = False,
-        start_from: str | int | datetime | timedelta = "earliest",
+        start_from: str | int | float | datetime | timedelta = "earliest",
         prefetch: int = 1000,
         batch: int = 10,
         parallel: int | None = None,
@@ -174,11 +174,12 @@ class AioClient:
         type: Any = None,
         *,
         prefetch_bytes: int | None = None,
+        strategy: str | None = None,
     ) -> AioConsumer:
         """A consumer; parameters as of `dmq.client.client.Client.consumer`."""
         options = ConsumerOptions(
             topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
-            auto_ack, version, type, prefetch_bytes,
+            auto_ack, version, type, prefetch_bytes, strategy,
         )  # fmt: skip
         consumer = AioConsumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
         self.adopt(consumer)

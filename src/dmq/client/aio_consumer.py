@@ -262,7 +262,7 @@ class AioConsumer(Pulling):
         """Move the group to a place; as `dmq.client.consumer.Consumer.seek`."""
         point = parse_point(to)
         self._flush()
-        header = Seek(self._options.topic, self._options.group, point)
+        header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         try:
             answer = await self._transport.request(
                 Command.SEEK,

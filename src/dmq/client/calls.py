@@ -9,9 +9,10 @@ is raised inside, where the frame is decoded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from dmq.client.reports import (
     BrokerReport,
@@ -36,7 +37,11 @@ __all__ = ["Call", "parse_point", "run"]
 
 T = TypeVar("T")
 Call: TypeAlias = Generator[tuple[Command, Header], Frame, T]
-When: TypeAlias = str | int | datetime | timedelta | Point
+When: TypeAlias = str | int | float | datetime | timedelta | Point
+
+_BACK: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_MS_MAX: Final = 1 << 62
 
 
 def run(call: Call[T], ask: Callable[[Command, Header], Frame]) -> T:
@@ -51,7 +56,10 @@ def run(call: Call[T], ask: Callable[[Command, Header], Frame]) -> T:
 
 
 def parse_point(to: When) -> Point:
-    """A place in a queue, as users write it: "earliest", "latest", an offset, a datetime, or a timedelta back.
+    """A place in a queue, as users write it.
+
+    "earliest", "latest", an offset (int), a moment (datetime, or seconds since 1970 as a float), or a time back from
+    now (timedelta, or text as in "2h": ms, s, m, h, d).
 
     Raises:
         InvalidSettings: it is none of them.
@@ -70,8 +78,14 @@ def parse_point(to: When) -> Point:
         return Point(PointKind.TIME, max(0, int(to.timestamp() * 1000)))
     if isinstance(to, timedelta):
         return Point(PointKind.BACK, max(0, int(to.total_seconds() * 1000)))
+    if isinstance(to, float) and 0 <= to * 1000 <= _MS_MAX:
+        return Point(PointKind.TIME, int(to * 1000))
+    found = _BACK.fullmatch(to) if isinstance(to, str) else None
+    if found is not None and (back := float(found[1]) * _UNIT_MS[found[2]]) <= _MS_MAX:
+        return Point(PointKind.BACK, int(back))
     raise InvalidSettings(
-        f"{to!r} is no place in a queue: use 'earliest', 'latest', an offset, a datetime, or a timedelta back from now"
+        f"{to!r} is no place in a queue: use 'earliest', 'latest', an offset, a datetime, seconds since 1970 as a "
+        "float, or a time back from now, as a timedelta or as in '2h'"
     )
 
 

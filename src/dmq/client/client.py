@@ -186,7 +186,7 @@ class Client:
         tags: str = "",
         ordered: bool = False,
         broadcast: bool = False,
-        start_from: str | int | datetime | timedelta = "earliest",
+        start_from: str | int | float | datetime | timedelta = "earliest",
         prefetch: int = 1000,
         batch: int = 10,
         parallel: int | None = None,
@@ -197,6 +197,7 @@ class Client:
         type: Any = None,
         *,
         prefetch_bytes: int | None = None,
+        strategy: str | None = None,
     ) -> Consumer:
         """A consumer: to iterate over, to `pull` from, or to `run` a handler with.
 
@@ -206,7 +207,8 @@ class Client:
             tags: only messages with one of these tags, "created || paid"; all if left out. Members of a group agree.
             ordered: one message of a queue after the other, also when one fails. Members of a group agree.
             broadcast: every member gets every message; needs `client_id` at `connect`.
-            start_from: where a new group begins: "earliest", "latest", an offset, a datetime, or a timedelta back.
+            start_from: where a new group begins: "earliest", "latest", an offset, a datetime, seconds since 1970 as a
+                float, or a time back from now, as a timedelta or as in "2h".
             prefetch: how many messages may be here unsettled.
             prefetch_bytes: the same in bytes; the broker's default if left out.
             batch: messages in one lease at most, if `parallel` or `ordered` makes leases count; else as many as suit.
@@ -215,14 +217,17 @@ class Client:
             max_attempts: after so many it becomes a dead letter; None tries for ever.
             auto_ack: a message is acked when the next one is asked for.
             version: of the tags; a higher one replaces those of the group's other members.
-            type: what `message.value` decodes bodies to.
+            type: what `message.body` is an object of, instead of bytes; those are in `message.raw`.
+            strategy: the members divide the queues among themselves, each queue to one of them: "average", "circle" or
+                "consistent-hash". Left out, the broker gives every message to whoever can take it. Members of a group
+                agree.
 
         Raises:
             InvalidSettings, InvalidName: a value makes no sense.
         """
         options = ConsumerOptions(
             topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
-            auto_ack, version, type, prefetch_bytes,
+            auto_ack, version, type, prefetch_bytes, strategy,
         )  # fmt: skip
         consumer = Consumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
         self.adopt(consumer)

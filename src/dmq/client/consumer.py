@@ -267,7 +267,7 @@ class Consumer(Pulling):
         self._set_paused(False)
 
     def seek(self, to: When) -> None:
-        """Move the group to a place: "earliest", "latest", an offset, a datetime, or a timedelta back from now.
+        """Move the group to a place, as in `start_from` and `admin.reset`.
 
         Messages in hand are none of the group's business any more; what was prefetched is forgotten.
 
@@ -277,7 +277,7 @@ class Consumer(Pulling):
         """
         point = parse_point(to)
         self._flush()
-        header = Seek(self._options.topic, self._options.group, point)
+        header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         try:
             answer = self._transport.request(
                 Command.SEEK,

@@ -19,6 +19,7 @@ __all__ = [
     "BrokerReport",
     "DelayReport",
     "DrainReport",
+    "GroupReason",
     "GroupReport",
     "Lag",
     "LimitReport",
@@ -28,7 +29,10 @@ __all__ = [
     "QueueRange",
     "StoredMessage",
     "Topic",
+    "TraceReport",
+    "TraceStep",
     "TransactionReport",
+    "WhyReport",
 ]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -235,6 +239,59 @@ class LimitReport:
     messages: int | None
     bytes: int | None
     policy: str  # refuse or dead-letter
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One thing that happened to a message."""
+
+    at_ms: int
+    what: str  # sent, stored, delivered, acked, failed, …
+    topic: str
+    queue: int | None
+    offset: int | None
+    group: str
+    member: str
+    attempt: int
+    note: str
+
+    @property
+    def at(self) -> datetime:
+        """When, in UTC."""
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """The life of a message: its steps in order, and what is not known of it."""
+
+    id: MessageId
+    steps: tuple[TraceStep, ...]
+    notes: tuple[str, ...]
+    is_complete: bool  # the journal was searched to its end
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReason:
+    """Why one group has not consumed a message, or that it has."""
+
+    group: str
+    state: str  # consumed, waiting, leased, retrying, dead, filtered, …
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhyReport:
+    """Why a message is not consumed: one paragraph, and the same by group."""
+
+    id: MessageId
+    state: str  # of the message itself: stored, delayed, prepared, …
+    text: str
+    groups: tuple[GroupReason, ...]
+    is_complete: bool  # the journal was searched to its end
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Routes: what a client knows of topics, and which queue a message goes to. Pure.
 
-What always holds: one business id goes to one queue for as long as the topic keeps its number of queues; an ordered
-message without a business id is refused; what is known of a topic is at most an hour old, or being asked for anew.
+What always holds: one business id goes to one queue for as long as the topic keeps its number of queues, unless the
+topic's queues are priorities; an ordered message without a business id is refused; what is known of a topic is at most
+an hour old, or being asked for anew.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def choose_queue(route: Route, message: Message) -> int:
                 "no broker is connected, and how many queues the topic has is not known here yet, which an ordered "
                 "message depends on: send it when a broker is there"
             )
-        return business_hash(message.business_id) % route.queues
+        if not route.is_priority:
+            return business_hash(message.business_id) % route.queues
     if route.is_priority:
-        return min(message.priority, route.queues - 1)
+        return min(message.priority, route.queues - 1)  # also if it is ordered: there is order within a priority
     return ANY

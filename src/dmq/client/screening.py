@@ -90,12 +90,12 @@ class Screening:
             for twin in self._twins_of(run):
                 yield *twin, Outcome.ACK, -1, ""
         for index, outcome, delay_ms, reason in [*delivery.others]:
-            # A second dead letter would help nobody.
-            same = Outcome.ACK if outcome == Outcome.REJECT else Outcome(outcome)
             for run in delivery.id_runs((index,)):
                 self._in_hand.remove(*run)
                 for twin in self._twins_of(run):
-                    yield *twin, same, delay_ms, reason
+                    # Also a reject: the first one's lease may be lost, and then the word about the twin is what counts.
+                    # Should both count, they are one dead letter, of one id, group and attempt.
+                    yield *twin, Outcome(outcome), delay_ms, reason
 
     def _twins_of(self, run: _Run) -> Iterable[_Place]:
         if self._twins:

@@ -50,7 +50,7 @@ class ConsumerOptions:
         tags: str = "",
         ordered: bool = False,
         broadcast: bool = False,
-        start_from: str | int | datetime | timedelta = "earliest",
+        start_from: str | int | float | datetime | timedelta = "earliest",
         prefetch: int = 1000,
         batch: int = 10,
         parallel: int | None = None,

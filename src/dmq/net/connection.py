@@ -148,6 +148,8 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = False
         self._pending.clear()
         self._unserved.clear()
+        # We and the transport know each other, and may stay in memory until somebody collects such circles.
+        self.parser.drop()
         self._track(self, False)
         self._peer.disconnected(self)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
-from dmq.protocol import admin, consuming, deadletters, producing, reading, session
+from dmq.protocol import admin, consuming, deadletters, life, producing, reading, session
 from dmq.protocol.frame import KNOWN_FLAGS, MUST_KNOW_FLAGS, Frame, Kind, build_frame, frame_head
 from dmq.protocol.header import Header, decode_header, encode_header
 from dmq.protocol.status import error_from_status, status_of
@@ -159,8 +159,8 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.DEAD_LETTER_DELETE: Spec(Way.ASK, deadletters.DeadLetterDelete, deadletters.DeadLetterReply),
     Command.LIMIT_GET: Spec(Way.ASK, admin.LimitGet, admin.LimitReply),
     Command.LIMIT_SET: Spec(Way.ASK, admin.LimitSet, admin.LimitReply),
-    Command.TRACE: Spec(Way.ASK, admin.MessageQuery, None),
-    Command.WHY: Spec(Way.ASK, admin.MessageQuery, None),
+    Command.TRACE: Spec(Way.ASK, admin.MessageQuery, life.TraceReply),
+    Command.WHY: Spec(Way.ASK, admin.MessageQuery, life.WhyReply),
 }
 
 _Decoders = dict[int, msgspec.msgpack.Decoder[Any]]

@@ -265,6 +265,7 @@ class Seek(Header, frozen=True):
     to: Point
     queue: Queue = 255  # ANY_QUEUE is all of them
     dry_run: bool = False
+    flags: Bits = 0  # SubscribeFlag: with BROADCAST, the place of this member
 
 
 class QueueMove(Header, frozen=True):

@@ -13,7 +13,7 @@ What always holds:
 - A body below `VIEW_BYTES_MIN` is copied: it then keeps no chunk alive. Larger ones are views, which keep at most four
   times their size alive. A frame that has a buffer of its own stands behind some room (`Frame.room`).
 - A chunk that nobody has a view of goes back to `Chunks`, where the next connection that receives takes it: thousands
-  of connections with small frames share one, which the processor then has at hand.
+  of connections share one, which the processor then has at hand, and one that is between two frames holds none.
 - Only `ProtocolError` is raised, and after that the parser is of no more use.
 
 Nothing here asks how long is too long: whoever owns the connection looks at `pending_since` now and then and closes it.
@@ -60,15 +60,26 @@ _KINDS: Final = frozenset(int(kind) for kind in Kind)
 
 
 class Chunks:
-    """A chunk to receive into, for the connections of one thread; at most one is kept."""
+    """A chunk to receive into, for the connections of one thread; at most one is kept.
 
-    __slots__ = ("_spare",)
+    Whoever receives asks for a buffer, fills it and says so before anybody else asks. So one that has asked and said
+    nothing found nothing to receive, as happens after each frame that fills its buffer to the end: its chunk goes to
+    the next that asks.
+    """
+
+    __slots__ = ("_spare", "_taker")
 
     def __init__(self) -> None:
         self._spare: memoryview | None = None
+        self._taker: FrameParser | None = None  # the last one
 
-    def take(self) -> memoryview:
+    def take(self, parser: FrameParser) -> memoryview:
+        """A chunk for a parser that has none."""
+        taker, self._taker = self._taker, parser
+        unused = None if taker is None else taker.take_unused()
         spare, self._spare = self._spare, None
+        if spare is None:
+            spare = unused
         return np.empty(CHUNK_BYTES, np.uint8).data if spare is None else spare
 
     def give(self, chunk: memoryview) -> None:
@@ -151,7 +162,7 @@ class FrameParser:
         buffer = self._buffer
         if buffer is None:
             chunks = self._chunks
-            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data if chunks is None else chunks.take()
+            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data if chunks is None else chunks.take(self)
             if self._aside:
                 buffer[: self._end] = self._aside
                 self._aside = b""
@@ -211,8 +222,7 @@ class FrameParser:
             start = self._parse(buffer, start, end, frames)
         except ProtocolError as error:
             self.error = error
-            self._buffer, self._aside, self._start, self._end, self.pending_since = None, b"", 0, 0, None
-            self._has_views = self._is_own = False
+            self.drop()
             if not frames:
                 raise
             return frames
@@ -293,6 +303,18 @@ class FrameParser:
         if self._chunks is not None and not (self._has_views or self._is_own):
             self._chunks.give(buffer)
         self._buffer, self._has_views, self._is_own = None, False, False
+
+    def take_unused(self) -> memoryview | None:
+        """The chunk, if nothing was received into it."""
+        if self._end:
+            return None
+        unused, self._buffer = self._buffer, None
+        return unused
+
+    def drop(self) -> None:
+        """The connection is gone: keep nothing of a half-sent frame, however long the parser itself is kept."""
+        self._buffer, self._aside, self._start, self._end, self.pending_since = None, b"", 0, 0, None
+        self._has_views = self._is_own = False
 
     def _refusal(self, rest: memoryview) -> ProtocolError:
         """What to say about bytes that are no frame we take; at least the length is here."""

@@ -13,7 +13,7 @@ import msgspec
 from dmq.storage.files import Files
 from dmq.storage.frames import DerivedDamaged, read_framed, write_framed
 from dmq.storage.pool import FilePool
-from dmq.storage.wheel import WheelFile
+from dmq.storage.wheel_files import WheelFile
 
 __all__ = ["PATH", "POSITIONS_FOLDER", "Checkpoint", "read_checkpoint", "read_positions", "write_checkpoint"]
 
@@ -80,7 +80,8 @@ def read_checkpoint(files: Files, pool: FilePool) -> Checkpoint | None:
 def write_positions(files: Files, sequence: int, positions: Positions) -> str:
     """Write all positions, flushed; returns the path."""
     path = f"{POSITIONS_FOLDER}/{sequence:020d}.positions"
-    write_framed(files, path, _POSITIONS_MAGIC, msgspec.msgpack.encode(positions))
+    in_order = [(group, sorted(rows)) for group, rows in sorted(positions)]
+    write_framed(files, path, _POSITIONS_MAGIC, msgspec.msgpack.encode(in_order))
     return path
 
 

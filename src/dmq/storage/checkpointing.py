@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from dmq.errors import StorageError
-from dmq.storage import lookup, queues, runs, wheel
+from dmq.storage import lookup, queues, runs, wheel_files
 from dmq.storage.checkpoint import POSITIONS_FOLDER, Checkpoint, Positions, write_checkpoint, write_positions
 from dmq.storage.derived import Derived
 from dmq.storage.events import pack_offsets
@@ -24,7 +24,7 @@ __all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]
 log = logging.getLogger(__name__)
 
 # Everything in these can be deleted while the store is closed; opening builds it anew.
-FOLDERS: Final = (queues.FOLDER, runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER)
+FOLDERS: Final = (queues.FOLDER, runs.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER)
 
 
 class CheckpointPlan:
@@ -53,7 +53,7 @@ class CheckpointPlan:
         self._covered = journal_start if previous is None else previous.offset
         self._journal_start = journal_start
         self._positions: Positions = derived.state.positions.dump()
-        wheel_files, wheel_done = derived.wheel.checkpoint(sequence)
+        self._state = derived.state.set_aside(derived.applied, with_positions=False)
         self._filed = dict(derived.queues.filed)
         self.checkpoint = Checkpoint(
             sequence=sequence,
@@ -62,15 +62,16 @@ class CheckpointPlan:
             offset=derived.applied,
             epoch=epoch,
             stored_at_ms=stored_at_ms,
-            state=derived.state.snapshot(derived.applied, with_positions=False),
+            state=b"",
             positions="",
             runs=[],
             filed=[],
             index=[],
-            wheel=wheel_files,
-            wheel_done=pack_offsets(wheel_done),
+            wheel=[],
+            wheel_done=b"",
             damage=derived.damage,
         )
+        self._wheel = derived.wheel.freeze(sequence, derived.applied)
         derived.queues.freeze()
         derived.lookup.freeze()
 
@@ -93,16 +94,20 @@ class CheckpointPlan:
         paths = [r.path for r in derived.queues.runs] + ([] if run is None else [run])
         self._merged = derived.queues.merge(self._sequence, paths, derived.first_kept)
         self._index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self._journal_start)
+        self._wheel.write()
         positions = write_positions(files, self._sequence, self._positions)
-        for folder in (runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER):
+        for folder in (runs.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER):
             files.sync_dir(folder)
         self._filed.update(self._merged.filed)
         self.checkpoint = _replaced(
             self.checkpoint,
+            state=self._state.encode(),
             positions=positions,
             runs=[r.path for r in self._merged.runs],
             filed=sorted(self._filed.items()),
             index=[file.path for file in self._index],
+            wheel=self._wheel.as_files(),
+            wheel_done=pack_offsets(sorted(self._wheel.done)),
         )
         write_checkpoint(files, self.checkpoint)
 
@@ -120,11 +125,13 @@ class CheckpointPlan:
         """Use the new files; they are open already, so nothing here can fail half-way."""
         self._derived.queues.adopt(self._merged)
         self._derived.lookup.adopt(self._index)
+        self._derived.wheel.adopt(self._wheel)
 
     def abandon(self) -> None:
         """Writing failed: keep what was set aside for the next checkpoint."""
         self._derived.queues.unfreeze()
         self._derived.lookup.unfreeze()
+        self._derived.wheel.unfreeze()
 
 
 def _replaced(checkpoint: Checkpoint, **changes: object) -> Checkpoint:
@@ -173,7 +180,7 @@ class Checkpointer:
     def remove_strays(self, derived: Derived) -> None:
         """Delete derived files the checkpoint in force does not need."""
         needed = set() if self.in_force is None else self.in_force.paths()
-        for folder in (runs.FOLDER, lookup.FOLDER, wheel.FOLDER, POSITIONS_FOLDER):
+        for folder in (runs.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER):
             for name in self._files.listdir(folder):
                 path = f"{folder}/{name}"
                 if path not in needed:

@@ -2,6 +2,8 @@
 
 Pure code. `near` is a heap of (due, offset, length); whatever is not in it, here or in a run on disk, comes at or after
 `bound`. What is added later than that goes to `far`, unsorted columns that are sorted only when they are needed.
+
+What always holds: what `freeze` gives never changes, whatever the fragment does meanwhile.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from dmq.storage.blocks import Table
 
-__all__ = ["ENTRY", "LOAD", "Fragment", "Source", "sorted_table"]
+__all__ = ["ENTRY", "LOAD", "Fragment", "Held", "Source", "sorted_table"]
 
 ENTRY: Final = np.dtype([("due", ">u8"), ("offset", ">u8"), ("length", ">u4"), ("fragment", ">u4")])
 # How many entries are loaded at a time; with four times as many near, all go back.
@@ -41,6 +43,14 @@ class Source:
         self._start = start
         self._end = end
         self.at = at
+
+    def copy(self) -> Source:
+        """The same entries as they stand now, wherever this one is taken from later."""
+        return Source(self._read, self._start, self.at, self._end)
+
+    def reads_from(self, other: Source) -> bool:
+        """Whether both read from the same place."""
+        return self._read is other._read
 
     @property
     def taken(self) -> int:
@@ -71,21 +81,61 @@ class Source:
             yield self._read(at, min(self._end, at + _PIECE))
 
 
+class _Columns:
+    """Entries in the order they came."""
+
+    __slots__ = ("dues", "lengths", "offsets")
+
+    def __init__(self) -> None:
+        self.dues = array("Q")
+        self.offsets = array("Q")
+        self.lengths = array("I")
+
+    def append(self, due: int, offset: int, length: int) -> None:
+        self.dues.append(due)
+        self.offsets.append(offset)
+        self.lengths.append(length)
+
+    def extend(self, dues: Any, offsets: Any, lengths: Any) -> None:
+        """Entries as arrays."""
+        self.dues.frombytes(np.ascontiguousarray(dues, np.uint64).view(np.uint8).data)
+        self.offsets.frombytes(np.ascontiguousarray(offsets, np.uint64).view(np.uint8).data)
+        self.lengths.frombytes(np.ascontiguousarray(lengths, np.uint32).view(np.uint8).data)
+
+    def table(self, number: int) -> Table:
+        table = np.empty(len(self.dues), ENTRY)
+        table["due"] = np.frombuffer(self.dues, np.uint64)
+        table["offset"] = np.frombuffer(self.offsets, np.uint64)
+        table["length"] = np.frombuffer(self.lengths, np.uint32)
+        table["fragment"] = number
+        return table
+
+
+class Held(NamedTuple):
+    """What a fragment has in memory."""
+
+    near: list[tuple[int, int, int]]
+    far: list[_Columns]
+    chunks: list[Source]
+
+    def table(self, number: int) -> Table:
+        """All of it, in no order."""
+        near = np.array([(*entry, number) for entry in self.near], ENTRY)
+        chunks = [table for chunk in self.chunks for table in chunk.pieces()]
+        return np.concatenate([near, *(columns.table(number) for columns in self.far), *chunks])
+
+
 class Fragment:
     """See the module."""
 
-    __slots__ = ("_chunks", "_dues", "_lengths", "_offsets", "bound", "near")
+    __slots__ = ("_aside", "_chunks", "_far", "bound", "near")
 
     def __init__(self, *, everything_elsewhere: bool = False) -> None:
         self.near: list[tuple[int, int, int]] = []
         self.bound = _EVERYTHING_ELSEWHERE if everything_elsewhere else _NOTHING_ELSEWHERE
         self._chunks: list[Source] = []
-        self._clear_far()
-
-    def _clear_far(self) -> None:
-        self._dues = array("Q")
-        self._offsets = array("Q")
-        self._lengths = array("I")
+        self._aside: list[_Columns] = []  # columns that a freeze gave out: nothing is added to them any more
+        self._far = _Columns()
 
     def add(self, dues: Any, offsets: Any, lengths: Any) -> None:
         """Entries of a batch; columns are lists or arrays."""
@@ -93,9 +143,7 @@ class Fragment:
             if self.bound is _NOTHING_ELSEWHERE:
                 self._spill()
             if int(dues.min()) > self.bound[0]:
-                self._dues.frombytes(np.ascontiguousarray(dues, np.uint64).view(np.uint8).data)
-                self._offsets.frombytes(np.ascontiguousarray(offsets, np.uint64).view(np.uint8).data)
-                self._lengths.frombytes(np.ascontiguousarray(lengths, np.uint32).view(np.uint8).data)
+                self._far.extend(dues, offsets, lengths)
                 return
         for due, offset, length in zip(_ints(dues), _ints(offsets), _ints(lengths), strict=True):
             self.insert(due, offset, length)
@@ -107,16 +155,12 @@ class Fragment:
             if len(self.near) > 4 * LOAD:
                 self._spill()
         else:
-            self._dues.append(due)
-            self._offsets.append(offset)
-            self._lengths.append(length)
+            self._far.append(due, offset, length)
 
     def _spill(self) -> None:
         """Move all of `near` to `far`, to be loaded again in order."""
         for due, offset, length in self.near:
-            self._dues.append(due)
-            self._offsets.append(offset)
-            self._lengths.append(length)
+            self._far.append(due, offset, length)
         self.near = []
         self.bound = _EVERYTHING_ELSEWHERE
 
@@ -139,40 +183,56 @@ class Fragment:
         for source, table in zip(sources, tables, strict=True):
             source.at += int(((order >= start) & (order < start + len(table))).sum())
             start += len(table)
-        loaded = [(due, offset, length) for due, offset, length, _ in joined[order].tolist()]
+        first = joined[order]
+        loaded = list(zip(*(first[name].tolist() for name in ("due", "offset", "length")), strict=True))
         more = any(source.left for source in sources)
         self.bound = (loaded[-1][0], loaded[-1][1] + 1) if more else _NOTHING_ELSEWHERE
         return loaded
 
     def _sort_far(self) -> None:
-        if self._dues:
-            self._chunks.append(_in_memory(sorted_table(self._far_table(0))))
-            self._clear_far()
+        far = [columns for columns in (*self._aside, self._far) if columns.dues]
+        if far:
+            self._chunks.append(_in_memory(sorted_table(np.concatenate([columns.table(0) for columns in far]))))
+            self._aside, self._far = [], _Columns()
         self._chunks = [chunk for chunk in self._chunks if chunk.left]
         if len(self._chunks) > _CHUNKS_MAX:
             joined = np.concatenate([table for chunk in self._chunks for table in chunk.pieces()])
             self._chunks = [_in_memory(sorted_table(joined))]
 
-    def _far_table(self, number: int) -> Table:
-        table = np.empty(len(self._dues), ENTRY)
-        table["due"] = np.frombuffer(self._dues, np.uint64)
-        table["offset"] = np.frombuffer(self._offsets, np.uint64)
-        table["length"] = np.frombuffer(self._lengths, np.uint32)
-        table["fragment"] = number
-        return table
-
     def after(self, due: int, offset: int, count: int) -> list[Table]:
         """Entries held here that come behind (due, offset); the first `count` of them are among these."""
-        loose = np.concatenate([np.array([(*entry, 0) for entry in self.near], ENTRY), self._far_table(0)])
+        loose = Held(self.near, [*self._aside, self._far], []).table(0)
         dues, offsets = loose["due"].astype(np.uint64), loose["offset"].astype(np.uint64)
         behind = (dues > np.uint64(due)) | (dues == np.uint64(due)) & (offsets > np.uint64(offset))
         return [loose[behind], *(chunk.after(due, offset, count) for chunk in self._chunks)]
 
     def table(self, number: int) -> Table:
         """Everything held here, in no order."""
-        near = np.array([(*entry, number) for entry in self.near], ENTRY)
-        chunks = [table for chunk in self._chunks for table in chunk.pieces()]
-        return np.concatenate([near, self._far_table(number), *chunks])
+        return Held(self.near, [*self._aside, self._far], self._chunks).table(number)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> Held:
+        """What is held now, for somebody else to read while this goes on."""
+        if self._far.dues:
+            self._aside.append(self._far)
+            self._far = _Columns()
+        return Held(list(self.near), list(self._aside), [chunk.copy() for chunk in self._chunks])
+
+    def forget(self, held: Held, before: int) -> Fragment:
+        """What is left without the entries at offsets below `before`, which are elsewhere now.
+
+        Parameters:
+            held: what `freeze` gave: all of it is below, and need not be looked at.
+        """
+        frozen = {id(columns) for columns in held.far}
+        far = [columns for columns in (*self._aside, self._far) if id(columns) not in frozen]
+        chunks = [chunk for chunk in self._chunks if not any(chunk.reads_from(one) for one in held.chunks)]
+        table = Held([entry for entry in self.near if entry[1] >= before], far, chunks).table(0)
+        table = table[table["offset"].astype(np.uint64) >= np.uint64(before)]
+        left = Fragment(everything_elsewhere=True)
+        left._far.extend(*(table[name].astype(np.uint64) for name in ("due", "offset", "length")))
+        return left
 
 
 def _in_memory(table: Table) -> Source:

@@ -28,6 +28,10 @@ class Position:
         """Settled ranges above the floor, as (start, end)."""
         return list(zip(self._starts, self._ends, strict=True))
 
+    @property
+    def has_ranges(self) -> bool:
+        return bool(self._starts)
+
     def settle(self, start: int, end: int) -> bool:
         """Mark [start, end) as settled; returns whether anything changed."""
         start = max(start, self.floor)
@@ -113,10 +117,11 @@ class PositionTable:
         return [positions[key].floor for positions in self._groups.values() if key in positions]
 
     def dump(self) -> list[tuple[str, list[tuple[int, int, int, list[tuple[int, int]]]]]]:
-        """Everything, as plain data."""
+        """Everything, as plain data, in no order: the loop waits for it."""
+        none: list[tuple[int, int]] = []
         return [
-            (group, [(topic, queue, p.floor, p.ranges) for (topic, queue), p in sorted(positions.items())])
-            for group, positions in sorted(self._groups.items())
+            (group, [(*key, p.floor, p.ranges if p.has_ranges else none) for key, p in positions.items()])
+            for group, positions in self._groups.items()
         ]
 
     def load(self, dumped: list[tuple[str, list[tuple[int, int, int, list[tuple[int, int]]]]]]) -> None:

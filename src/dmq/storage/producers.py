@@ -9,6 +9,7 @@ are forgotten when unused for long, or when there are too many, the longest unus
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from typing import Final
 
@@ -38,10 +39,10 @@ class _Producer:
         self.epoch = epoch
         self.named = named
         self.used_at_ms = used_at_ms
-        self.queues: dict[int, list[Place]] = {}
+        self.queues: dict[int, tuple[Place, ...]] = {}  # tuples, so that a dump need not copy them
 
 
-Dumped = list[tuple[int, int, bool, int, list[tuple[int, list[Place]]]]]
+Dumped = list[tuple[int, int, bool, int, list[tuple[int, tuple[Place, ...]]]]]
 
 
 class ProducerTable:
@@ -51,6 +52,7 @@ class ProducerTable:
         self._producers: OrderedDict[int, _Producer] = OrderedDict()
         self._producers_max = producers_max
         self._expiry_ms = expiry_ms
+        self._newest = -1  # where the newest unit starts that anything is remembered of
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -105,12 +107,9 @@ class ProducerTable:
         producer.used_at_ms = used_at_ms
         producer.named = producer.named or named
         places = producer.queues.get(queue_key)
-        if places is None:
-            producer.queues[queue_key] = [place]
-        else:
-            places.append(place)
-            if len(places) > REMEMBERED:
-                del places[0]
+        producer.queues[queue_key] = (place,) if places is None else (*places[1 - REMEMBERED :], place)
+        if place.unit_start > self._newest:
+            self._newest = place.unit_start
         self._producers.move_to_end(producer_id)
         if len(self._producers) > self._producers_max:
             self._evict()
@@ -123,7 +122,8 @@ class ProducerTable:
     def expire(self, now_ms: int) -> None:
         """Forget anonymous producers unused for longer than the expiry."""
         oldest = now_ms - self._expiry_ms
-        for pid in [p for p, state in self._producers.items() if not state.named and state.used_at_ms < oldest]:
+        unused = itertools.takewhile(lambda item: item[1].used_at_ms < oldest, self._producers.items())
+        for pid in [pid for pid, producer in unused if not producer.named]:
             del self._producers[pid]
 
     def drop_topic(self, topic_id: int) -> None:
@@ -135,12 +135,18 @@ class ProducerTable:
 
     def dump(self, before: int) -> Dumped:
         """Everything that units below the journal offset `before` say, as plain data."""
+        if before > self._newest:  # the usual case, and the loop waits for it
+            return [
+                (pid, producer.epoch, producer.named, producer.used_at_ms, list(producer.queues.items()))
+                for pid, producer in self._producers.items()
+                if producer.queues
+            ]
         dumped: Dumped = []
         for pid, producer in self._producers.items():
             queues = [
                 (key, kept)
                 for key, places in producer.queues.items()
-                if (kept := [place for place in places if place.unit_start < before])
+                if (kept := tuple(place for place in places if place.unit_start < before))
             ]
             if queues:
                 dumped.append((pid, producer.epoch, producer.named, producer.used_at_ms, queues))
@@ -150,4 +156,6 @@ class ProducerTable:
         self._producers = OrderedDict()
         for pid, epoch, named, used_at_ms, queues in dumped:
             producer = self._producers[pid] = _Producer(epoch, named, used_at_ms)
-            producer.queues = {key: list(places) for key, places in queues}
+            producer.queues = dict(queues)
+            for _, places in queues:
+                self._newest = max(self._newest, places[-1].unit_start)

@@ -93,7 +93,8 @@ class QueueIndex:
     def drop_topic(self, topic_id: int) -> None:
         """Forget the queues of a topic; its files go with the next `remove_folders`."""
         for holder in (self._active, self._frozen or {}, self.filed, self._file_firsts):
-            for key in [key for key in holder if key >> 8 == topic_id]:
+            # Listed first: a checkpoint that is being written may look up files meanwhile.
+            for key in [key for key in list(holder) if key >> 8 == topic_id]:
                 del holder[key]
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class QueueIndex:
         if not self._frozen:
             return None
         path = f"{RUNS}/{sequence:020d}.run"
-        write_run(self._files, path, self._frozen)
+        write_run(self._files, path, dict(self._frozen))  # a topic may be dropped meanwhile
         return path
 
     def merge(self, sequence: int, paths: list[str], first_kept: Callable[[int], int | None]) -> Merged:

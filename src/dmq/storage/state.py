@@ -39,7 +39,7 @@ from dmq.storage.producers import Dumped, Place, ProducerTable
 from dmq.storage.retrying import RetryCounts, retry_topic_name, retry_topic_parts
 from dmq.storage.units import EXPIRING, NAMED, Row, Unit
 
-__all__ = ["HALF_TOPIC", "SCHEDULE_TOPIC", "OpenTransaction", "State", "Topic", "queue_key"]
+__all__ = ["HALF_TOPIC", "SCHEDULE_TOPIC", "OpenTransaction", "Snapshot", "State", "Topic", "queue_key"]
 
 # Topics that are always there, under ids no created topic gets.
 SCHEDULE_TOPIC: Final = "%SCHEDULE%"
@@ -68,7 +68,9 @@ class OpenTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     group: str = ""  # whose producers can be asked about it
 
 
-class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A state as plain data."""
+
     topics: list[Topic]
     next_topic_id: int
     queues: bytes  # rows of _QUEUES
@@ -84,10 +86,13 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     seeks: int = 0
     sought: list[tuple[str, int, int, int]] = []
 
+    def encode(self) -> bytes:
+        return _encoder.encode(self)
+
 
 _QUEUES: Final = np.dtype([("key", ">u8"), ("first", ">u8"), ("next", ">u8")])
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Snapshot)
+_decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def queue_key(topic_id: int, queue: int) -> int:
@@ -141,8 +146,8 @@ class State:
                 self.positions.drop_group(group, topic_id_or_all)
                 for key in [key for key in self.subscriptions if key[0] == group and topic_id_or_all in (None, key[1])]:
                     del self.subscriptions[key]
-                for at in [at for at in self.sought if at[0] == group and topic_id_or_all in (None, at[1])]:
-                    del self.sought[at]
+                for place in [p for p in self.sought if p[0] == group and topic_id_or_all in (None, p[1])]:
+                    del self.sought[place]
             case TopicPut(topic_id, name, config):
                 topic = Topic(topic_id, name, config)
                 self.topics_by_id[topic_id] = topic
@@ -200,8 +205,8 @@ class State:
         self.limits.pop((topic_id, ""), None)
         for mine in [mine for mine in self.subscriptions if mine[1] == topic_id]:
             del self.subscriptions[mine]
-        for at in [at for at in self.sought if at[1] == topic_id]:
-            del self.sought[at]
+        for place in [place for place in self.sought if place[1] == topic_id]:
+            del self.sought[place]
 
     def apply_batch(self, unit: Unit, row: Row) -> bool:
         """Take in one batch of messages; returns whether its topic is still there."""
@@ -241,30 +246,32 @@ class State:
 
     # --- as bytes ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self, before: int, *, with_positions: bool = True) -> bytes:
+    def snapshot(self, before: int) -> bytes:
         """Everything the units below the journal offset `before` say."""
+        return self.set_aside(before).encode()
+
+    def set_aside(self, before: int, *, with_positions: bool = True) -> Snapshot:
+        """What `snapshot` encodes; nothing of it changes when the state does, so another thread may do that."""
         queues = np.empty(len(self.next), _QUEUES)
         if self.next:
             queues["key"] = np.fromiter(self.next, np.uint64, len(self.next))
             queues["next"] = np.fromiter(self.next.values(), np.uint64, len(self.next))
             queues["first"] = np.fromiter((self.first.get(key, 0) for key in self.next), np.uint64, len(self.next))
-        return _encoder.encode(
-            _Snapshot(
-                [topic for topic in self.topics_by_id.values() if topic.id >= _FIRST_TOPIC_ID],
-                self.next_topic_id,
-                queues.tobytes(),
-                self.positions.dump() if with_positions else [],
-                self.producers.dump(before),
-                list(self.transactions.items()),
-                self.archived,
-                sorted(self.expiring),
-                self.retrying.dump(),
-                list(self.transaction_groups.items()),
-                list(self.subscriptions.values()),
-                list(self.limits.values()),
-                self.seeks,
-                [(*at, last) for at, last in self.sought.items()],
-            )
+        return Snapshot(
+            [topic for topic in self.topics_by_id.values() if topic.id >= _FIRST_TOPIC_ID],
+            self.next_topic_id,
+            queues.tobytes(),
+            self.positions.dump() if with_positions else [],
+            self.producers.dump(before),
+            list(self.transactions.items()),
+            self.archived,
+            sorted(self.expiring),
+            self.retrying.dump(),
+            list(self.transaction_groups.items()),
+            list(self.subscriptions.values()),
+            list(self.limits.values()),
+            self.seeks,
+            [(*place, last) for place, last in self.sought.items()],
         )
 
     def restore(self, raw: bytes) -> None:

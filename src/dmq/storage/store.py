@@ -281,10 +281,10 @@ class MessageStore(StoreView):
         try:
             plan.write()
         except BaseException as error:
-            self.finish_checkpoint(plan, error)
+            self._end_checkpoint(plan, error)
             raise
         else:
-            self.finish_checkpoint(plan)
+            self._end_checkpoint(plan, None)
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
         """Set aside what a checkpoint writes, the flush of the journal included.
@@ -308,11 +308,16 @@ class MessageStore(StoreView):
         return plan
 
     def finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None = None) -> None:
-        """The plan was written, or could not be.
+        """The plan was written, or could not be; where a derived file was found to be wrong, all are built anew.
 
         Raises:
             StoreFailed: the journal could not be flushed; the store takes no more writes.
         """
+        self._end_checkpoint(plan, error)
+        if isinstance(error, DerivedDamaged) and not plan.is_stale:
+            self._rebuild(error)
+
+    def _end_checkpoint(self, plan: CheckpointPlan, error: BaseException | None) -> None:
         self._pool.release()
         self._plan = None
         if error is not None and not plan.is_stale:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dmq.errors import DMQError, RecordCorrupt, StorageError
 from dmq.records.decoding import RecordView
-from dmq.storage import lookup, wheel
+from dmq.storage import lookup
 from dmq.storage.blocks import BlockCache
 from dmq.storage.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.derived import folder_name
@@ -32,6 +32,8 @@ from dmq.storage.runs import Run
 from dmq.storage.scanning import Scanner
 from dmq.storage.state import State
 from dmq.storage.units import SNAPSHOT, Unit
+from dmq.storage.wheel import Wheel
+from dmq.storage.wheel_files import WheelFile
 
 __all__ = ["Finding", "Kind", "Report", "holder", "verify"]
 
@@ -262,8 +264,8 @@ def _read_index(pool: FilePool, cache: BlockCache, path: str) -> int:
     return sum(len(table) for section in lookup.IndexFile(pool, cache, path).sections for table in section.pieces())
 
 
-def _read_wheel(files: Files, pool: FilePool, cache: BlockCache, run: wheel.WheelFile) -> int:
-    opened = wheel.Wheel(files, pool, cache, max(1, len(run.taken)))
+def _read_wheel(files: Files, pool: FilePool, cache: BlockCache, run: WheelFile) -> int:
+    opened = Wheel(files, pool, cache, max(1, len(run.taken)))
     opened.restore([run], [])
     return sum(map(len, opened.each()))
 

@@ -274,6 +274,10 @@ class StoreView(ABC):
         assert key is not None, "a key or an id is needed"
         return self._healed(lambda: self._reader.places_of_key(key))
 
+    def unit_start(self, journal_offset: int) -> int:
+        """Where the unit begins that a journal offset lies in."""
+        return self._healed(lambda: self._derived.lookup.unit_holding(journal_offset))
+
     def journal_offset(self, topic: str, queue: int, offset: int) -> int | None:
         """Where a message stands in the journal; None if it was lost."""
         key = self._queue(topic, queue)[1]
@@ -308,6 +312,11 @@ class StoreView(ABC):
 
     def groups(self) -> list[str]:
         return sorted(self._derived.state.positions.groups())
+
+    def groups_at(self, topic_id: int) -> list[str]:
+        """The groups that have a position in a topic."""
+        groups = self._derived.state.positions.groups()
+        return [name for name, places in groups.items() if any(place[0] == topic_id for place in places)]
 
     def take_due(self, now_ms: int, limit: int, fragments: Iterable[int] | None = None) -> list[Delay]:
         """Delayed records that are due; the caller's until a DelaysDone event names them or they are released."""

@@ -1,14 +1,15 @@
 """The delay wheel: which stored records are due when.
 
 Entries (due time, journal offset, length) live in sorted runs on disk, one file per checkpoint, merged from time to
-time; only the few that are due next are in memory, so millions pending cost little. Each entry belongs to a fragment
-(the queue of the schedule topic it was stored in), and fragments are independent of each other, so that workers can
-share them out.
+time (`wheel_files`); only the few that are due next are in memory, so millions pending cost little. Each entry belongs
+to a fragment (the queue of the schedule topic it was stored in), and fragments are independent of each other, so that
+workers can share them out.
 
 What always holds: an entry is handed out by `take` at most once until it is `done` or given back by `release`, and not
 any more once a DelaysDone event that names it is written; it is pending until that event is visible, whatever happens
 in between; in a fragment, everything outside `near` comes at or after `bound`. Only the store's owner calls anything
-here, checkpoints included.
+here. A checkpoint has three steps: `freeze`, the writing of what that gave, in any thread, and `adopt` (or `unfreeze`,
+if it could not be written). Between the first and the last the wheel goes on with what it had.
 """
 
 from __future__ import annotations
@@ -18,20 +19,15 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 
-from dmq.storage.blocks import BlockCache, BlockFile, Section, Table, write_blocks
+from dmq.storage.blocks import BlockCache, Table
 from dmq.storage.files import Files
-from dmq.storage.fragment import ENTRY, Fragment, Source, sorted_table
-from dmq.storage.frames import DerivedDamaged
-from dmq.storage.merging import merge_from
+from dmq.storage.fragment import ENTRY, Fragment, sorted_table
 from dmq.storage.pool import FilePool
+from dmq.storage.wheel_files import FrozenWheel, WheelFile, WheelFiles, WheelRun, without
 
-__all__ = ["FOLDER", "Delay", "Wheel", "WheelFile"]
-
-FOLDER: Final = "delay"
-_MAGIC: Final = b"DMQW"
+__all__ = ["Delay", "Wheel"]
 
 
 class Delay(NamedTuple):
@@ -40,34 +36,6 @@ class Delay(NamedTuple):
     due_ms: int
     offset: int
     length: int
-
-
-class WheelFile(msgspec.Struct, frozen=True, array_like=True):
-    """A run file and, for every fragment, how many of its entries were loaded before the checkpoint."""
-
-    path: str
-    taken: list[int]
-
-
-class _Run:
-    """A run file: for each fragment, its entries in order."""
-
-    __slots__ = ("path", "sources")
-
-    def __init__(self, path: str, counts: list[int], taken: list[int], section: Section) -> None:
-        self.path = path
-        self.sources: list[Source] = []
-        start = 0
-        for count, gone in zip(counts, taken, strict=True):
-            self.sources.append(Source(section.slice, start, start + gone, start + count))
-            start += count
-
-    @property
-    def left(self) -> int:
-        return sum(source.left for source in self.sources)
-
-    def as_file(self) -> WheelFile:
-        return WheelFile(self.path, [source.taken for source in self.sources])
 
 
 class _Flight:
@@ -86,14 +54,13 @@ class Wheel:
     """See the module."""
 
     def __init__(self, files: Files, pool: FilePool, cache: BlockCache, fragments: int) -> None:
-        self._files = files
-        self._pool = pool
-        self._cache = cache
+        self._files = WheelFiles(files, pool, cache)
         self._fragments = [Fragment() for _ in range(fragments)]
-        self._runs: list[_Run] = []
+        self._runs: list[WheelRun] = []
         self._flights: dict[int, _Flight] = {}
         self._done: set[int] = set()  # done, but still to be met where entries are loaded from
         self._ending: set[int] = set()  # their end is written, but not visible yet
+        self._frozen: FrozenWheel | None = None  # what a checkpoint is writing
         self.pending = 0
 
     # --- taking in --------------------------------------------------------------------------------------------------
@@ -105,9 +72,12 @@ class Wheel:
 
     def done(self, offsets: Iterable[int]) -> None:
         """Records that were delivered, cancelled or carried forward."""
+        frozen = self._frozen
         for offset in offsets:
             self.pending -= 1
             self._ending.discard(offset)
+            if frozen is not None:
+                frozen.ended.add(offset)
             flight = self._flights.pop(offset, None)
             if flight is None or flight.copied:
                 self._done.add(offset)
@@ -192,6 +162,9 @@ class Wheel:
             loaded = mine.load(sources)
             if loaded is None:
                 return False
+            if not self._done and not self._flights:
+                mine.near += loaded
+                continue
             for due, offset, length in loaded:
                 if offset in self._done:
                     self._done.discard(offset)
@@ -208,10 +181,10 @@ class Wheel:
         gone = self._done | self._flights.keys()
         for number, mine in enumerate(self._fragments):
             yield self._flying(number, self._flights)
-            yield self._without(gone, mine.table(number))
+            yield without(gone, mine.table(number))
             for run in self._runs:
                 for table in run.sources[number].pieces():
-                    yield self._without(gone, table)
+                    yield without(gone, table)
 
     def after(self, due_ms: int, offset: int, limit: int) -> list[Delay]:
         """Pending records behind (due, offset), in order, at most `limit`; only a few of each part are looked at."""
@@ -222,9 +195,9 @@ class Wheel:
             tables = [self._flying(number, self._flights) for number in range(len(self._fragments))]
             for number, mine in enumerate(self._fragments):
                 loose, *chunks = mine.after(due_ms, offset, count)
-                tables.append(self._without(gone, loose))
+                tables.append(without(gone, loose))
                 for part in (*chunks, *(run.sources[number].after(due_ms, offset, count) for run in self._runs)):
-                    tables.append(self._without(gone, part))
+                    tables.append(without(gone, part))
                     if len(part) >= count:
                         last = (int(part["due"][-1]), int(part["offset"][-1]))
                         horizon = last if horizon is None else min(horizon, last)
@@ -259,70 +232,50 @@ class Wheel:
         ]
         return np.array(flying, ENTRY)
 
-    @staticmethod
-    def _without(gone: set[int], table: Table) -> Table:
-        if not gone or not len(table):
-            return table
-        return table[~np.isin(table["offset"].astype(np.uint64), np.fromiter(gone, np.uint64, len(gone)))]
-
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, sequence: int) -> tuple[list[WheelFile], list[int]]:
-        """Write what is only in memory as a run, and merge runs where it is time to.
+    def freeze(self, sequence: int, before: int) -> FrozenWheel:
+        """Set aside what a checkpoint writes.
 
-        Returns the files that now make up the wheel, and the offsets that are done but may still stand in them. The
-        wheel goes on with the new files at once; old ones must stay until the checkpoint is in force. If this raises,
-        nothing has changed.
+        Parameters:
+            sequence: the checkpoint's number, for the names of new files.
+            before: the journal offset below which everything lies that was added so far, and nothing added later.
         """
-        lone = {offset: flight for offset, flight in self._flights.items() if not flight.copied}
-        fragments = range(len(self._fragments))
-        tables = [
-            sorted_table(
-                np.concatenate(
-                    [self._flying(number, lone), self._without(self._done, self._fragments[number].table(number))]
-                )
-            )
-            for number in fragments
+        assert self._frozen is None
+        flying = [
+            (flight.due_ms, offset, flight.length, flight.fragment)
+            for offset, flight in self._flights.items()
+            if not flight.copied
         ]
-        runs = list(self._runs)
-        if sum(map(len, tables)):
-            runs.append(self._write(f"{FOLDER}/{sequence:020d}.wheel", [len(t) for t in tables], tables))
-        runs = [run for run in runs if run.left]
-        first = merge_from([run.left for run in runs])
-        if first is not None:
-            runs = [*runs[:first], self._merge(f"{FOLDER}/{sequence:020d}.merged", runs[first:])]
-        for number, mine in enumerate(self._fragments):
-            self._done.difference_update(mine.table(number)["offset"].tolist())
-            self._fragments[number] = Fragment(everything_elsewhere=True)
-        for flight in self._flights.values():
-            flight.copied = True
-        self._runs = runs
-        return [run.as_file() for run in runs], sorted(self._done)
+        held = [mine.freeze() for mine in self._fragments]
+        runs = [run.copy() for run in self._runs]
+        self._frozen = FrozenWheel(self._files, sequence, before, held, flying, set(self._done), runs)
+        return self._frozen
 
-    def _write(self, path: str, counts: list[int], pieces: Iterable[Table]) -> _Run:
-        note = msgspec.msgpack.encode(counts)
-        write_blocks(self._files, path, _MAGIC, note, (ENTRY,), [sum(counts)], [pieces])
-        self._pool.drop(path)
-        return self._open(WheelFile(path, [0] * len(counts)))
+    def unfreeze(self) -> None:
+        """The checkpoint failed; nothing has changed."""
+        self._frozen = None
 
-    def _merge(self, path: str, runs: list[_Run]) -> _Run:
-        # A fragment at a time, counted first and written second, to keep only one fragment in memory.
-        def merged(number: int) -> Table:
-            return sorted_table(np.concatenate([t for run in runs for t in run.sources[number].pieces()] or [_NONE]))
+    def adopt(self, frozen: FrozenWheel) -> None:
+        """Go on with the files of a checkpoint that is now in force.
 
-        counts = [sum(run.sources[number].left for run in runs) for number in range(len(self._fragments))]
-        return self._write(path, counts, (merged(number) for number in range(len(self._fragments))))
-
-    def _open(self, file: WheelFile) -> _Run:
-        table = BlockFile(self._pool, self._cache, file.path, _MAGIC, (ENTRY,))
-        counts = msgspec.msgpack.decode(table.note, type=list[int])
-        if sum(counts) != table.sections[0].count or len(counts) != len(file.taken):
-            raise DerivedDamaged(f"{file.path} contradicts itself")
-        return _Run(file.path, counts, file.taken, table.sections[0])
+        They have all that was pending when it was set aside. What came later stays in memory; what was handed out or
+        done since is passed over when it is met in the files.
+        """
+        assert frozen is self._frozen
+        before = frozen.before
+        self._fragments = [mine.forget(held, before) for mine, held in zip(self._fragments, frozen.held, strict=True)]
+        for offset, flight in self._flights.items():
+            if offset < before:
+                flight.copied = True
+        later = {offset for offset in self._done if offset >= before}
+        self._done = later | frozen.done | {offset for offset in frozen.ended if offset < before}
+        self._runs = frozen.runs
+        self._frozen = None
 
     def restore(self, files: list[WheelFile], done: list[int]) -> None:
         """Become what a checkpoint says; called on a new wheel only."""
-        runs = [self._open(file) for file in files]
+        runs = [self._files.open(file) for file in files]
         self._done = set(done)
         self.pending = sum(run.left for run in runs) - len(done)
         if all(len(run.sources) == len(self._fragments) for run in runs):
@@ -337,5 +290,4 @@ class Wheel:
                     self._fragments[number % len(self._fragments)].add(*columns)
 
 
-_NONE: Final = np.empty(0, ENTRY)
 _due_of: Final = itemgetter(0)

@@ -54,7 +54,14 @@ class TestBroker:
         defaults: dict[str, Any] = dict.fromkeys(
             ("heartbeat_seconds", "partial_seconds", "hello_seconds"), _PATIENCE_SECONDS
         )
-        defaults |= {"port": 0, "metrics_port": 0, "auto_create": True, "offline_delay_ms": 0, "drain_seconds": 1.0}
+        defaults |= {
+            "port": 0,
+            "metrics_port": 0,
+            "telnet_port": None,
+            "auto_create": True,
+            "offline_delay_ms": 0,
+            "drain_seconds": 1.0,
+        }
         self._settings = BrokerSettings(**defaults | settings)
         self.clock: Final = RunningClock() if clock is None else clock
         self._files = MemoryFiles()

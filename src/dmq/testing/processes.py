@@ -64,7 +64,7 @@ class BrokerProcess:
             DMQError: it did not start; the message is what it said.
         """
         self.url = self.page = ""
-        ports = ("--port", "0", "--metrics-port", "0")
+        ports = ("--port", "0", "--metrics-port", "0", "--telnet-port", "none")
         # Into a file: a pipe that nobody reads would block a broker with much to say.
         with tempfile.TemporaryFile() as errors:
             self._process = process = subprocess.Popen(

@@ -47,7 +47,9 @@ class RunningBroker:
         ready = threading.Event()
 
         async def main() -> None:
-            settings = BrokerSettings(port=self.port, metrics_port=0, data=str(self._data), **self._settings)
+            settings = BrokerSettings(
+                port=self.port, metrics_port=0, telnet_port=None, data=str(self._data), **self._settings
+            )
             server = BrokerServer(Settings(broker=settings))
             await server.start()
             self.port = server.port

@@ -129,7 +129,7 @@ def test_a_client_of_another_version_is_told_to_upgrade(broker: RunningBroker) -
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     async def start(port: int) -> None:
-        settings = BrokerSettings(port=port, metrics_port=0, data=str(tmp_path / "data"))
+        settings = BrokerSettings(port=port, metrics_port=0, telnet_port=None, data=str(tmp_path / "data"))
         server = BrokerServer(Settings(broker=settings))
         try:
             await server.start()

@@ -11,7 +11,7 @@ from dmq.settings import BrokerSettings, Settings, StoreSettings
 
 
 def findings(data: Path, *, insecure: bool = False, **broker: object) -> dict[str, Finding]:
-    values: dict[str, object] = {"data": str(data), "port": 0, "metrics_port": 0, **broker}
+    values: dict[str, object] = {"data": str(data), "port": 0, "metrics_port": 0, "telnet_port": None, **broker}
     settings = Settings(broker=BrokerSettings(**values))  # type: ignore[arg-type]
     return {finding.check: finding for finding in diagnose_machine(settings, insecure)}
 
@@ -61,7 +61,7 @@ def test_a_full_disk_is_a_problem(tmp_path: Path) -> None:
     tiny = 1e-9
     settings = Settings(
         store=StoreSettings(disk_clean=tiny, disk_force=tiny, disk_refuse=tiny),
-        broker=BrokerSettings(data=str(tmp_path), port=0, metrics_port=0),
+        broker=BrokerSettings(data=str(tmp_path), port=0, metrics_port=0, telnet_port=None),
     )
     found = {finding.check: finding for finding in diagnose_machine(settings)}
     assert found["disk space"].state is State.PROBLEM

@@ -198,7 +198,7 @@ def test_producer_ids_use_all_64_bits() -> None:
 
 
 def test_an_answer_we_cannot_read_is_an_error() -> None:
-    for command in (0x7FFF, Command.TRACE, Command.NONE):
+    for command in (0x7FFF, Command.NONE):
         with pytest.raises(InvalidRequest, match="newer"):
             decode_response(Frame(Kind.RESPONSE, command, 0, 0, 1, b"\x90", b""))
 

@@ -167,6 +167,39 @@ def test_a_chunk_goes_from_connection_to_connection_unless_somebody_has_a_view_o
     assert kept.body == bytes(VIEW_BYTES_MIN)
 
 
+def test_a_chunk_that_was_asked_for_and_not_filled_goes_to_the_next() -> None:
+    """An event loop that has filled a buffer asks for another before it finds that there is nothing more."""
+    chunks = Chunks()
+    parsers = [FrameParser(FRAME_BYTES_MAX, chunks=chunks) for _ in range(100)]
+    frame = build_frame(Kind.REQUEST, 1, b"", random.Random(SEED).randbytes(100_000))
+    for parser in parsers:
+        assert len(received(parser, frame)) == 1
+        parser.get_buffer()
+    assert sum(parser.buffered_bytes for parser in parsers) <= CHUNK_BYTES
+    for parser in parsers:
+        (taken,) = received(parser, frame)
+        assert taken.body == frame[20:]
+
+
+def test_a_chunk_with_part_of_a_frame_goes_to_nobody() -> None:
+    chunks = Chunks()
+    first, second = (FrameParser(FRAME_BYTES_MAX, chunks=chunks) for _ in range(2))
+    body = random.Random(SEED).randbytes(ASIDE_BYTES_MAX + 10_000)
+    frame = build_frame(Kind.REQUEST, 1, b"", body)
+    assert received(first, frame[:-1000]) == []
+    received(second, build_frame(Kind.REQUEST, 1, b"", bytes(5000)))
+    (taken,) = received(first, frame[-1000:])
+    assert taken.body == body
+
+
+def test_whoever_is_gone_holds_nothing() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX, chunks=Chunks())
+    received(parser, build_frame(Kind.REQUEST, 1, b"", bytes(1 << 20))[:-1])
+    assert parser.buffered_bytes > 1 << 20
+    parser.drop()
+    assert (parser.buffered_bytes, parser.has_partial, parser.pending_since) == (0, False, None)
+
+
 @pytest.mark.parametrize(
     ("greeting", "who"),
     [

@@ -61,7 +61,7 @@ def test_a_table_comes_back_from_its_dump() -> None:
     twin = PositionTable()
     twin.load(table.dump())
     assert twin.dump() == table.dump()
-    assert twin.floors(16, 0) == [4, 0]
+    assert sorted(twin.floors(16, 0)) == [0, 4]
 
 
 def test_dropping_a_topic_takes_groups_that_were_nowhere_else() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dmq.storage.blocks import BlockCache
 from dmq.storage.pool import FilePool
-from dmq.storage.wheel import Delay, Wheel, WheelFile
+from dmq.storage.wheel import Delay, Wheel
+from dmq.storage.wheel_files import FrozenWheel, WheelFile
 from dmq.testing import MemoryFiles
 from tests.sampling import sample_size
 
@@ -32,6 +33,7 @@ class Bench:
         self.offset = 0
         self.sequence = 0
         self.saved: tuple[list[WheelFile], list[int]] = ([], [])
+        self.frozen: FrozenWheel | None = None
         self.reopen()
 
     def reopen(self) -> None:
@@ -76,8 +78,39 @@ class Bench:
             del self.out[offset]
 
     def checkpoint(self) -> None:
+        if self.frozen is None:
+            self.freeze()
+        self.adopt()
+
+    def freeze(self) -> None:
+        """Begin a checkpoint; what happens from here on is not in its files."""
+        assert self.frozen is None
         self.sequence += 1
-        self.saved = self.wheel.checkpoint(self.sequence)
+        self.frozen = self.wheel.freeze(self.sequence, self.offset + 1)
+        self.set_aside = dict(self.pending)
+
+    def adopt(self) -> None:
+        """Write the checkpoint, however much happened since it was begun, and go on with its files."""
+        assert self.frozen is not None
+        self.frozen.write()
+        self.saved = self.frozen.as_files(), sorted(self.frozen.done)
+        self.wheel.adopt(self.frozen)
+        self.frozen = None
+        self.check_saved()
+
+    def abandon(self) -> None:
+        """The checkpoint could not be written."""
+        assert self.frozen is not None
+        self.wheel.unfreeze()
+        self.frozen = None
+
+    def check_saved(self) -> None:
+        """The files have what was pending when the checkpoint was begun, no more and no less."""
+        saved = Wheel(self.files, FilePool(self.files, 16), BlockCache(16), self.fragments)
+        saved.restore(*self.saved)
+        assert saved.pending == len(self.set_aside)
+        found = {delay.offset: (delay.due_ms, delay.length) for delay in saved.pending_between(0, FOREVER)}
+        assert found == {offset: (due, length) for offset, (due, length, _) in self.set_aside.items()}
 
     def check(self) -> None:
         assert self.wheel.pending == len(self.pending)
@@ -105,6 +138,8 @@ steps = st.lists(
         st.tuples(st.just("cancel"), st.sampled_from((1, 10, 3000))),
         st.tuples(st.just("release"), st.integers(1, 3000)),
         st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("freeze")),
+        st.tuples(st.just("abandon")),
         st.tuples(st.just("reopen")),
     ),
     max_size=25,
@@ -133,7 +168,15 @@ def test_nothing_comes_twice_or_early_or_never(seed: int, plan: list[tuple[objec
                 bench.release(rng.sample(sorted(bench.out), min(count, len(bench.out))))
             case ("checkpoint",):
                 bench.checkpoint()
+            case ("freeze",):
+                if bench.frozen is None:
+                    bench.freeze()
+            case ("abandon",):
+                if bench.frozen is not None:
+                    bench.abandon()
             case ("reopen",):
+                if bench.frozen is not None:
+                    bench.adopt()
                 bench.checkpoint()
                 bench.reopen()
         bench.check()
@@ -182,6 +225,32 @@ def test_a_checkpoint_that_fails_changes_nothing() -> None:
         with pytest.raises(Exception, match="could not"):
             bench.checkpoint()
         bench.files.heal()
+        bench.abandon()
+        bench.check()
+    bench.drain()
+
+
+def test_what_happens_while_a_checkpoint_is_written_is_not_lost_with_it() -> None:
+    """Each entry meets every kind of change between the two ends of a checkpoint, merged runs included."""
+    rng = random.Random(2)
+    bench = Bench(2)
+    for number in range(12):
+        bench.add(0, [rng.randrange(SPAN) for _ in range(600)], as_arrays=number % 2 == 0)
+        bench.add(1, [rng.randrange(SPAN) for _ in range(6000)], as_arrays=True)
+        bench.take(SPAN // 10, 500, [0, 1])
+        bench.freeze()
+        out = sorted(bench.out)
+        bench.done(out[::3])  # handed out before, done since
+        bench.release(out[1::3])  # handed out before, given back since
+        bench.take(SPAN // 8, 700, [0, 1])  # loaded since
+        bench.done(rng.sample(sorted(bench.out), 50))
+        bench.done(rng.sample(sorted(bench.pending.keys() - bench.out.keys()), 50))  # cancelled since
+        bench.add(0, [1, 2, SPAN - 1])  # due at once, and late
+        bench.check()
+        if number % 4 == 3:
+            bench.abandon()
+        else:
+            bench.adopt()
         bench.check()
     bench.drain()
 

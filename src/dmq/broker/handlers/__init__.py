@@ -8,6 +8,7 @@ from dmq.broker.handlers import (
     deadletters,
     delays,
     groups,
+    life,
     limits,
     produce,
     reading,
@@ -57,4 +58,6 @@ HANDLERS: dict[int, Handler] = {
     Command.DEAD_LETTER_DELETE: deadletters.delete_dead_letters,
     Command.LIMIT_GET: limits.get_limits,
     Command.LIMIT_SET: limits.set_limit,
+    Command.TRACE: life.trace,
+    Command.WHY: life.why,
 }

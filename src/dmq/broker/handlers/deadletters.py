@@ -40,10 +40,11 @@ async def list_dead_letters(broker: Broker, session: Session, frame: Frame, aske
         message_ids=tuple(map(MessageId.from_bytes, given.message_ids)),
         numbers=tuple(given.numbers),
     )
-    page = await broker.dead_letters.page(wanted, asked.after, asked.limit, asked.bodies)
-    bodies = [letter.body for letter in page.letters]
-    reply = headers.DeadLetterListReply([_info(letter) for letter in page.letters], page.more)
-    session.answer(frame, reply, pack_records([len(body) for body in bodies]), *bodies)
+    async with broker.reads.turn(session):
+        page = await broker.dead_letters.page(wanted, asked.after, asked.limit, asked.bodies)
+        bodies = [letter.body for letter in page.letters]
+        reply = headers.DeadLetterListReply([_info(letter) for letter in page.letters], page.more)
+        session.answer(frame, reply, pack_records([len(body) for body in bodies]), *bodies)
 
 
 def _info(letter: DeadLetter) -> headers.DeadLetterInfo:

@@ -28,7 +28,7 @@ from dmq.storage.gathering import Gathered
 from dmq.storage.state import SCHEDULE_TOPIC
 from dmq.storage.wheel import Delay
 
-__all__ = ["cancel_delay", "list_delays", "produce_delayed", "store_aside", "taken_batch"]
+__all__ = ["cancel_delay", "delay_page", "list_delays", "produce_delayed", "store_aside", "taken_batch"]
 
 _PLACE: Final = struct.Struct(">QQ")
 _SCANNED_MAX: Final = 10_000
@@ -145,18 +145,20 @@ async def list_delays(broker: Broker, session: Session, frame: Frame, asked: Del
     found: list[DelayInfo] = []
     scanned = 0
     is_last = False
-    while not is_last and len(found) < asked.limit and scanned < _SCANNED_MAX:
-        wanted = min(_PAGE, asked.limit - len(found))
-        page, infos = await broker.reads.ask(partial(_page, broker, at, wanted, asked.topic))
-        is_last = len(page) < wanted
-        scanned += len(page)
-        found += infos
-        if page:
-            at = (page[-1].due_ms, page[-1].offset)
-    session.answer(frame, DelayListReply(found, b"" if is_last else _PLACE.pack(*at)))
+    async with broker.reads.turn(session):
+        while not is_last and len(found) < asked.limit and scanned < _SCANNED_MAX:
+            wanted = min(_PAGE, asked.limit - len(found))
+            page, infos = await broker.reads.ask(partial(delay_page, broker, at, wanted, asked.topic))
+            is_last = len(page) < wanted
+            scanned += len(page)
+            found += infos
+            if page:
+                at = (page[-1].due_ms, page[-1].offset)
+        session.answer(frame, DelayListReply(found, b"" if is_last else _PLACE.pack(*at)))
 
 
-def _page(broker: Broker, after: tuple[int, ...], limit: int, topic: str) -> tuple[list[Delay], list[DelayInfo]]:
+def delay_page(broker: Broker, after: tuple[int, ...], limit: int, topic: str) -> tuple[list[Delay], list[DelayInfo]]:
+    """Pending records behind a place, and what there is to say of those that are for a topic, or for any user's."""
     page = broker.store.delays_after(after[0], after[1], limit)
     parts, _ = broker.store.gather([delay.offset for delay in page])
     infos: dict[int, DelayInfo] = {}

@@ -25,7 +25,8 @@ __all__ = ["create_group", "delete_group", "describe_group", "list_groups", "pos
 def seek(broker: Broker, session: Session, frame: Frame, asked: consuming.Seek) -> Work:
     """Move a group's position (J-12); a dry run only says what would happen."""
     topic = broker.store.topic(asked.topic)
-    group = _group(broker, session, asked.group)
+    is_broadcast = bool(asked.flags & consuming.SubscribeFlag.BROADCAST)
+    group = _group(broker, session, asked.group, is_broadcast)
     queues = range(topic.config.queues) if asked.queue == ANY_QUEUE else [asked.queue]
     change = broker.changes.begin(("group", asked.group))
 
@@ -53,14 +54,17 @@ def _moved(broker: Broker, consumption: Consumption, moves: list[consuming.Queue
         cursor.seek(move.after)
         cursor.sought = broker.store.sought(consumption.group.name, consumption.topic.id, move.queue)
         consumption.selection.mark(move.queue)
+    for member in consumption.group.members.values():
+        consumption.group.wake(member)  # what was out with it is so no more
     broker.pump_soon(consumption)
 
 
-def _group(broker: Broker, session: Session, name: str) -> str:
+def _group(broker: Broker, session: Session, name: str, is_broadcast: bool) -> str:
     """What the positions are kept under that somebody means: the group's, or its own in a broadcast group."""
     known = broker.store.groups()
     alone = broadcast_name(name, session.client_id)
-    if name not in known and alone in known:
+    if is_broadcast or (name not in known and alone in known):
+        _known(broker, alone)
         return alone
     if not broker.topics_of(name) and any(
         found is not None and found[0] == name for found in map(parse_broadcast_name, known)

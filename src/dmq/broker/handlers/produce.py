@@ -14,15 +14,17 @@ from dmq.broker.watching import ConsumedWatch
 from dmq.broker.writer import Submission
 from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotInCluster, StorageError
 from dmq.model import MessageId, check_name
+from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.batch import unpack_batch
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.producing import Durability, Produce, ProduceFlag, ProduceReply, produce_answer
-from dmq.records import DeadReason
+from dmq.records import DeadReason, RecordView
 from dmq.records.attributes import ANY_QUEUE
 from dmq.records.columns import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, ORDERED
 from dmq.storage import visibility
 from dmq.storage.appending import Batch, Placement
+from dmq.storage.state import Topic
 
 __all__ = ["produce"]
 
@@ -65,7 +67,7 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
     check_batch(batch.data, batch.lengths, _rules(asked.topic, broker.store.settings.body_bytes_max))
     stored = Batch(
         topic=asked.topic,
-        queue=broker.choose_queue(topic) if asked.queue == ANY_QUEUE else asked.queue,
+        queue=_any_queue(broker, topic, batch) if asked.queue == ANY_QUEUE else asked.queue,
         data=batch.data,
         lengths=batch.lengths,
         hash_index=batch.hash_index,
@@ -87,6 +89,13 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
         broker.dead_letters.instead(stored, DeadReason.RATE_LIMITED, error, lambda why: session.refuse(frame, why))
         return
     broker.writer.put(_Produced(broker, session, frame, asked, stored))
+
+
+def _any_queue(broker: Broker, topic: Topic, batch: PackedBatch) -> int:
+    """A queue for a producer that leaves it to us; one that knew nothing of priorities sends few that differ."""
+    if topic.config.priority:
+        return min(RecordView(batch.data, 0, int(batch.lengths[0])).priority, topic.config.queues - 1)
+    return broker.choose_queue(topic)
 
 
 @lru_cache(1024)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from dmq.broker.broker import Broker, Work
 from dmq.broker.handlers.consume import end_subscriptions
 from dmq.broker.moves import checked_config, retry_topics
 from dmq.broker.session import Session
-from dmq.errors import NotAllowed, TopicExists, UnknownTopic
+from dmq.errors import InvalidSettings, NotAllowed, TopicExists, UnknownTopic
+from dmq.model import PRIORITIES, TopicConfig
 from dmq.protocol import admin
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
@@ -21,9 +24,31 @@ def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
     return admin.TopicInfo(topic.name, topic.config, topic.id, sum(following - first for first, following in bounds))
 
 
+def _with_priorities(config: TopicConfig, before: TopicConfig | None = None) -> TopicConfig:
+    """Settings of a topic, with a queue for each priority if it has priorities (A-02).
+
+    Parameters:
+        before: what it has now.
+
+    Raises:
+        InvalidSettings: a topic that is there would have to move its messages.
+    """
+    if before is None:
+        return msgspec.structs.replace(config, queues=PRIORITIES) if config.priority else config
+    if config.priority != before.priority:
+        raise InvalidSettings(
+            "whether a topic goes by priority is decided when it is created: make another one", keys=["priority"]
+        )
+    if config.priority and config.queues != before.queues:
+        raise InvalidSettings(
+            f"a topic that goes by priority has {before.queues} queues, one for each: leave queues out", keys=["queues"]
+        )
+    return config
+
+
 def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicCreate) -> Work:
     broker.check_running()
-    config = checked_config(admin.changed_config(asked.settings))
+    config = checked_config(_with_priorities(admin.changed_config(asked.settings)))
     change = broker.changes.begin(("topic", asked.topic))
 
     async def create() -> None:
@@ -43,7 +68,8 @@ def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
 def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicUpdate) -> Work:
     broker.check_running()
     _own(asked.topic)
-    config = checked_config(admin.changed_config(asked.settings, broker.store.topic(asked.topic).config))
+    before = broker.store.topic(asked.topic).config
+    config = checked_config(_with_priorities(admin.changed_config(asked.settings, before), before))
     change = broker.changes.begin(("topic", asked.topic))
 
     async def update() -> None:

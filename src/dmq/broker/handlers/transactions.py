@@ -118,15 +118,17 @@ async def list_transactions(broker: Broker, session: Session, frame: Frame, aske
     if asked.after and len(asked.after) != _PLACE.size:
         raise InvalidRequest("`after` is what `next` of the page before was")
     after = _PLACE.unpack(asked.after) if asked.after else (0, b"")
-    open_ones = broker.store.transactions().items()
-    keys = ((half.stored_at_ms, mid.to_bytes(), half.journal_offset, half.group) for mid, half in open_ones)
-    page = nsmallest(asked.limit, (key for key in keys if key[:2] > after))
-    parts, _ = await broker.reads.ask(lambda: broker.store.gather([key[2] for key in page]))
-    topics = {offset: half_target(part, index) for part in parts for index, offset in enumerate(part.offsets.tolist())}
-    infos = [
-        TransactionInfo(message_id, topics[offset], group, begun_at_ms, broker.transactions.checks.attempts(message_id))
-        for begun_at_ms, message_id, offset, group in page
-        if offset in topics and asked.topic in ("", topics[offset])
-    ]
-    following = _PLACE.pack(*page[-1][:2]) if len(page) == asked.limit else b""
-    session.answer(frame, TransactionListReply(infos, following))
+    async with broker.reads.turn(session):
+        open_ones = broker.store.transactions().items()
+        keys = ((half.stored_at_ms, mid.to_bytes(), half.journal_offset, half.group) for mid, half in open_ones)
+        page = nsmallest(asked.limit, (key for key in keys if key[:2] > after))
+        parts, _ = await broker.reads.ask(lambda: broker.store.gather([key[2] for key in page]))
+        topics = {at: half_target(part, index) for part in parts for index, at in enumerate(part.offsets.tolist())}
+        attempts = broker.transactions.checks.attempts
+        infos = [
+            TransactionInfo(message_id, topics[offset], group, begun_at_ms, attempts(message_id))
+            for begun_at_ms, message_id, offset, group in page
+            if offset in topics and asked.topic in ("", topics[offset])
+        ]
+        following = _PLACE.pack(*page[-1][:2]) if len(page) == asked.limit else b""
+        session.answer(frame, TransactionListReply(infos, following))

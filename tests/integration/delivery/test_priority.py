@@ -1,0 +1,109 @@
+"""Priority (A-02): topics whose queues are priorities, and the dispatch channel of the consumer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+import dmq
+from dmq.client.client import Client
+from dmq.testing.processes import BrokerProcess
+from tests.integration.delivery.scenes import Scene
+from tests.integration.handling import eventually
+
+
+@pytest.fixture
+def ranked(client: Client, request: pytest.FixtureRequest) -> Scene:
+    """A priority topic."""
+    return Scene(client, f"p-{abs(hash(request.node.name))}", priority=True)
+
+
+def test_the_queue_is_the_priority(ranked: Scene) -> None:
+    assert ranked.client.admin.topic(ranked.topic).queues == 10
+    for priority in range(10):
+        (receipt,) = ranked.send(priority, priority=priority)
+        assert receipt.queue == priority
+    (receipt,) = ranked.send("default")
+    assert receipt.queue == 4
+    messages = ranked.pull(ranked.consumer(), 11)
+    assert all(message.queue == message.priority for message in messages)
+
+
+def test_the_highest_is_handed_out_first_and_every_tenth_pick_goes_round(ranked: Scene) -> None:
+    """One message a pull is one pick."""
+    for priority in (0, 5, 9):
+        ranked.send(*range(40), priority=priority)
+    consumer = ranked.consumer()
+    seen: list[int] = []
+    for _ in range(40):
+        (message,) = consumer.pull(1, wait=20.0)
+        message.ack()
+        seen.append(message.priority)
+    counts = Counter(seen)
+    assert seen[:9] == [9] * 9
+    assert counts[9] >= 36
+    assert 1 <= counts[0] + counts[5] <= 4, "every tenth goes round, and 9 has its turn there too"
+
+
+def test_the_lowest_comes_through_though_higher_ones_never_end(ranked: Scene) -> None:
+    ranked.send("low", priority=0)
+    consumer = ranked.consumer()
+    for n in range(200):
+        ranked.send(n, priority=9)
+        (message,) = consumer.pull(1, wait=20.0)
+        message.ack()
+        if message.priority == 0:
+            return
+    pytest.fail("it starved")
+
+
+def test_a_delayed_message_keeps_its_priority(ranked: Scene) -> None:
+    (delayed,) = ranked.send("later", priority=8, delay=0.2)
+    message = next(ranked.consumer())
+    assert (message.id, message.priority, message.queue) == (delayed.id, 8, 8)
+
+
+def test_a_retried_message_keeps_its_priority_and_goes_before_lower_ones(ranked: Scene) -> None:
+    ranked.send("failing", priority=8)
+    consumer = ranked.consumer()
+    (message,) = consumer.pull(1, wait=20.0)
+    message.nack(delay=0.0)
+    ranked.send(*range(5), priority=7)
+    eventually(lambda: any(topic.messages for topic in ranked.client.admin.topics("%RETRY%", system=True)))
+    found = [consumer.pull(1, wait=20.0)[0] for _ in range(6)]
+    assert (found[0].body, found[0].priority, found[0].attempt) == (b"failing", 8, 2)
+    assert [message.priority for message in found[1:]] == [7] * 5
+
+
+def test_in_any_topic_the_highest_of_what_is_here_is_handled_first(scene: Scene) -> None:
+    for n in range(30):
+        scene.send(n, priority=n % 10)
+    consumer = scene.consumer()
+    first = next(consumer)
+    eventually(lambda: consumer._core.prefetched[0] == 29)
+    rest = [next(consumer) for _ in range(29)]
+    wanted = sorted((n for n in range(30) if n != int(first.body)), key=lambda n: (-(n % 10), n))
+    assert [int(message.body) for message in rest] == wanted
+
+
+def test_the_command_line_makes_and_fills_them(broker: BrokerProcess, client: Client) -> None:
+    def run(*arguments: str) -> None:
+        command = [sys.executable, "-m", "dmq.cli", *arguments, "--url", broker.url]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    run("topic", "create", "by-hand", "--priority")
+    run("send", "by-hand", "low", "--priority", "1")
+    run("send", "by-hand", "high", "--priority", "9")
+    topic = client.admin.topic("by-hand")
+    assert (topic.priority, topic.queues) == (True, 10)
+    consumer = client.consumer("by-hand", "billing")
+    assert [consumer.pull(1, wait=20.0)[0].body for _ in range(2)] == [b"high", b"low"]
+
+
+@pytest.mark.parametrize("priority", [-1, 10, 4.5, "high"])
+def test_other_priorities_are_refused(scene: Scene, priority: object) -> None:
+    with pytest.raises(dmq.InvalidMessage, match="priority"):
+        scene.send("x", priority=priority)
