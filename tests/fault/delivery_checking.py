@@ -18,7 +18,7 @@ from tests.fault import delivery_plan as plan
 from tests.fault.delivery_ledger import Call, Ledger, Sent
 from tests.fault.delivery_plan import GROUPS, Name
 
-__all__ = ["check", "report"]
+__all__ = ["check"]
 
 _ROUNDING_S: Final = 0.002
 
@@ -293,18 +293,3 @@ def _about(ledger: Ledger, sent: Sent) -> str:
     facts = {word: value for word, value in sent.facts.items() if value is not None and word not in ("event", "name")}
     elsewhere = sorted({call.group for call in ledger.calls if call.name == sent.name})
     return f"{sent.answer}, {facts}, seen by {elsewhere}"
-
-
-def report(ledger: Ledger) -> str:
-    """What happened, in a line or two."""
-    answers = Counter(sent.answer for sent in ledger.sent.values())
-    ends = Counter(f"{tx.outcome}/{tx.end}" for tx in ledger.transactions.values())
-    reasons = Counter(letter.reason for letters in ledger.letters.values() for letter in letters)
-    words = Counter(call.word or "died" for call in ledger.calls)
-    twice = Counter(
-        calls[0].group for calls in ledger.by_reader.values() if sum(call.word == "ack" for call in calls) > 1
-    )
-    return (
-        f"sent {dict(answers)}; transactions {dict(ends)}; calls {dict(words)}; dead letters {dict(reasons)}; "
-        f"done more than once {dict(twice)}; breaks {dict(Counter(found.kind for found in ledger.breaks))}"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,7 +11,7 @@ from dmq.client.letters import DeadLetter
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_plan import GROUPS, Name, name_of
 
-__all__ = ["Call", "Ledger", "Sent"]
+__all__ = ["Call", "Ledger", "Sent", "report"]
 
 # A word about a message has been written by the broker so long after it was said, or something broke in between.
 SAID_S: Final = 2.0
@@ -149,7 +149,7 @@ class Ledger:
                     self._read_sent(line)
 
     def _read_sent(self, line: dict[str, Any]) -> None:
-        key = line.get("transaction")
+        key: Any = line.get("transaction")
         match line["event"]:
             case "try":
                 self.sent[_name(line)] = Sent(_name(line), line)
@@ -222,3 +222,18 @@ class Ledger:
 
 def _name(line: dict[str, Any]) -> Name:
     return line["name"][0], line["name"][1]
+
+
+def report(ledger: Ledger) -> str:
+    """What happened, in a line or two."""
+    answers = Counter(sent.answer for sent in ledger.sent.values())
+    ends = Counter(f"{tx.outcome}/{tx.end}" for tx in ledger.transactions.values())
+    reasons = Counter(letter.reason for letters in ledger.letters.values() for letter in letters)
+    words = Counter(call.word or "died" for call in ledger.calls)
+    twice = Counter(
+        calls[0].group for calls in ledger.by_reader.values() if sum(call.word == "ack" for call in calls) > 1
+    )
+    return (
+        f"sent {dict(answers)}; transactions {dict(ends)}; calls {dict(words)}; dead letters {dict(reasons)}; "
+        f"done more than once {dict(twice)}; breaks {dict(Counter(found.kind for found in ledger.breaks))}"
+    )

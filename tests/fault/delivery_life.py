@@ -24,7 +24,9 @@ import dmq
 from dmq.broker.broadcast import broadcast_name
 from dmq.client.letters import DeadLetter
 from tests.fault import delivery_plan as plan
-from tests.fault.delivery_roles import STALL_S, TICK_S, Log, consume, produce
+from tests.fault.delivery_consuming import consume
+from tests.fault.delivery_log import STALL_S, TICK_S, Log
+from tests.fault.delivery_producing import produce
 from tests.fault.nursery import ForkedBroker
 
 __all__ = ["Life"]
@@ -49,7 +51,9 @@ class Life:
         self._log = Log(self._logs / "life")
         self._broker = ForkedBroker(folder / "data", plan.SETTINGS)
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dmq", "dmq.aio", "tests.fault.delivery_roles"])
+        self._context.set_forkserver_preload(
+            ["dmq.aio", "tests.fault.delivery_consuming", "tests.fault.delivery_producing"]
+        )
         self._processes: dict[str, BaseProcess] = {}
         self._starts: dict[str, int] = {}
         self._version = 0

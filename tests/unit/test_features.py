@@ -19,6 +19,15 @@ def test_every_feature_is_listed_once(root: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_every_test_that_the_rules_of_delivery_name_is_there(root: Path) -> None:
+    text = (root / "docs" / "reference" / "delivery.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
+    assert len(named) > 40
+    assert len(named) == text.count("`tests/")
+    missing = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (root / path).read_text()]
+    assert not missing
+
+
 def test_every_module_and_test_that_is_named_is_there(root: Path) -> None:
     missing = []
     for feature, _, modules, tests, _ in rows(root):

@@ -412,7 +412,9 @@ class Consumption:
         for queue, cursor in self.cursors.items():
             deadline = cursor.next_deadline()
             if deadline is not None and deadline <= now_ms:
-                cursor.expire(now_ms)
+                for entry in cursor.expire(now_ms):
+                    if (holder := self.group.members.get(entry.member)) is not None:
+                        self.group.wake(holder)  # what was out with it is so no more
                 self.selection.mark(queue)
                 woken = True
         deadline = self.group.next_deadline()

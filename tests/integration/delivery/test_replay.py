@@ -182,7 +182,7 @@ def test_a_reset_to_the_end_leaves_out_what_waits(scene: Scene) -> None:
     assert int(next(consumer).body) == 0
     scene.client.admin.reset(scene.topic, GROUP, to="latest")
     scene.send(50)
-    seen = []
+    seen: list[int] = []
     while not seen or seen[-1] != 50:
         seen.append(int(next(consumer).body))
     # What was here already may come; what was not, does not.

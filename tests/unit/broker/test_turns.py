@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from dmq.protocol import Status
 from dmq.protocol.producing import Durability, ProduceReply
-from dmq.storage.store import MessageStore
+from dmq.storage.store import FlushTicket, MessageStore
 from dmq.testing import FakeClock
 from tests.unit.broker.turns import Rig, running
 
@@ -169,6 +170,34 @@ def test_lone_flushes_on_a_quick_disk_are_answered_in_their_turn_and_are_durable
         await rig.settle()
         assert [peer.reply().first_offset, other.reply().first_offset] == [40, 41]
         assert rig.broker.writer.flushes == 41
+
+    in_a_broker(run)
+
+
+def test_a_disk_that_stops_being_quick_holds_the_loop_up_once_and_then_a_thread_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run(rig: Rig) -> None:
+        on_loop: list[bool] = []
+        seconds = 0.0
+        flush = FlushTicket.run
+        clock = rig.broker.clock
+        assert isinstance(clock, FakeClock)
+
+        def timed(ticket: FlushTicket) -> None:
+            on_loop.append(threading.current_thread() is threading.main_thread())
+            clock.advance(seconds)
+            flush(ticket)
+
+        monkeypatch.setattr(FlushTicket, "run", timed)
+        (peer,) = await rig.connect(1)
+        for number in range(60):
+            seconds = 1.0 if number == 20 else 0.0
+            peer.send([b"%d" % number], producer=5, sequence=number, durability=Durability.FLUSHED)
+            await rig.turn()
+            await rig.settle()
+            assert peer.reply().first_offset == number
+        assert on_loop == [False] * 16 + [True] * 5 + [False] * 16 + [True] * 23
 
     in_a_broker(run)
 
