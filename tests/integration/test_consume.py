@@ -64,7 +64,7 @@ def test_a_typed_consumer_decodes_bodies(client: Client) -> None:
 
 
 def test_a_typed_consumer_decodes_large_pulls_too_whatever_was_looked_at_before(client: Client) -> None:
-    client.producer().send_many("orders", [dmq.Message(Order(n), key=str(n), priority=4) for n in range(40)])
+    client.producer().send_many("orders", [dmq.Message(msgspec.json.encode(Order(n)), key=str(n)) for n in range(40)])
     consumer = client.consumer("orders", "billing", type=Order)
     messages = [*consumer.pull(40)]
     while len(messages) < 40:

@@ -130,6 +130,7 @@ def test_delays_say_when_they_are_due_or_that_they_were_taken_back(broker: TestB
 def test_transactions_say_that_they_are_open_or_how_they_ended(client: Client) -> None:
     producer = client.producer(group="payers", check=lambda message: "unknown")
     tx = producer.transaction("orders", b"1")
+    assert tx.id is not None
     why = client.admin.why(tx.id)
     assert why.state == "prepared"
     assert "producer group 'payers'" in why.text
@@ -137,6 +138,7 @@ def test_transactions_say_that_they_are_open_or_how_they_ended(client: Client) -
     assert client.admin.why(tx.id).state == "rolled back"
     with producer.transaction("orders", b"2") as tx:
         pass
+    assert tx.id is not None
     assert client.admin.why(tx.id).state == "stored"
     assert words(client.admin.trace(tx.id)) == ["sent", "prepared", "stored", "committed"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dmq.broker.reasons import Dead, Facts, Out, Reason, Retry, SettledHow, explain, paragraph, until
@@ -13,7 +15,7 @@ NOW_MS = 1_700_000_000_000
 BASE = Facts("billing", "orders", 2, 77, members=1, connected=1)
 
 
-def reason(**facts: object) -> Reason:
+def reason(**facts: Any) -> Reason:
     return explain(BASE._replace(**facts), NOW_MS)
 
 
