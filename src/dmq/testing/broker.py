@@ -11,6 +11,7 @@ killed process leaves, `stop` and `restart` what a clean end leaves; leaving the
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -78,6 +79,9 @@ class TestBroker:
     def start(self) -> None:
         """Start it, or start it again on what the last run left."""
         assert self._thread is None, "it is running"
+        # Here and not in the broker's threads: pytest parses what is imported, and CPython 3.11 breaks when two
+        # threads parse at once.
+        importlib.import_module("dmq.deadletters.store")
         problems: list[BaseException] = []
         ready = threading.Event()
         thread = threading.Thread(target=self._run, args=(ready, problems), name="dmq-test-broker", daemon=True)

@@ -103,6 +103,21 @@ def test_the_command_line_makes_and_fills_them(broker: BrokerProcess, client: Cl
     assert [consumer.pull(1, wait=20.0)[0].body for _ in range(2)] == [b"high", b"low"]
 
 
+def test_ordered_messages_are_in_the_queue_of_their_priority_too(ranked: Scene) -> None:
+    receipts = ranked.send(*range(5), priority=6, business_id="u-7", ordered=True)
+    assert [(receipt.queue, receipt.offset) for receipt in receipts] == [(6, n) for n in range(5)]
+
+
+def test_priority_is_decided_when_a_topic_is_created(ranked: Scene, scene: Scene) -> None:
+    admin = scene.client.admin
+    with pytest.raises(dmq.InvalidSettings, match="created"):
+        admin.update_topic(scene.topic, priority=True)
+    with pytest.raises(dmq.InvalidSettings, match="10 queues"):
+        admin.update_topic(ranked.topic, queues=12)
+    assert admin.update_topic(ranked.topic, ttl=60.0).queues == 10
+    assert admin.create_topic(ranked.topic, queues=4, priority=True, ttl=60.0, allow_existing=True).queues == 10
+
+
 @pytest.mark.parametrize("priority", [-1, 10, 4.5, "high"])
 def test_other_priorities_are_refused(scene: Scene, priority: object) -> None:
     with pytest.raises(dmq.InvalidMessage, match="priority"):

@@ -133,6 +133,8 @@ def test_one_business_id_has_one_queue() -> None:
 
 def test_in_a_priority_topic_the_queue_is_the_priority() -> None:
     assert choose_queue(Route(10, True, 0.0), Message(b"", priority=9)) == 9
+    ordered = Message(b"", business_id="u-7", ordered=True, priority=2)
+    assert choose_queue(Route(10, True, 0.0), ordered) == 2
 
 
 def test_a_topic_is_asked_for_anew_once_an_hour() -> None:
