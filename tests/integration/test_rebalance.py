@@ -138,6 +138,15 @@ def assert_divided(strategy: str, members: list[Member]) -> None:
         eventually(lambda: sorted(member.queues for member in members) == wanted, "the shares are others")
 
 
+def assert_all_work(strategy: str, members: list[Member]) -> None:
+    """Every queue has its member, and every member that has one goes on."""
+    assert_divided(strategy, members)
+    for member in members:
+        # By hash a share may be empty: where few queues fall on the ring is chance.
+        if strategy != "consistent-hash" or member.queues:
+            member.goes_on()
+
+
 @pytest.mark.parametrize("strategy", HOW)
 def test_members_join_die_and_leave_while_the_others_go_on(
     strategy: str, tmp_path: Path, members: list[Member]
@@ -148,25 +157,18 @@ def test_members_join_die_and_leave_while_the_others_go_on(
         try:
             one, two = Member(broker.url, strategy), Member(broker.url, strategy)
             members += [one, two]
-            one.goes_on()
-            two.goes_on()
-            assert_divided(strategy, [one, two])
+            assert_all_work(strategy, [one, two])
 
             three = Member(broker.url, strategy)
             members.append(three)
-            for member in (three, one, two):
-                member.goes_on()
-            assert_divided(strategy, [one, two, three])
+            assert_all_work(strategy, [one, two, three])
 
             two.end()
-            for member in (one, three):
-                member.goes_on()
-            assert_divided(strategy, [one, three])
+            assert_all_work(strategy, [one, three])
 
             one.end(signal.SIGTERM)
             assert one.has_ended
-            three.goes_on()
-            assert_divided(strategy, [three])
+            assert_all_work(strategy, [three])
         finally:
             sent = sending.stop()
         everything = {*range(sent)}
