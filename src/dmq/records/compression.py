@@ -121,8 +121,24 @@ class Compressor:
         largest = max(sizes)
         if largest <= body_bytes_max and not self.is_worth_trying(topic, min(sizes), largest, len(bodies)):
             return None
-        results = [self.compress(topic, body, must_shrink=len(body) > body_bytes_max) for body in bodies]
+        if self.mode == "auto" and largest <= body_bytes_max and _class(min(sizes)) == _class(largest):
+            results = self._compress_alike(topic, bodies, largest)
+        else:
+            results = [self.compress(topic, body, must_shrink=len(body) > body_bytes_max) for body in bodies]
         return results if any(codec for codec, _ in results) else None
+
+    def _compress_alike(self, topic: str, bodies: Sequence[bytes], size: int) -> list[tuple[int, bytes]]:
+        """`compress` for bodies of one size class; those to be passed over are so at one stroke."""
+        estimate = self._estimate(topic, size)
+        results: list[tuple[int, bytes]] = []
+        while (done := len(results)) < len(bodies):
+            if size > COMPRESS_OVER_BYTES and estimate.skip:
+                passed = bodies[done : done + estimate.skip]
+                estimate.skip -= len(passed)
+                results += [(CODEC_NONE, body) for body in passed]
+            else:
+                results.append(self.compress(topic, bodies[done]))
+        return results
 
     def is_worth_trying(self, topic: str, smallest: int, largest: int, count: int) -> bool:
         """Whether any of so many bodies, of sizes from the smallest to the largest, is to be tried now.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -323,14 +324,14 @@ def is_plain(messages: Sequence[Message]) -> bool:
     return _kinds(messages) == _PLAIN
 
 
+_BESIDE: Final = attrgetter("tag", "business_id", "ordered", "priority", "properties")
+
+
 def _kinds(messages: Sequence[Message]) -> set[tuple[Any, ...]]:
     """What messages have beside body and key, each combination once; empty if that cannot be told."""
     try:
         # No tuple stays alive for a message: many that do would set the garbage collector off.
-        kinds = {
-            (message.tag, message.business_id, message.ordered, message.priority, message.properties)
-            for message in messages
-        }
+        kinds = {*map(_BESIDE, messages)}
     except TypeError:  # properties
         return set()
     # Of equal numbers only one is in the set, and some of them are no priorities.
