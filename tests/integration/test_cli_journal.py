@@ -226,7 +226,8 @@ def test_a_segment_that_was_restored_is_good_once_the_checkpoint_is_deleted(data
     with MessageStore(OsFiles(data), SETTINGS) as store:
         with pytest.raises(Damaged):
             store.read("orders", 1, 75)
-        assert store.damage == [(64935, 67071)]
+        ((first, end),) = store.damage
+        assert first <= int(path.stem) + 900 < end
     assert kinds(as_json(dmq("verify", data, "--format", "json"))) == ["damage"]
     path.write_bytes(good)
     code, shown = dmq("verify", data)

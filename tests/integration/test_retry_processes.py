@@ -50,7 +50,8 @@ class Process:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.said.append(line.split())
+            if line.endswith("\n"):  # else it was killed in the middle of a word
+                self.said.append(line.split())
 
     def end(self, number: int = signal.SIGKILL) -> None:
         if self._process.poll() is None:

@@ -27,6 +27,7 @@ from dmq.protocol.consuming import (
     Assign,
     Credit,
     GroupMembers,
+    Lease,
     Push,
     Settle,
     SettleReply,
@@ -209,13 +210,20 @@ class Subscription:
         if not dropped and not added:
             return
         self._queues = wanted
-        if dropped:
-            self._core.release_queues(frozenset(dropped))  # before somebody else asks for them
         log.info("queues divided", extra={"group": self._options.group, "dropped": dropped, "added": added})
         try:
             link.tell(Command.ASSIGN, Assign(self._number, wanted))
         except DMQError:
             pass  # the next subscription has it right
+        if dropped:
+            self._core.release_queues(frozenset(dropped))  # behind it, or they would come straight back
+
+    def _give_back_stray(self, leases: Sequence[Lease]) -> None:
+        """Give back what was on its way from queues that we had dropped by then."""
+        if self._options.strategy:
+            stray = {lease.queue for lease in leases}.difference(self._queues)
+            if stray:
+                self._core.release_queues(stray)
 
     def _again(self, link: NamedLink) -> None:
         if not self.is_closing and self._lines.current() is link:
@@ -241,7 +249,9 @@ class Subscription:
         header = push.header
         if isinstance(header, Push):
             if header.subscription == self._number:
-                self.wake(self._core.received(header.leases, push.body))
+                count = self._core.received(header.leases, push.body)
+                self._give_back_stray(header.leases)
+                self.wake(count)
         elif isinstance(header, GroupMembers):
             if header.subscription == self._number:
                 self._divide(link, header)

@@ -72,7 +72,7 @@ def test_news_that_are_not_for_it_are_passed_over() -> None:
     assert free.queues is None
 
 
-def test_what_waits_of_a_queue_it_drops_goes_back_before_it_says_so_and_the_rest_stays() -> None:
+def test_what_waits_of_a_queue_it_drops_goes_back_once_it_cannot_return_and_the_rest_stays() -> None:
     made = Divider()
     made.hear(2, ME)
     for queue in (0, 1):
@@ -80,12 +80,25 @@ def test_what_waits_of_a_queue_it_drops_goes_back_before_it_says_so_and_the_rest
         made.pushed(made.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))  # type: ignore[arg-type]
     in_hand = made._core.take(1)
     made.hear(2, "a.1", ME)  # which has queue 0 now
-    release, assign = made.link.told[-2:]
+    assign, release = made.link.told[-2:]
     assert isinstance(release, Settle)
     assert [(said.queue, said.outcome, said.ranges) for said in release.settlements] == [(0, Outcome.RELEASE, [(1, 1)])]
     assert assign == Assign(1, [1])
     assert made._core.waiting == 2
     assert [delivery.lease.queue for delivery, _ in in_hand] == [0]
+
+
+def test_what_was_on_its_way_from_a_queue_it_dropped_goes_back() -> None:
+    made = Divider()
+    made.hear(2, ME)
+    made.hear(2, "a.1", ME)  # which has queue 0 now
+    for queue in (0, 1):
+        leases, body = frame(queue + 1, bodies("a", "b"), queue=queue, first=10 * queue)
+        made.pushed(made.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))  # type: ignore[arg-type]
+    release = made.link.told[-1]
+    assert isinstance(release, Settle)
+    assert [(said.queue, said.outcome, said.ranges) for said in release.settlements] == [(0, Outcome.RELEASE, [(0, 2)])]
+    assert made._core.waiting == 2
 
 
 def test_after_a_reconnect_it_goes_on_with_its_queues() -> None:
