@@ -9,6 +9,8 @@ Rows:
     delay-pending  many pending: what they cost in memory (5 million at --scale 1)
     transactions   prepared and committed from one process, in parallel
     retry          failures: pulled, nacked with a wait, moved to the schedule; then fired, delivered and acked
+    filter         a group whose tag one message in a hundred has: how many index entries a second are gone through
+    ordered        send_many by 500 with order by 10,000 business ids, beside the same without order
 """
 
 from __future__ import annotations
@@ -189,12 +191,75 @@ def retry(scale: float) -> Row:
     }
 
 
+def tag_filter(scale: float) -> Row:
+    """One message in a hundred matches."""
+    count = max(1000, int(2_000_000 * scale))
+    rounds = []
+    with BrokerProcess() as broker, prepared(broker) as client:
+        producer = client.producer(compression="none", timeout=120.0)
+        for first in range(0, count, 10_000):
+            numbers = range(first, min(first + 10_000, count))
+            tagged = [dmq.Message(b"%d" % n, tag="rare" if n % 100 == 0 else "common") for n in numbers]
+            producer.send_many(TOPIC, tagged, durability="stored")
+        for number in range(4):
+            with client.consumer(TOPIC, f"bench-{number}", tags="rare") as consumer:
+
+                def take(consumer: dmq.Consumer = consumer) -> None:
+                    left = -(-count // 100)
+                    while left:
+                        batch = consumer.pull(1000, wait=30.0)
+                        assert {message.tag for message in batch} == {"rare"}
+                        left -= len(batch)
+                        consumer.ack(batch)
+
+                rounds.append(measured(broker, take, count))
+    found = medians(rounds[1:])
+    return {"entries": count, **found, "per_second_of_broker_cpu": 1e6 / found["broker_us"], "bar": ">= 5,000,000/s"}
+
+
+def ordered(scale: float) -> Row:
+    """Order by business id, beside no order."""
+    load = Load(max(1000, int(50_000 * scale)), BODY_BYTES, 500)
+    with BrokerProcess() as broker, prepared(broker) as client:
+        producer = client.producer(compression="none", timeout=120.0)
+        bodies = load.bodies()
+
+        def send(is_ordered: bool) -> None:
+            for at in range(0, load.messages, load.batch):
+                producer.send_many(
+                    TOPIC,
+                    [
+                        dmq.Message(body, business_id=f"u-{number % 10_000}", ordered=is_ordered)
+                        for number, body in enumerate(bodies[at : at + load.batch], at)
+                    ],
+                    durability="stored",
+                )
+
+        send(False)
+        send(True)
+        pairs = [
+            (measured(broker, lambda: send(False), load.messages), measured(broker, lambda: send(True), load.messages))
+            for _ in range(9)
+        ]
+    ratios = [with_order["per_second"] / without["per_second"] for without, with_order in pairs]
+    return {
+        "messages": load.messages,
+        "unordered": medians([without for without, _ in pairs]),
+        "ordered": medians([with_order for _, with_order in pairs]),
+        "of_unordered": statistics.median(ratios),
+        "of_unordered_spread": [min(ratios), max(ratios)],
+        "bar": ">= 0.5 of unordered",
+    }
+
+
 ROWS: dict[str, Callable[[float], Row]] = {
     "delay-in": delay_in,
     "delay-fire": delay_fire,
     "delay-pending": delay_pending,
     "transactions": transactions,
     "retry": retry,
+    "filter": tag_filter,
+    "ordered": ordered,
 }
 
 
