@@ -43,8 +43,9 @@ class QueueSelection:
         self._marked |= 1 << queue
 
     def unmark(self, queue: int) -> None:
-        """The queue has nothing to hand out for now."""
+        """The queue that was picked has nothing to hand out for now."""
         self._marked &= ~(1 << queue)
+        self._picks -= 1  # a pick that gave nothing does not bring the next turn nearer
 
     @property
     def has_any(self) -> bool:

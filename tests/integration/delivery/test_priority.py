@@ -48,6 +48,19 @@ def test_the_highest_is_handed_out_first_and_every_tenth_pick_goes_round(ranked:
     assert 1 <= counts[0] + counts[5] <= 4, "every tenth goes round, and 9 has its turn there too"
 
 
+def test_one_message_of_each_priority_comes_from_the_highest_down(ranked: Scene) -> None:
+    """A queue that was found empty is no pick."""
+    for priority in range(10):
+        ranked.send(priority, priority=priority)
+    consumer = ranked.consumer()
+    seen: list[int] = []
+    while len(seen) < 10:
+        (message,) = consumer.pull(1, wait=20.0)
+        message.ack()
+        seen.append(message.priority)
+    assert seen == [*range(9, -1, -1)]
+
+
 def test_the_lowest_comes_through_though_higher_ones_never_end(ranked: Scene) -> None:
     ranked.send("low", priority=0)
     consumer = ranked.consumer()
