@@ -202,7 +202,7 @@ def tag_filter(scale: float) -> Row:
             tagged = [dmq.Message(b"%d" % n, tag="rare" if n % 100 == 0 else "common") for n in numbers]
             producer.send_many(TOPIC, tagged, durability="stored")
         for number in range(4):
-            with client.consumer(TOPIC, f"bench-{number}", tags="rare") as consumer:
+            with client.consumer(TOPIC, f"bench-{number}", tags="rare", prefetch=2000) as consumer:
 
                 def take(consumer: dmq.Consumer = consumer) -> None:
                     left = -(-count // 100)

@@ -9,7 +9,10 @@ What always holds: masks are never negative; bits are never set beyond the range
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
+
+import numpy as np
 
 __all__ = ["Ranges", "full", "lowest", "mask_of_offsets", "mask_of_ranges", "pieces", "runs"]
 
@@ -17,8 +20,9 @@ Ranges = Iterable[tuple[int, int]]  # (start, stop), stop excluded
 
 # A shift costs time by the length of the number, so a long mask is walked in pieces of this many bits.
 _CHUNK: Final = 1024
-# The longest bitmap in one event: applying one costs time by its length times its runs.
-PIECE_MAX: Final = 4096
+# The longest bitmap in one event.
+PIECE_MAX: Final = 65_536
+_FEW: Final = 8  # ranges; so many are joined one by one
 
 
 def full(count: int) -> int:
@@ -28,12 +32,25 @@ def full(count: int) -> int:
 
 def mask_of_ranges(ranges: Ranges, start: int, stop: int) -> int:
     """The mask, from `start`, of those offsets of the ranges that lie in [start, stop)."""
+    rest = iter(ranges)
     mask = 0
-    for first, last in ranges:
+    for first, last in islice(rest, _FEW):
         first, last = max(first, start), min(last, stop)
         if first < last:
             mask |= ((1 << (last - first)) - 1) << (first - start)
+    if many := list(rest):
+        mask |= _mask_of_many(many, start, stop)
     return mask
+
+
+def _mask_of_many(ranges: list[tuple[int, int]], start: int, stop: int) -> int:
+    """The same with a byte for each offset: joining whole numbers costs time by their length for each range."""
+    marked = bytearray(max(stop - start, 0))
+    for first, last in ranges:
+        first, last = max(first, start), min(last, stop)
+        if first < last:
+            marked[first - start : last - start] = b"\1" * (last - first)
+    return int.from_bytes(np.packbits(np.frombuffer(marked, np.uint8), bitorder="little").tobytes(), "little")
 
 
 def mask_of_offsets(offsets: Iterable[int], start: int, stop: int) -> int:

@@ -40,6 +40,7 @@ _UNIT_BYTES: Final = 4 << 20
 _WAITING_MAX: Final = 200_000
 _REMEMBERED_MAX: Final = 100_000
 _CHECKS_AT_ONCE: Final = 256
+_LOOKED_TURN: Final = 64  # that are no longer remembered are looked up in one turn of the loop
 _GROUPS_MAX: Final = 1000
 _AGAIN_MS: Final = 1000
 
@@ -194,12 +195,16 @@ class Transactions:
 
     async def _decide(self, ending: Ending, ends: dict[bytes, str]) -> None:
         """Which of them end now as asked, and why not the others."""
+        looked = 0
         for message_id in ending.ids:
             outcome = ends.get(message_id) or self._ended.get(message_id)
             if outcome is None:
                 if self._broker.store.is_open(message_id):
                     ends[message_id] = ending.outcome
                     continue
+                looked += 1
+                if looked % _LOOKED_TURN == 0:
+                    await asyncio.sleep(0)
                 outcome = await self._outcome_of(message_id)
             if outcome is None:
                 ending.refused[message_id] = UnknownMessage(

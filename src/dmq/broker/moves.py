@@ -1,8 +1,7 @@
 """Moves: messages that leave their queue without having been consumed, for a retry or for the dead letters.
 
 The one place that makes such units: what settles a message where it was and the copy that goes on are written
-together, so a message is never lost and never in two places. Everything that fails in one turn of the loop, of all
-groups, shares as few units as it fits.
+together, so a message is never lost and never in two places (see `loads`).
 
 Where a message goes (J-05, R-13):
 
@@ -18,27 +17,24 @@ it is handed out again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from dmq.broker.bitmap import Ranges, mask_of_ranges, runs
 from dmq.broker.broadcast import parse_broadcast_name
-from dmq.broker.changes import Later
 from dmq.broker.consumption import RETRY, Consumption, Doomed
 from dmq.broker.cursor import Cursor
 from dmq.broker.drainer import DLQ_PREFIX, DRAIN
 from dmq.broker.lease import Lease
+from dmq.broker.loads import Load, Loads, Move
 from dmq.broker.moving import Origin, Parcel, read_origins
-from dmq.broker.redelivery import Redelivery
 from dmq.broker.retry import is_exhausted, parse_retry_table, wait_ms
-from dmq.errors import Busy, DMQError, InvalidSettings
+from dmq.errors import InvalidSettings
 from dmq.model import TopicConfig
 from dmq.records import DeadReason
 from dmq.records.copying import CopyPlan
-from dmq.storage.appending import Batch
-from dmq.storage.events import Event, Outcome, Settled
+from dmq.storage.events import Outcome
 from dmq.storage.retrying import retry_topic_name, retry_topic_parts
 from dmq.storage.state import SCHEDULE_TOPIC, Topic
 from dmq.storage.store import MessageStore
@@ -52,38 +48,8 @@ __all__ = ["Moves", "checked_config", "retry_topics"]
 log = logging.getLogger(__name__)
 
 RETRY_TABLE: Final = "retry_table"  # the property of a topic
-_AGAIN_MS: Final = 1000
-_UNIT_BYTES: Final = 1 << 20
 _NO_ANSWER: Final = "nothing was heard of the last attempt: its lease ran out, or its consumer died"
 _EXPIRED: Final = "it expired before it was consumed"
-
-
-class _Move(NamedTuple):
-    """What was set aside of one queue until its unit is visible."""
-
-    consumption: Consumption
-    key: int
-    cursor: Cursor
-    entry: Redelivery
-    messages: int
-    is_dead: bool
-
-
-class _Load:
-    """One unit to be."""
-
-    def __init__(self) -> None:
-        self.events: list[Settled] = []
-        self.parcels: dict[tuple[str, int], Parcel] = {}
-        self.topics: dict[str, TopicConfig] = {}
-        self.moves: list[_Move] = []
-        self.size = 0
-
-    def parcel(self, topic: str, queue: int) -> Parcel:
-        found = self.parcels.get((topic, queue))
-        if found is None:
-            found = self.parcels[topic, queue] = Parcel(topic, queue)
-        return found
 
 
 class Moves:
@@ -97,9 +63,7 @@ class Moves:
         self._broker = broker
         self._table = parse_retry_table(broker.settings.retry_table)
         self._tables: dict[str, tuple[int, ...] | None] = {}
-        self._loads: dict[Durability, _Load] = {}
-        self._fragment = 0
-        self._loop = asyncio.get_running_loop()
+        self._loads = Loads(broker)
 
     # --- what consumers say -----------------------------------------------------------------------------------------
 
@@ -233,7 +197,7 @@ class Moves:
         error: str,
         now_ms: int,
     ) -> None:
-        load = self._load(Durability.STORED)
+        load = self._loads.load(Durability.STORED)
         group, queue = consumption.group.name, consumption.place(key)[1]
         target = retry_topic_name(group, consumption.topic.id)
         config = TopicConfig(queues=consumption.topic.config.queues, carry_for=group)
@@ -258,7 +222,7 @@ class Moves:
                     reason=error or None,
                     error=error,
                 )
-                parcel = load.parcel(target, queue) if is_now else load.parcel(SCHEDULE_TOPIC, self._fragment)
+                parcel = load.parcel(target, queue) if is_now else load.parcel(SCHEDULE_TOPIC, self._loads.fragment)
                 found = plans[delay_ms] = (plan, parcel)
             plan, parcel = found
             due_ms = None if delay_ms == 0 else now_ms + delay_ms
@@ -280,7 +244,7 @@ class Moves:
     ) -> None:
         if not origins:
             return
-        load = self._load(Durability.FLUSHED)
+        load = self._loads.load(Durability.FLUSHED)
         group = consumption.group.name
         alone = parse_broadcast_name(group)
         name = group if alone is None else alone[0]
@@ -305,7 +269,7 @@ class Moves:
 
     def _set_aside(
         self,
-        load: _Load,
+        load: Load,
         consumption: Consumption,
         key: int,
         cursor: Cursor,
@@ -320,64 +284,17 @@ class Moves:
         assert aside is not None, "what was read is out"
         entry, events = aside
         load.events += events
-        load.moves.append(_Move(consumption, key, cursor, entry, len(origins), outcome != Outcome.RETRIED))
+        load.moves.append(Move(consumption, key, cursor, entry, len(origins), outcome != Outcome.RETRIED))
 
     # --- units ------------------------------------------------------------------------------------------------------
 
-    def _load(self, durability: Durability) -> _Load:
-        """The unit that is being gathered; written at the end of this turn of the loop, or when it is full."""
-        load = self._loads.get(durability)
-        if load is not None and load.size >= _UNIT_BYTES:
-            self._send(durability)
-            load = None
-        if load is None:
-            if not self._loads:
-                self._loop.call_soon(self.flush)
-            load = self._loads[durability] = _Load()
-            self._fragment = (self._fragment + 1) % self._broker.store.settings.fragment
-        return load
-
     def flush(self) -> None:
         """Hand what was gathered to the writer."""
-        for durability in [*self._loads]:
-            self._send(durability)
-
-    def _send(self, durability: Durability) -> None:
-        load = self._loads.pop(durability)
-        missing = {name: config for name, config in load.topics.items() if self._lacks(name, config)}
-        if missing:
-            self._broker.run(self._create(load, durability, missing), lambda error: self._failed(load, error))
-        else:
-            self._write(load, durability)
-
-    def _lacks(self, name: str, config: TopicConfig) -> bool:
-        found = self._broker.store.find_topic(name)
-        return found is None or found.config.queues < config.queues
-
-    async def _create(self, load: _Load, durability: Durability, missing: dict[str, TopicConfig]) -> None:
-        for name, config in missing.items():
-            await self.see_to_topic(name, config)
-        self._write(load, durability)
+        self._loads.flush()
 
     async def see_to_topic(self, name: str, config: TopicConfig) -> None:
         """See that a topic of ours is there and has as many queues as asked for."""
-        broker = self._broker
-        while self._lacks(name, config):
-            try:
-                change = broker.changes.begin(("topic", name))
-            except Later as later:
-                done = self._loop.create_future()
-                broker.changes.wait(later.change, done.set_result, 0)
-                await done
-                continue
-            try:
-                is_there = broker.store.find_topic(name) is not None
-                event = (
-                    broker.store.change(name, config) if is_there else broker.store.creation(name, config, system=True)
-                )
-                await broker.write([event])
-            finally:
-                broker.changes.end(change)
+        await self._loads.see_to_topic(name, config)
 
     def arrived(self, name: str, queue: int) -> None:
         """Messages came into a retry topic: offer them to their group, if anybody is there."""
@@ -391,33 +308,6 @@ class Moves:
             consumption.set_retry_topic(self._broker.store.topic(name))
         consumption.selection.mark(queue + RETRY)
         self._broker.pump_soon(consumption)
-
-    def _write(self, load: _Load, durability: Durability) -> None:
-        items: list[Batch | Event] = [*load.events, *(parcel.batch() for parcel in load.parcels.values())]
-        try:
-            self._broker.writer.submit(
-                items, durability, lambda _, error: self._written(load, error), size=load.size, atomic=True
-            )
-        except Busy as error:
-            self._written(load, error)
-
-    def _failed(self, load: _Load, error: BaseException) -> None:
-        self._written(load, error if isinstance(error, DMQError) else DMQError(str(error)))
-
-    def _written(self, load: _Load, error: DMQError | None) -> None:
-        now_ms = self._broker.now_ms
-        if error is not None:
-            log.error("messages could not be moved", extra={"count": len(load.moves), "error": str(error)})
-        for move in load.moves:
-            consumption = move.consumption
-            move.cursor.conclude(move.entry, now_ms, None if error is None else now_ms + _AGAIN_MS)
-            if error is None:
-                if move.is_dead:
-                    consumption.dead += move.messages
-                else:
-                    consumption.retried += move.messages
-            consumption.selection.mark(move.key)
-            self._broker.pump_soon(consumption)
 
 
 def checked_config(config: TopicConfig) -> TopicConfig:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from dmq.broker.changes import Change
 from dmq.broker.consumption import Consumption
@@ -23,6 +24,9 @@ from dmq.protocol.header import Header
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
+
+_MANY: Final = 8
+_SMALL_BYTES: Final = 2048
 
 __all__ = ["Pusher", "Session", "wire_lease"]
 
@@ -47,7 +51,7 @@ class Session:
         """Answer a request; says nothing where none was asked."""
         if frame.kind == Kind.REQUEST:
             size = sum(map(len, body))
-            self.connection.send(response_head(frame.command, header, frame.correlation, size), *map(_unpinned, body))
+            self.connection.send(response_head(frame.command, header, frame.correlation, size), *_unpinned(body))
 
     def refuse(self, frame: Frame, error: BaseException) -> None:
         """Answer that it did not work."""
@@ -113,7 +117,7 @@ class Pusher:
             Push(self.number, [wire_lease(handed, self.lease_ms)]),
             len(lengths) + handed.size,
         )
-        self.session.connection.send(head, lengths, *map(_unpinned, handed.pieces))
+        self.session.connection.send(head, lengths, *_unpinned(handed.pieces))
 
 
 def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
@@ -134,14 +138,18 @@ def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
     )
 
 
-def _unpinned(piece: Buffer) -> Buffer:
-    """A piece to be sent, as a copy if it is a small part of what it is a view of.
+def _unpinned(pieces: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Pieces to be sent, as copies where they are small parts of what they are views of.
 
-    A reader that stalls keeps what waits for it in memory, and would keep the whole unit with it.
+    A reader that stalls keeps what waits for it in memory, and would keep the whole unit with it. Many small ones are
+    cheaper to send as one.
     """
-    if isinstance(piece, memoryview) and len(piece.obj) > 2 * len(piece):  # type: ignore[arg-type]
-        return bytes(piece)
-    return piece
+    if len(pieces) > _MANY and sum(map(len, pieces)) < _SMALL_BYTES * len(pieces):
+        return (b"".join(pieces),)
+    return [
+        bytes(piece) if isinstance(piece, memoryview) and len(piece.obj) > 2 * len(piece) else piece  # type: ignore[arg-type]
+        for piece in pieces
+    ]
 
 
 def _packed_address(address: tuple[str, int]) -> tuple[bytes, int]:

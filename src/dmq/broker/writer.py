@@ -21,7 +21,7 @@ from typing import Final
 
 from dmq.broker.disk import DiskThreads
 from dmq.clock import Clock
-from dmq.errors import Busy, DMQError, StorageError
+from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
 from dmq.net.outbox import Outbox
 from dmq.storage.appending import Batch, Placement
 from dmq.storage.events import Event
@@ -46,7 +46,9 @@ Done = Callable[[list[Placement], DMQError | None], None]
 
 def nobody_waits(placements: list[Placement], error: DMQError | None) -> None:
     """For what is settled: if it cannot be written, it is handed out again after a restart, at least once."""
-    if error is not None:
+    if isinstance(error, BrokerStopping):
+        log.debug("events came too late", extra={"error": str(error)})
+    elif error is not None:
         log.error("events could not be written", extra={"error": str(error)})
 
 
@@ -120,6 +122,7 @@ class JournalWriter:
         self._flushing = False
         self._checkpointing = False
         self._failed = False
+        self.is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._flushed_at = self._checkpointed_at = self._retained_at = clock.monotonic()
@@ -188,6 +191,11 @@ class JournalWriter:
         """Write what was submitted: what need not be flushed first, since it need not wait."""
         self._turn_planned = False
         submitted, self._submitted = self._submitted, []
+        if self.is_closed:
+            for submission in submitted:
+                self._fail(submission, BrokerStopping("the broker has stopped: nothing is written any more"))
+            self._idle.set()
+            return
         self._outbox.hold()
         try:
             for durability in (Durability.STORED, Durability.FLUSHED):
@@ -408,8 +416,13 @@ class JournalWriter:
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Write what waits and close the store."""
+        """Write what waits and close the store; whoever comes later is told so."""
+        if self.is_closed:
+            return
         await self.drain()
+        while not self._idle.is_set():  # more came while the disk was at work
+            await self.drain()
+        self.is_closed = True
         self._ticker.cancel()
         self._disk.close()
         self.store.close()

@@ -1,8 +1,8 @@
 """Pulling: batches that are asked for, and one that is asked for before it is wanted. No sockets, no threads.
 
 A program that pulls batch after batch spends its time in turns with the broker: it waits, then the broker does. So once
-it has asked twice for the same and got all of it, the next batch is asked for when one is handed out, and what was said
-of the batch before travels with that request.
+it has asked twice for the same and got all of it, or with a filter a good part of it, the next batch is asked for when
+one is handed out, and what was said of the batch before travels with that request.
 
 What always holds: what is read ahead and what is in hand is never more than the prefetch; read-ahead messages wait like
 any others, so they go back untried when the consumer pauses, closes or does not get on, and are dropped by a seek;
@@ -23,6 +23,7 @@ from dmq.records import ANY_QUEUE
 __all__ = ["Ask", "Pulling"]
 
 _AT_ONCE: Final = 0.0
+_UNEVEN: Final = 4
 
 
 class Ask(NamedTuple):
@@ -39,6 +40,11 @@ class Pulling(Subscription):
     _stock_ask: Ask | None = None  # what was read ahead last
     _is_ticking = False
     _is_under_way = False  # something is being read ahead
+
+    @property
+    def group(self) -> str:
+        """With whom it shares the work."""
+        return self._options.group
 
     def _check_pull(self) -> None:
         """Refuse a pull where it makes no sense.
@@ -70,7 +76,9 @@ class Pulling(Subscription):
 
     def _read_ahead(self, link: NamedLink | None, ask: Ask, got: int) -> None:
         """A pull got so many: ask for what the next one will want, if it will, and report what is to be reported."""
-        is_repeated, self._last_ask = ask == self._last_ask, ask if got >= ask.max_messages else None
+        # What a filter lets through comes in uneven batches, as much as the broker finds in one look.
+        enough = ask.max_messages if not self._options.tags else ask.max_messages // _UNEVEN
+        is_repeated, self._last_ask = ask == self._last_ask, ask if got and got >= enough else None
         if (
             link is None
             or not is_repeated

@@ -244,7 +244,7 @@ class Settle(Header, frozen=True):
 
 
 class Refusal(Header, frozen=True):
-    """One settlement that did not count, by its index in the request."""
+    """One settlement that did not count, by its index in the request; the texts of many are left out."""
 
     index: U32
     status: U16

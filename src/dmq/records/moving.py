@@ -9,7 +9,7 @@ kept for what moving adds.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from dmq.errors import InvalidMessage
 from dmq.model import MessageId
@@ -38,6 +38,8 @@ _ORIGINALS: Final = (
     attrs.FIRST_ERROR,
     attrs.ATTEMPTS_BEFORE,
 )
+
+_Entry: TypeAlias = tuple[int, bytes]  # kind, value
 
 # What a first move does not take over from a client.
 NOT_COPIED: Final = _OF_ONE_MOVE | frozenset(_ORIGINALS)
@@ -98,27 +100,7 @@ def moved_record(
     entries = [(kind, value) for kind, value in read_entries(record.attribute_bytes) if kind not in _OF_ONE_MOVE]
     if attempts_before is not None:
         entries = [(kind, value) for kind, value in entries if kind != attrs.ATTEMPTS_BEFORE]
-    present = {kind for kind, _ in entries}
-    if record.moved and attrs.MESSAGE_ID in present:
-        # A message that was delayed or prepared at first gets its place only now.
-        is_first = is_placed and attrs.ORIGINAL_QUEUE not in present and attrs.ORIGINAL_QUEUE_OFFSET not in present
-        added = Attributes(
-            original_queue=record.queue if is_first else None,
-            original_queue_offset=record.queue_offset if is_first else None,
-        )
-    else:
-        # Only a record marked as moved speaks for its origin: on any other such entries are a client's invention.
-        entries = [(kind, value) for kind, value in entries if kind not in _ORIGINALS]
-        if message_id is None:
-            raise InvalidMessage("a record that was never moved carries no id: pass the message's id to move it")
-        added = Attributes(
-            message_id=message_id,
-            original_topic=record.topic,
-            original_queue=record.queue if is_placed else None,
-            original_send_time_ms=record.send_time_ms,
-            original_queue_offset=record.queue_offset if is_placed else None,
-            original_journal_offset=record.journal_offset,
-        )
+    entries, origin = _with_origin(record, entries, message_id, is_placed)
     had_error = any(kind == attrs.FIRST_ERROR for kind, _ in entries)
     move = Attributes(
         due_at_ms=due_at_ms,
@@ -132,7 +114,36 @@ def moved_record(
         attempts_before=attempts_before,
     )
     kept = b"".join(attrs.entry(kind, value) for kind, value in entries)
-    encoded = encode_attributes(added) + encode_attributes(move) + kept
+    return _rebuilt(record, topic, sent_at_ms, flags, encode_attributes(origin) + encode_attributes(move) + kept)
+
+
+def _with_origin(
+    record: RecordView, entries: list[_Entry], message_id: MessageId | None, is_placed: bool
+) -> tuple[list[_Entry], Attributes]:
+    """Which entries of a record its copy keeps, and what is to be added about where the message was first."""
+    present = {kind for kind, _ in entries}
+    if record.moved and attrs.MESSAGE_ID in present:
+        # A message that was delayed or prepared at first gets its place only now.
+        is_first = is_placed and attrs.ORIGINAL_QUEUE not in present and attrs.ORIGINAL_QUEUE_OFFSET not in present
+        return entries, Attributes(
+            original_queue=record.queue if is_first else None,
+            original_queue_offset=record.queue_offset if is_first else None,
+        )
+    if message_id is None:
+        raise InvalidMessage("a record that was never moved carries no id: pass the message's id to move it")
+    # Only a record marked as moved speaks for its origin: on any other such entries are a client's invention.
+    return [(kind, value) for kind, value in entries if kind not in _ORIGINALS], Attributes(
+        message_id=message_id,
+        original_topic=record.topic,
+        original_queue=record.queue if is_placed else None,
+        original_send_time_ms=record.send_time_ms,
+        original_queue_offset=record.queue_offset if is_placed else None,
+        original_journal_offset=record.journal_offset,
+    )
+
+
+def _rebuilt(record: RecordView, topic: str, sent_at_ms: int, flags: int, encoded: bytes) -> bytes:
+    """The record under another topic and with other attributes."""
     if len(encoded) > layout.ATTRIBUTES_BYTES_MAX:
         raise InvalidMessage(f"a moved record's attributes would take {len(encoded)} bytes, over 65,535")
     _, app, business_id = record.name_bytes

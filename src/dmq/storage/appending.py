@@ -8,7 +8,7 @@ and with `atomic` they share one unit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -75,6 +75,14 @@ class Draft:
         self.items: list[int] = []
         self.size = HEADER_BYTES
 
+    def add(self, part: Part, size: int, item: int) -> None:
+        self.parts.append(part)
+        self.items.append(item)
+        self.size += size
+
+
+# By producer and queue: the items of a call that are written.
+_Fresh: TypeAlias = dict[tuple[int, int], list[int]]
 
 _EVENT_ROW: Final = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
 
@@ -118,42 +126,29 @@ def draft_units(
     draft = drafts[0]
     duplicates: dict[int, Place | int] = {}
     following: dict[int, int] = {}
-    fresh: dict[tuple[int, int], list[int]] = {}  # (producer, queue) -> items of this call that are written
-    earlier: list[int] | None = None
-    look = state.producers.look
+    fresh: _Fresh = {}
     is_full = False  # what comes next begins a unit
     for index, item in enumerate(items):
         if isinstance(item, Batch):
             try:
                 topic_id, key = _queue_of(item, state)
-                count = len(item.lengths)
-                producer_id = item.producer_id
-                if producer_id:
-                    place: Place | int | None = look(producer_id, item.producer_epoch, key, item.first_sequence, count)
-                    if place is None:
-                        earlier = fresh.get((producer_id, key))
-                        if earlier is not None:
-                            place = _repeats(items, item, earlier)
-                    if place is not None:
-                        duplicates[index] = place
-                        continue
+                place = _earlier_place(items, item, key, fresh, state) if item.producer_id else None
+                if place is not None:
+                    duplicates[index] = place
+                    continue
                 if topic_id == HALF_ID:
                     _check_transactions(item, state, transactions_max)
-                if producer_id:
-                    if earlier is None:
-                        fresh[producer_id, key] = [index]
-                    else:
-                        earlier.append(index)
             except DMQError as error:
                 if refused is None:
                     raise
                 refused[index] = error
                 continue
+            if item.producer_id:
+                fresh.setdefault((item.producer_id, key), []).append(index)
             first = following.get(key)
             if first is None:
-                first = assigned.get(key)
-                if first is None:
-                    first = state.next.get(key, 0)
+                first = assigned[key] if key in assigned else state.next.get(key, 0)
+            count = len(item.lengths)
             following[key] = first + count
             part = _part(item, topic_id, count, first, now_ms, bool(state.expiring))
         else:
@@ -164,9 +159,7 @@ def draft_units(
             draft = Draft()
             drafts.append(draft)
         is_full = has_room
-        draft.parts.append(part)
-        draft.items.append(index)
-        draft.size += size
+        draft.add(part, size, index)
     return (drafts if draft.parts else []), duplicates
 
 
@@ -176,6 +169,17 @@ def _check_transactions(batch: Batch, state: State, transactions_max: int) -> No
             f"{transactions_max} transactions are open, which is the limit: end some, or raise store.transactions_max",
             limit=transactions_max,
         )
+
+
+def _earlier_place(
+    items: Sequence[Batch | Event], batch: Batch, key: int, fresh: _Fresh, state: State
+) -> Place | int | None:
+    """Where a batch stands if it was written before; or the index of the item of this call that it is a resend of."""
+    producer = batch.producer_id
+    place = state.producers.look(producer, batch.producer_epoch, key, batch.first_sequence, len(batch.lengths))
+    if place is None and (earlier := fresh.get((producer, key))) is not None:
+        return _repeats(items, batch, earlier)
+    return place
 
 
 def _repeats(items: Sequence[Batch | Event], batch: Batch, earlier: list[int]) -> int | None:

@@ -25,6 +25,8 @@ ROWS_MAX: Final = 65_536
 IdRun: TypeAlias = tuple[int, int, int]  # count, producer id, first sequence
 _Span: TypeAlias = tuple[int, int, int, int]  # first queue offset, one past the last, producer id, first sequence
 
+_Table: TypeAlias = tuple[int, dict[int, list[_Span]]]  # where the unit ends, and the spans of each queue
+
 
 class Identities:
     """The batch tables of the units read last.
@@ -40,7 +42,7 @@ class Identities:
         self._bytes_at = bytes_at
         self._unit_holding = unit_holding
         self._rows_max = rows_max
-        self._tables: OrderedDict[int, dict[int, list[_Span]]] = OrderedDict()
+        self._tables: OrderedDict[int, _Table] = OrderedDict()
         self._rows: dict[int, int] = {}
         self._row_count = 0
 
@@ -56,23 +58,24 @@ class Identities:
         """
         key = queue_key(topic_id, queue)
         spans: list[_Span] = []
-        last = -1
+        unit = end = 0  # where the unit of the piece before lies
         for piece in pieces:
-            unit = self._unit_holding(U64.unpack_from(piece, JOURNAL_OFFSET_AT)[0])
-            if unit != last:
-                spans += self._table(unit).get(key, ())
-                last = unit
+            at = U64.unpack_from(piece, JOURNAL_OFFSET_AT)[0]
+            if not unit <= at < end:
+                unit = self._unit_holding(at)
+                end, table = self._table(unit)
+                spans += table.get(key, ())
         return _cut(spans, offsets)
 
-    def _table(self, unit: int) -> dict[int, list[_Span]]:
-        table = self._tables.get(unit)
-        if table is not None:
+    def _table(self, unit: int) -> _Table:
+        found = self._tables.get(unit)
+        if found is not None:
             self._tables.move_to_end(unit)
-            return table
+            return found
         header = units.read_header(self._bytes_at(unit, unit + units.HEADER_BYTES))
         assert header is not None, "a unit that holds a record has a header"
         at = unit + units.HEADER_BYTES + 4 * header.records
-        table = {}
+        table: dict[int, list[_Span]] = {}
         for fields in units.ROW.iter_unpack(self._bytes_at(at, at + units.ROW_BYTES * header.batches)):
             row = units.Row._make(fields)
             first = row.first_queue_offset
@@ -80,10 +83,11 @@ class Identities:
             table.setdefault(queue_key(row.topic_id, row.queue), []).append(
                 (first, first + row.records, producer, row.first_sequence)
             )
-        self._keep(unit, table, header.batches)
-        return table
+        found = unit + header.length, table
+        self._keep(unit, found, header.batches)
+        return found
 
-    def _keep(self, unit: int, table: dict[int, list[_Span]], rows: int) -> None:
+    def _keep(self, unit: int, table: _Table, rows: int) -> None:
         self._tables[unit] = table
         self._rows[unit] = rows
         self._row_count += rows

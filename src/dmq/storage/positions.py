@@ -8,9 +8,16 @@ becomes unsettled except by `set`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+import numpy as np
 
 __all__ = ["Position", "PositionTable", "bitmap_ranges"]
+
+_FEW: Final = 8  # ranges; so many are settled one by one
+_FEW_BYTES: Final = 64  # of a bitmap; a longer one is looked through as an array
 
 
 class Position:
@@ -54,6 +61,27 @@ class Position:
             self._starts.pop(0)
         return True
 
+    def settle_all(self, ranges: list[tuple[int, int]]) -> None:
+        """Mark many ranges as settled; they rise, and are apart from each other."""
+        first = bisect_left(self._ends, ranges[0][0])
+        last = bisect_right(self._starts, ranges[-1][1])
+        starts: list[int] = []
+        ends: list[int] = []
+        reached = -1
+        for start, end in sorted([*ranges, *zip(self._starts[first:last], self._ends[first:last], strict=True)]):
+            if start > reached:
+                starts.append(start)
+                ends.append(end)
+                reached = end
+            elif end > reached:
+                ends[-1] = reached = end
+        self._starts[first:last] = starts
+        self._ends[first:last] = ends
+        passed = bisect_right(self._starts, self.floor)
+        if passed:
+            self.floor = max(self.floor, self._ends[passed - 1])
+            del self._starts[:passed], self._ends[:passed]
+
     def is_settled(self, offset: int) -> bool:
         if offset < self.floor:
             return True
@@ -81,14 +109,20 @@ class PositionTable:
     def get(self, group: str, topic_id: int, queue: int) -> Position | None:
         return self._groups.get(group, {}).get((topic_id, queue))
 
-    def settle(self, group: str, topic_id: int, queue: int, ranges: Iterator[tuple[int, int]]) -> None:
-        """Settle ranges; a group seen here for the first time begins at 0, however old what is kept may be."""
+    def settle(self, group: str, topic_id: int, queue: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """Settle ranges, which rise and are apart from each other.
+
+        A group seen here for the first time begins at 0, however old what is kept may be.
+        """
         positions = self._groups.setdefault(group, {})
         position = positions.get((topic_id, queue))
         if position is None:
             position = positions[topic_id, queue] = Position(0)
-        for start, end in ranges:
+        rest = iter(ranges)
+        for start, end in islice(rest, _FEW):
             position.settle(start, end)
+        if many := list(rest):
+            position.settle_all(many)
 
     def set(self, group: str, topic_id: int, queue: int, offset: int) -> None:
         self._groups.setdefault(group, {})[topic_id, queue] = Position(offset)
@@ -135,6 +169,11 @@ def bitmap_ranges(start: int, count: int, bitmap: bytes) -> Iterator[tuple[int, 
     """The ranges a bitmap marks within [start, start + count); an empty bitmap marks all of it."""
     if not bitmap:
         yield start, start + count
+        return
+    if len(bitmap) > _FEW_BYTES:
+        marked = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
+        edges = (np.flatnonzero(np.diff(marked, prepend=np.uint8(0), append=np.uint8(0))) + start).tolist()
+        yield from zip(edges[::2], edges[1::2], strict=True)
         return
     bits = int.from_bytes(bitmap, "little") & ((1 << count) - 1)
     at = start

@@ -35,8 +35,9 @@ DRAINED_MAX: Final = 64
 # So many pay for their flush however many queues have them; without it, runs of many even queues would grow for ever.
 DRAIN_ALWAYS: Final = 16_384
 FILE_ENTRIES_MAX: Final = 1 << 20
-# So many entries are read at a time: a reader that asks for a million may be content with a few.
+# So many entries are read at a time, first and later: a reader that asks for a million may be content with a few.
 _PIECE: Final = 4096
+_PIECE_MAX: Final = 16_384
 _FILE: Final = re.compile(r"(\d{20})\.queue")
 
 
@@ -105,11 +106,12 @@ class QueueIndex:
         Raises:
             DerivedDamaged: a file does not have what it should.
         """
-        at = start
+        at, count = start, _PIECE
         while at < stop:
-            piece = self._piece(key, at, min(stop, at + _PIECE))
+            piece = self._piece(key, at, min(stop, at + count))
             at += len(piece.offsets)
             yield piece
+            count = min(2 * count, _PIECE_MAX)
 
     def newest(self, key: int, start: int, stop: int) -> list[tuple[int, int]] | None:
         """Journal offsets and lengths of the entries [start, stop); None if they are not the ones taken in last."""

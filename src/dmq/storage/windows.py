@@ -58,6 +58,18 @@ class WindowCache:
         self._windows.move_to_end(window.start)
         return window.get(start, end)
 
+    def around(self, start: int, end: int) -> tuple[int, memoryview] | None:
+        """The whole buffer that has the bytes [start, end), and where it begins, if it is here."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        window = self._windows[self._starts[at]]
+        if end > window.end:
+            return None
+        self._windows.move_to_end(window.start)
+        at = bisect_right(window.starts, start) - 1
+        return window.starts[at], memoryview(window.buffers[at])
+
     def put(self, start: int, buffer: Buffer, *, passing: bool = False) -> None:
         """Whole, verified units that begin at an offset.
 

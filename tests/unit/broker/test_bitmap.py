@@ -14,6 +14,8 @@ sets = st.sets(st.integers(0, 60)) | st.sets(st.integers(0, 12_000)) | st.builds
     lambda spans: {o for a, n in spans for o in range(a, a + n)},
     st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 5000)), max_size=5),
 )  # fmt: skip
+# Beyond the longest bitmap, and around its end.
+long_sets = st.sets(st.sampled_from([0, 7, 100, PIECE_MAX - 1, PIECE_MAX, PIECE_MAX + 1, 2 * PIECE_MAX, 3 * PIECE_MAX]))
 
 
 def offsets(ranges: list[tuple[int, int]]) -> list[int]:
@@ -27,7 +29,7 @@ def test_runs_are_the_unbroken_ranges(some: set[int], start: int) -> None:
     assert all(stop < following for (_, stop), (following, _) in itertools.pairwise(found))
 
 
-@given(sets, st.integers(0, 1 << 40))
+@given(sets | long_sets, st.integers(0, 1 << 40))
 def test_pieces_read_back_as_the_same_offsets(some: set[int], start: int) -> None:
     found = list(pieces(start, sum(1 << o for o in some)))
     assert offsets([r for piece in found for r in bitmap_ranges(*piece)]) == sorted(start + o for o in some)

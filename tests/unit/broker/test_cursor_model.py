@@ -18,6 +18,8 @@ from dmq.storage.events import Outcome, Settled
 from dmq.storage.positions import Position, bitmap_ranges
 from tests.sampling import sample_size
 
+pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
+
 WINDOW = 24
 LEASE_MS = 100
 GRACE_MS = 30

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from dmq.protocol import Command, Kind, decode_request, one_way_head, request_head
+import pytest
+
+from dmq.protocol import Command, Kind, Status, decode_request, one_way_head, request_head
 from dmq.protocol.consuming import Outcome, Push, Settle, Settlement, Subscribe
+from dmq.storage.events import Settled
 from tests.unit.broker.turns import Peer, Rig, running
 
 PATIENCE = 20.0
@@ -110,5 +114,46 @@ def test_an_ack_that_somebody_waits_for_is_written_in_its_turn() -> None:
         await rig.turn()
         await rig.turn()
         assert rig.broker.writer.units == units + 1
+
+    in_a_broker(run)
+
+
+def test_an_ack_that_comes_after_the_end_is_refused_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        await rig.broker.stop(0.0)
+        peer.wire.frames.clear()
+        said = ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)
+        peer.feed(one_way_head(Command.SETTLE, said))
+        peer.feed(request_head(Command.SETTLE, said, 901))
+        await until(lambda: peer.wire.frames)
+        assert peer.answers() == [Status.BROKER_STOPPING]
+        rig.broker.write_lazily([Settled("billing", 16, 0, 0, 1)])
+        rig.broker.write_events([Settled("billing", 16, 0, 0, 1)])
+        await rig.broker.writer.drain()
+
+    with caplog.at_level(logging.DEBUG, "dmq.broker"):
+        in_a_broker(run)
+    told = {(record.levelname, record.message) for record in caplog.records}
+    assert ("DEBUG", "events came too late") in told
+    assert not {level for level, _ in told} & {"WARNING", "ERROR", "CRITICAL"}
+
+
+def test_acks_that_come_while_the_broker_closes_are_written() -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a", b"b"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
+        closing = asyncio.ensure_future(rig.broker.writer.close())
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset + 1, 1, lease.queue)))
+        await closing
+        position = rig.store.position("billing", "orders", lease.queue)
+        assert position is not None
+        assert position.floor == lease.end_offset
 
     in_a_broker(run)

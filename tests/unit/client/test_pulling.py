@@ -14,6 +14,7 @@ from dmq.client.session import OnAnswer, Pending
 from dmq.client.session import Push as Pushed
 from dmq.client.subscribing import ConsumerOptions
 from dmq.errors import DMQError, NotConnected
+from dmq.model import Message
 from dmq.protocol import Buffer, Command, FrameParser, Header, response_head
 from dmq.protocol.consuming import Pull, PullReply, Settle
 from dmq.protocol.session import ServerReboot
@@ -140,6 +141,18 @@ def test_a_pull_that_gets_less_than_it_asked_for_reads_nothing_ahead() -> None:
     puller.pull(TWO, "c").ack()
     puller.pull(TWO, "d", "e")
     assert puller.link.together == []
+
+
+@pytest.mark.parametrize(("got", "reads_ahead"), [(8, True), (2, True), (1, False)])
+def test_with_a_filter_a_good_part_of_what_was_asked_for_is_enough(got: int, reads_ahead: bool) -> None:
+    puller = Puller(tags="paid", prefetch=20)
+    eight = Ask(8)
+    for number in (1, 2):
+        leases, body = frame(number, [Message(b"%d" % index, tag="paid") for index in range(got)], first=100 * number)
+        batch = Batch(ReceivedMessage, puller._core.pulled(leases, body))
+        puller._read_ahead(puller.lines.current(), eight, len(batch))  # type: ignore[arg-type]
+        assert bool(puller.link.together) == (reads_ahead and number == 2)
+        batch.ack()
 
 
 @pytest.mark.parametrize(

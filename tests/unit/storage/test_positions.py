@@ -27,6 +27,18 @@ def test_a_position_settles_what_a_set_would_hold(floor: int, settled: list[tupl
         assert all(before[1] < after[0] for before, after in pairwise([(0, position.floor), *position.ranges]))
 
 
+@given(offsets, st.lists(st.sets(st.integers(0, 90), min_size=1), max_size=6))
+def test_many_ranges_at_once_settle_what_they_settle_one_by_one(floor: int, steps: list[set[int]]) -> None:
+    position, plain = Position(floor), Position(floor)
+    for wanted in steps:
+        mask = sum(1 << offset for offset in wanted)
+        ranges = list(bitmap_ranges(0, 91, mask.to_bytes(12, "little")))
+        position.settle_all(ranges)
+        for start, end in ranges:
+            plain.settle(start, end)
+        assert position == plain
+
+
 @given(offsets, st.lists(spans, max_size=30))
 def test_a_position_is_restored_from_its_floor_and_ranges(floor: int, settled: list[tuple[int, int]]) -> None:
     position = Position(floor)
@@ -35,7 +47,11 @@ def test_a_position_is_restored_from_its_floor_and_ranges(floor: int, settled: l
     assert Position(position.floor, position.ranges) == position
 
 
-@given(offsets, st.integers(0, 70), st.binary(max_size=12))
+@given(
+    offsets,
+    st.integers(0, 70) | st.integers(500, 2000),
+    st.binary(max_size=12) | st.binary(min_size=60, max_size=70) | st.binary(min_size=200, max_size=260),
+)
 def test_a_bitmap_marks_its_bits_within_the_range(start: int, count: int, bitmap: bytes) -> None:
     found = [offset for first, end in bitmap_ranges(start, count, bitmap) for offset in range(first, end)]
     bits = [bool(bitmap[i // 8] >> i % 8 & 1) if i // 8 < len(bitmap) else False for i in range(count)]

@@ -179,7 +179,7 @@ def pull(broker: Broker, session: Session, frame: Frame, asked: Pull) -> None:
     )
     if consumption.try_pull(waiting, now_ms):
         return
-    if asked.wait_ms:
+    if asked.wait_ms or consumption.is_looking:
         consumption.wait(waiting)
     else:
         answer(None)

@@ -6,24 +6,26 @@ from dmq.broker.bitmap import Ranges
 from dmq.broker.broadcast import broadcast_name
 from dmq.broker.broker import Broker
 from dmq.broker.consumption import Consumption
+from dmq.broker.refusals import RefusalTexts
 from dmq.broker.session import Session
-from dmq.errors import DMQError, LeaseLost, UnknownGroup
+from dmq.errors import BrokerStopping, DMQError, LeaseLost, UnknownGroup
 from dmq.protocol.consuming import Outcome, Refusal, Settle, Settlement, SettleReply
 from dmq.protocol.frame import Frame, Kind
-from dmq.protocol.status import status_of
 
 __all__ = ["settle"]
 
 
 def settle(broker: Broker, session: Session, frame: Frame, asked: Settle) -> None:
+    if broker.writer.is_closed:
+        raise BrokerStopping("the broker has stopped: what is not settled yet is handed out again when it is back")
     consumption = _consumption(broker, session, asked)
     refused: list[Refusal] = []
+    texts = RefusalTexts()
     for index, settlement in enumerate(asked.settlements):
         try:
             _apply(broker, consumption, settlement)
         except DMQError as error:
-            status, header = status_of(error)
-            refused.append(Refusal(index, status, header.message))
+            refused.append(Refusal(index, *texts.of(error)))
     member = consumption.group.members.get(session.member_name(asked.member))
     if member is not None:
         consumption.group.wake(member)

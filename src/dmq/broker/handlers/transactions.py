@@ -11,6 +11,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.committing import COMMITTED, ROLLED_BACK, Ending, half_target
 from dmq.broker.delays import schedule_queue
 from dmq.broker.handlers.delays import store_aside, taken_batch
+from dmq.broker.refusals import RefusalTexts
 from dmq.broker.session import Session
 from dmq.errors import DMQError, InvalidRequest, LimitReached, StaleEpoch
 from dmq.model import check_name
@@ -28,7 +29,6 @@ from dmq.protocol.producing import (
     TransactionOutcome,
     TransactionRefusal,
 )
-from dmq.protocol.status import status_of
 from dmq.storage.events import TransactionGroup
 from dmq.storage.state import HALF_TOPIC
 
@@ -85,10 +85,11 @@ def end_transactions(broker: Broker, session: Session, frame: Frame, asked: Tran
             broker.counters["errors"] += 1
             session.refuse(frame, error)
             return
-        refused = []
-        for message_id, reason in ending.refused.items():
-            status, header = status_of(reason)
-            refused.append(TransactionRefusal(_ID.unpack(message_id)[1], status, header.message))
+        texts = RefusalTexts()
+        refused = [
+            TransactionRefusal(_ID.unpack(message_id)[1], *texts.of(reason))
+            for message_id, reason in ending.refused.items()
+        ]
         session.answer(frame, TransactionEndReply(refused))
 
     outcome = COMMITTED if asked.outcome == TransactionOutcome.COMMIT else ROLLED_BACK
