@@ -115,6 +115,7 @@ class Failing:
             lambda events: self.writer.submit(events, Durability.STORED, lambda *_: None) if events else None,
             100,
             self.moves.bury_doomed,
+            lambda _: None,
         )
         consumption.max_attempts = ATTEMPTS_MAX
         self.consumptions["orders", GROUP] = consumption

@@ -16,13 +16,14 @@ from dmq.errors import DMQError
 from dmq.protocol import SPECS, Command, Frame, Header, Kind, build_frame, decode_response, request_head
 from dmq.protocol.admin import TopicList
 from dmq.protocol.consuming import Subscribe
+from dmq.protocol.producing import TransactionEnd
 from dmq.protocol.session import Heartbeat
 from tests.integration.raw import RawClient, port_of, produce
 from tests.integration.serving import ServedBroker
 from tests.sampling import sample_size
 from tests.unit.protocol.samples import headers
 
-EXAMPLES = sample_size(share=300, whole=5000)
+EXAMPLES = sample_size(share=200, whole=5000)
 TOPICS = ("orders", "other", "%SCHEDULE%", "%DLQ%g", "nowhere", "\u2603", "")
 GROUPS = ("g", "h", "%RETRY%g", "")
 # What a log may hold of bad requests: a disk or a peer, never a defect.
@@ -64,6 +65,9 @@ def named(header: Header) -> st.SearchStrategy[Header]:
         fields["wait_ms"] = st.integers(0, 100)
     if hasattr(header, "timeout_ms"):
         fields["timeout_ms"] = st.integers(1, 100)
+    if isinstance(header, TransactionEnd):
+        # Few, or more than any request may end: tens of thousands take seconds, see the tests of large answers.
+        fields["count"] = st.integers(1, 300) | st.just(1 << 20)
     return st.fixed_dictionaries(fields).map(lambda changes: replaced(header, changes))
 
 

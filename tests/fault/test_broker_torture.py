@@ -18,10 +18,13 @@ import dmq
 from dmq.testing.proxy import ChaosProxy
 from tests.fault.nursery import ForkedBroker
 from tests.fault.torture import GROUPS, QUEUES, TOPIC, Ledger, Workload
-from tests.sampling import SEED, sample_size
+from tests.sampling import IS_SOAK, SEED, sample_size
+
+pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
 
 KILLS = sample_size(share=50, whole=200)
 PATIENCE = 60.0
+PACE = 1.0 if IS_SOAK else 0.4  # how long the pauses between troubles are
 
 
 class Chaos:
@@ -36,7 +39,7 @@ class Chaos:
         self.done: list[str] = []
 
     def _pause(self, low: float, high: float) -> None:
-        time.sleep(self._rng.uniform(low, high))
+        time.sleep(PACE * self._rng.uniform(low, high))
 
     def cut_all(self) -> None:
         self.breaks += bool(self._proxy.cut())

@@ -14,6 +14,8 @@ from dmq.testing import CrashNow, FakeClock, MemoryFiles
 from tests.fault.moving import MESSAGES, SETTINGS, Failing, places
 from tests.sampling import SEED, sample_size
 
+pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
+
 LIVES = sample_size(share=4, whole=40)
 STATES = sample_size(share=4, whole=12)  # states one crash may leave, a killed process not counted
 ROUNDS = 40

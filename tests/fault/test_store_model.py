@@ -23,6 +23,8 @@ from tests.fault.model import Expected
 from tests.fault.rig import SMALL, Rig
 from tests.sampling import sample_size
 
+pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
+
 TOPICS = ("orders", "events", "%DLQ%billing")
 DERIVED = ("queue", "runs", "offset", "index", "delay", "checkpoint")
 # With the second, checkpoints happen inside of appends.
@@ -134,8 +136,9 @@ class Life(RuleBasedStateMachine):
         limit=st.sampled_from((1, 7, 1000)),
         space=st.sampled_from((1, 500, 1 << 20)),
         tags=st.sampled_from((None, ("paid",), ("open", "späť"), ("nobody",))),
+        look=st.sampled_from((1, 9, 1 << 17)),
     )
-    def read(self, data: st.DataObject, limit: int, space: int, tags: tuple[str, ...] | None) -> None:
+    def read(self, data: st.DataObject, limit: int, space: int, tags: tuple[str, ...] | None, look: int) -> None:
         name, queue = self.queue(data)
         first, following = self.rig.store.bounds(name, queue)
         start = data.draw(st.integers(first, following))
@@ -143,8 +146,9 @@ class Life(RuleBasedStateMachine):
         hashes = None if tags is None else [tag_hash(tag) for tag in tags]
         at, found = start, []
         for _ in range(3):
-            part = self.rig.store.read(name, queue, at, limit, space, hashes)
+            part = self.rig.store.read(name, queue, at, limit, space, hashes, look)
             assert len(part) <= limit
+            assert hashes is None or part.next_offset <= at + look
             assert len(part) <= 1 or int(part.lengths.sum()) <= space
             assert at == following or part.next_offset > at
             found += list(zip(part.offsets.tolist(), map(raw_of, part.records()), strict=True))
@@ -333,7 +337,7 @@ class Life(RuleBasedStateMachine):
 
 TestLife = pytest.mark.sampled(Life.TestCase)
 TestLife.settings = settings(
-    max_examples=sample_size(share=250, whole=6000),
+    max_examples=sample_size(share=150, whole=6000),
     stateful_step_count=sample_size(share=40, whole=60),
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,

@@ -26,7 +26,7 @@ from tests.sampling import sample_size
 HALF_OPEN = 1000
 IDLE = 10_000
 STALLED = 100
-BACKLOG_BYTES = sample_size(share=256 << 20, whole=1 << 30)
+BACKLOG_BYTES = sample_size(share=128 << 20, whole=1 << 30)
 GROWTH_BYTES_MAX = 128 << 20
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(60)
 

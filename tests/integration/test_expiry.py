@@ -12,7 +12,7 @@ from dmq.client.client import Client
 from dmq.client.consumer import Consumer
 from dmq.records import DeadReason
 from dmq.testing import TestBroker
-from tests.integration.test_retry import counts, eventually, letters, send, settle_all
+from tests.integration.failing import counts, eventually, letters, send, settle_all
 
 
 @pytest.fixture

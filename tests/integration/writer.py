@@ -1,5 +1,6 @@
-"""A process that writes to a store until it is killed: `python writer.py DIRECTORY ACKNOWLEDGED STOP`.
+"""Processes that write to a store until they are killed, one after another: `python writer.py DIRECTORY ACKNOWLEDGED`.
 
+For each line on stdin, the name of a step, a process is forked, which says its number; when it is gone, that is said.
 It stands for four clients whose sequences outlive the broker: a batch that was not acknowledged before is sent again,
 with the same bounds. Each acknowledged batch goes to the file ACKNOWLEDGED as a line (producer, batch, CRC of its
 content). At the step STOP names, the process says so on stdout and stands still there, to be killed.
@@ -134,7 +135,7 @@ def batches(producer: int, known: dict[tuple[int, int], int]) -> Iterator[int]:
         number += 1
 
 
-def main(directory: str, log: str, stop: str) -> None:
+def live(directory: str, log: str, stop: str) -> None:
     known = acknowledged(Path(log))
     acks = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     steps = StandStill("never")
@@ -163,6 +164,16 @@ def main(directory: str, log: str, stop: str) -> None:
 
             durability = Durability.FLUSHED if number % 8 == 0 else Durability.STORED
             commit.submit(batch_of(producer, number), durability).add_done_callback(done)
+
+
+def main(directory: str, log: str) -> None:
+    for line in sys.stdin:
+        pid = os.fork()  # which spares it all that has to be imported
+        if pid == 0:
+            os.write(1, b"%d\n" % os.getpid())
+            live(directory, log, line.strip())
+        os.waitpid(pid, 0)
+        os.write(1, b"gone\n")
 
 
 if __name__ == "__main__":
