@@ -18,6 +18,7 @@ from dmq.client.aio_transport import AioTransport
 from dmq.client.client import make_hello
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.registry import AioRegistry
 from dmq.client.routes import Routes
 from dmq.client.subscribing import ConsumerOptions
 from dmq.client.transactions import check_options
@@ -126,6 +127,10 @@ class AioClient:
     @property
     def admin(self) -> AioAdmin:
         return AioAdmin(self.transport, self._timeout)
+
+    @property
+    def registry(self) -> AioRegistry:
+        return AioRegistry(self.admin)
 
     def producer(
         self,

@@ -18,6 +18,7 @@ from dmq.client.consumer import Consumer
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producer import Producer
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.registry import Registry
 from dmq.client.routes import Routes
 from dmq.client.subscribing import ConsumerOptions
 from dmq.client.transactions import check_options
@@ -114,6 +115,7 @@ class Client:
         )
         self.transport.open()
         self.admin: Final = Admin(self.transport, timeout)
+        self.registry: Final = Registry(self.admin)
 
     @property
     def client_id(self) -> str:

@@ -12,6 +12,7 @@ from dmq.storage.events import (
     DelaysDone,
     EpochStarted,
     Event,
+    KeyPut,
     LimitPut,
     Outcome,
     PositionDropped,
@@ -70,6 +71,11 @@ def event_words(event: Event) -> str:
             amounts = [f"{n} {unit}" for n, unit in ((messages, "messages"), (size, "bytes")) if n is not None]
             rest = "become dead letters" if event.policy else "are refused"
             return f"{whose} takes {' and '.join(amounts)} a second, others {rest}"
+        case KeyPut(namespace, key, value, expires_at_ms):
+            if value is None:
+                return f"key {key} of {namespace} is gone"
+            until = f" until {expires_at_ms} ms" if expires_at_ms else ""
+            return f"key {key} of {namespace} holds {len(value)} bytes{until}"
         case EpochStarted(epoch):
             return f"epoch {epoch} began"
         case SnapshotTaken(part, parts, state):

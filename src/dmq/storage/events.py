@@ -25,6 +25,7 @@ __all__ = [
     "DelaysDone",
     "EpochStarted",
     "Event",
+    "KeyPut",
     "LimitPut",
     "Outcome",
     "PositionDropped",
@@ -159,6 +160,15 @@ class LimitPut(_Event, frozen=True, tag=14):
     policy: int = 0  # 0 refuse, 1 dead letter
 
 
+class KeyPut(_Event, frozen=True, tag=15):
+    """What a key of a namespace holds; without a value it is gone."""
+
+    namespace: str
+    key: str
+    value: bytes | None = None
+    expires_at_ms: int = 0  # 0: never
+
+
 class EpochStarted(_Event, frozen=True, tag=8):
     """A leader (for a lone broker: a start after an unclean cut) began to write."""
 
@@ -194,6 +204,7 @@ Event = (
     | TransactionGroup
     | SubscriptionPut
     | LimitPut
+    | KeyPut
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ from dmq.storage.events import (
     DelaysDone,
     EpochStarted,
     Event,
+    KeyPut,
     LimitPut,
     Outcome,
     PositionDropped,
@@ -34,6 +35,7 @@ from dmq.storage.events import (
     TransactionGroup,
     TransactionsEnded,
 )
+from dmq.storage.keys import KeyTable
 from dmq.storage.positions import PositionTable, bitmap_ranges
 from dmq.storage.producers import Dumped, Place, ProducerTable
 from dmq.storage.retrying import RetryCounts, retry_topic_name, retry_topic_parts
@@ -85,6 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     limits: list[LimitPut] = []
     seeks: int = 0
     sought: list[tuple[str, int, int, int]] = []
+    keys: list[KeyPut] = []
 
     def encode(self) -> bytes:
         return _encoder.encode(self)
@@ -124,6 +127,7 @@ class State:
         self.limits: dict[tuple[int, str], LimitPut] = {}  # by topic id, 0 for an app, and app
         self.seeks = 0  # how often a position was set that was there before
         self.sought: dict[tuple[str, int, int], int] = {}  # by group, topic id and queue, which of them was the last
+        self.keys = KeyTable()
 
     # --- applying ---------------------------------------------------------------------------------------------------
 
@@ -169,6 +173,8 @@ class State:
                     self.subscriptions[group, topic_id] = event
             case LimitPut(topic_id, app):
                 self._limit(event, topic_id, app)
+            case KeyPut():
+                self.keys.apply(event)
             case DelaysDone() | EpochStarted() | SnapshotTaken():
                 pass  # the wheel's, the journal's, and for an open without a checkpoint
 
@@ -272,6 +278,7 @@ class State:
             list(self.limits.values()),
             self.seeks,
             [(*place, last) for place, last in self.sought.items()],
+            self.keys.dump(),
         )
 
     def restore(self, raw: bytes) -> None:
@@ -303,6 +310,7 @@ class State:
         self.limits = {(said.topic_id, said.app): said for said in snapshot.limits}
         self.seeks = snapshot.seeks
         self.sought = {(group, topic_id, queue): last for group, topic_id, queue, last in snapshot.sought}
+        self.keys.load(snapshot.keys)
 
     def start_at_snapshot(self) -> None:
         """After restoring the snapshot at the journal's start: what lies before it is gone, so queues begin there."""
