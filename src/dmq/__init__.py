@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dmq.errors import (
+    ArchiveConflict,
     BrokerStopping,
     Busy,
     CannotListen,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from dmq.client.received import Batch, ReceivedMessage
 
 __all__ = [
+    "ArchiveConflict",
     "Batch",
     "BrokerStopping",
     "Busy",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
+    "ArchiveConflict",
     "BrokerStopping",
     "Busy",
     "CannotListen",
@@ -248,7 +249,7 @@ class BrokerStopping(DMQError):
 
 
 class DatabaseDown(DMQError):
-    """The SQL database of the dead letters cannot be used now; dead letters wait in the journal until it can."""
+    """A SQL database, of dead letters or of an outbox, cannot be used now; what belongs there waits until it can."""
 
     code = "DATABASE_DOWN"
     retriable = True
@@ -319,6 +320,12 @@ class CannotListen(DMQError):
     """The address cannot be listened on."""
 
     code = "CANNOT_LISTEN"
+
+
+class ArchiveConflict(DMQError):
+    """Somebody else wrote a table of the archive meanwhile; what this one was about to commit is not in it."""
+
+    code = "ARCHIVE_CONFLICT"
 
 
 class OutOfRetries(DMQError):

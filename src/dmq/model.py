@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_PRIORITY",
     "DELAY_LEVELS",
     "PRIORITIES",
+    "RESULT_PREFIX",
     "JournalOffset",
     "Message",
     "MessageId",
@@ -27,7 +28,10 @@ __all__ = [
     "Receipt",
     "TopicConfig",
     "check_name",
+    "check_target",
     "delay_level",
+    "result_topic_name",
+    "topic_of_results",
 ]
 
 JournalOffset = NewType("JournalOffset", int)
@@ -37,6 +41,7 @@ DEFAULT_PRIORITY = 4
 PRIORITIES = 10  # 0 to 9; a topic that goes by priority has a queue for each
 NAME_BYTES_MAX = 255
 GROUP_BYTES_MAX = 230  # topics of ours are named after groups
+RESULT_PREFIX = "%RESULT%"  # of the topics that carry what consumers made of messages back to their senders
 QUEUES_MAX = 255  # ids 0-254; 255 is kept free as "no queue"
 
 _USER_NAME = re.compile(r"[\w.\-]+")
@@ -159,3 +164,28 @@ def check_name(name: str, what: str, *, system: bool = False) -> str:
         f"{what} name {name!r} is not allowed: use letters, digits, '.', '_' and '-' (names with % are DMQ's own)",
         name=name,
     )
+
+
+def check_target(name: str) -> str:
+    """Return the name if a producer may send to a topic of that name: a user's, or where results go.
+
+    Raises:
+        InvalidName: with a sentence that says what is allowed.
+    """
+    if name.startswith(RESULT_PREFIX):
+        check_name(name[len(RESULT_PREFIX) :], "topic")
+    return check_name(name, "topic", system=name.startswith(RESULT_PREFIX))
+
+
+def result_topic_name(topic: str) -> str:
+    """Where the results of a topic's messages go (T-04); there with every topic.
+
+    Raises:
+        InvalidName: the topic is none of a user's, or its name leaves no room.
+    """
+    return check_target(RESULT_PREFIX + topic)
+
+
+def topic_of_results(name: str) -> str | None:
+    """Whose results a topic of this name carries; None if it is another kind of topic."""
+    return name[len(RESULT_PREFIX) :] if name.startswith(RESULT_PREFIX) else None

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from dmq.broker.changes import Change, Later
 from dmq.errors import DMQError, NotAllowed, ServerError
-from dmq.model import TopicConfig, check_name
+from dmq.model import TopicConfig, check_name, check_target, topic_of_results
 from dmq.storage.events import PositionSet
 from dmq.storage.state import Topic
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
 
-__all__ = ["begin_group", "create_topic", "make_topic"]
+__all__ = ["begin_group", "create_topic", "make_result_topic", "make_topic"]
 
 
 def make_topic(broker: Broker, name: str) -> Later:
@@ -31,12 +31,29 @@ def make_topic(broker: Broker, name: str) -> Later:
         BrokerStopping, InvalidName: it cannot be.
     """
     check_name(name, "topic")
+    return _make(broker, name, TopicConfig(queues=broker.settings.auto_create_queues), system=False)
+
+
+def make_result_topic(broker: Broker, name: str) -> Later:
+    """A results topic is named for the first time: it is there with its topic, so begin to create it (T-04).
+
+    Raises:
+        Later: its topic is being changed, or made.
+        UnknownTopic: there is no such topic, and none is made by itself.
+        BrokerStopping, InvalidName: it cannot be.
+    """
+    of = topic_of_results(check_target(name)) or ""
+    broker.changes.check(("topic", of))  # it may be about to go
+    broker.topic(of)
+    return _make(broker, name, TopicConfig(queues=1), system=True)
+
+
+def _make(broker: Broker, name: str, config: TopicConfig, *, system: bool) -> Later:
     broker.check_running()
     change = broker.changes.begin(("topic", name))
-    config = TopicConfig(queues=broker.settings.auto_create_queues)
 
     async def make() -> None:
-        await create_topic(broker, name, config)
+        await create_topic(broker, name, config, system=system)
         broker.changes.end(change)
 
     broker.run(make(), lambda error: _failed(broker, change, error))

@@ -31,6 +31,7 @@ from dmq.broker.delays import Delays
 from dmq.broker.dividing import Dividing
 from dmq.broker.drainer import DLQ_PREFIX
 from dmq.broker.group import Group, kept_subscription
+from dmq.broker.keys import KeySpace
 from dmq.broker.letters import open_letters
 from dmq.broker.limits import Limits, kept_limits
 from dmq.broker.moves import Moves
@@ -41,7 +42,7 @@ from dmq.broker.writer import JournalWriter, nobody_waits
 from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import BrokerStopping, DMQError, InvalidRequest, UnknownTopic
-from dmq.model import TopicConfig
+from dmq.model import RESULT_PREFIX, TopicConfig
 from dmq.net.connection import Connection
 from dmq.net.outbox import Outbox
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
@@ -130,6 +131,7 @@ class Broker:
         self.transactions = Transactions(self)
         self.limits = Limits()
         self.load_limits()
+        self.keys = KeySpace(self)
         self._round_robin = itertools.count(time.monotonic_ns() & 0xFFFF)
         self._ticked_at = self._loop.time()
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
@@ -222,6 +224,8 @@ class Broker:
         try:
             return self.store.topic(name)
         except UnknownTopic:
+            if name.startswith(RESULT_PREFIX):
+                raise beginnings.make_result_topic(self, name) from None
             if not self.settings.auto_create or name.startswith("%"):
                 raise
         raise beginnings.make_topic(self, name)
@@ -257,6 +261,7 @@ class Broker:
             self.write_lazily,
             self.settings.pulls_waiting_max,
             self.moves.bury_doomed,
+            self.pump_soon,
         )
         retries = self.store.find_topic(retry_topic_name(group, topic.id))
         if retries is not None:
@@ -390,6 +395,8 @@ class Broker:
 
     def _pump_now(self, pumping: set[Consumption]) -> None:
         if self.is_stopping or self.is_draining:
+            for consumption in pumping:
+                consumption.begin_turn()
             return  # what goes out now would only come back
         now_ms = self.now_ms
         for consumption in pumping:
@@ -408,6 +415,7 @@ class Broker:
         now_ms = self.now_ms
         self.delays.tick(now_ms)
         self.transactions.tick(now_ms)
+        self.keys.tick(now_ms)
         for consumption in list(self.consumptions.values()):
             if consumption.tick(now_ms):
                 self.pump_soon(consumption)

@@ -6,7 +6,8 @@ has one owner, and a slow disk holds up nobody but whoever asked for what lies o
 What always holds: what is asked is asked on the loop; a question is answered, or fails with the store's error. A
 client's questions with large answers take turns, and the next is looked up only when it has taken the answer before; no
 more than `asked_max` of these are open, an eighth of them of one client, and beyond that they are refused with `Busy`.
-What a client asked that is gone is not looked up.
+What a client asked that is gone is not looked up. However many ask for megabytes, only `BULK_MAX` are looked up at a
+time, and after each the rest of the loop goes on: readers wait for each other, and producers for no more than those.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _ASKED_MAX: Final = 256
 _AGAIN_MS: Final = 50
 _ROOM_SECONDS: Final = 0.01
 _SHARE: Final = 8
+BULK_MAX: Final = 2  # one waits for the disk while the other is answered
 # A question about a tail that grows could miss a little more each time.
 _ATTEMPTS_MAX: Final = 10_000
 
@@ -45,6 +47,7 @@ class DiskReads:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dmq-read")
         self._asked_max = asked_max
+        self._serving = asyncio.Semaphore(BULK_MAX)
         self.asked = 0
         self.reads = 0
 
@@ -63,6 +66,13 @@ class DiskReads:
                 if not session.connection.is_open:
                     raise NotConnected("the client is gone, nobody waits for the answer")
                 yield
+
+    @contextlib.asynccontextmanager
+    async def bulk(self) -> AsyncIterator[None]:
+        """Within this, within a turn, megabytes are looked up and answered: a few at a time of all clients."""
+        async with self._serving:
+            yield
+            await asyncio.sleep(0)
 
     @contextlib.contextmanager
     def _counted(self, session: Session) -> Iterator[None]:

@@ -16,6 +16,7 @@ from dmq.client import calls, letters, life_calls, limit_calls, pending_calls
 from dmq.client.calls import Call, When, run
 from dmq.client.letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.reports import (
+    ArchiveReport,
     BrokerReport,
     DelayReport,
     DrainReport,
@@ -55,6 +56,8 @@ class Admin:
 
     def _run(self, call: Call[T]) -> T:
         return run(call, self._ask)
+
+    converse = _run  # for what is asked beside administration
 
     def _ask(self, command: Command, header: Header) -> Frame:
         return self._transport.request(command, header, timeout=self.timeout, answer_seconds=ANSWER_SECONDS)
@@ -159,6 +162,19 @@ class Admin:
     def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """What each queue keeps, and where a place lies in it."""
         return self._run(calls.offsets(topic, queue, at))
+
+    def archived(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
+        """How far the archive has taken the journal of the broker; with an offset, that it has come this far.
+
+        Parameters:
+            journal_id, offset: everything of this journal below the offset is in the archive, for good. It never goes
+                back. Retention waits for it where `store.keep_unarchived` is on.
+
+        Raises:
+            OffsetGone: the journal has no such offset.
+            InvalidRequest: the broker has another journal.
+        """
+        return self._run(calls.archived(journal_id, offset))
 
     def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
         """Messages that wait for their time, the next due first; those of one topic, or of all."""

@@ -17,6 +17,7 @@ from dmq.client.aio_transport import AioTransport
 from dmq.client.calls import Call, When
 from dmq.client.letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.reports import (
+    ArchiveReport,
     BrokerReport,
     DelayReport,
     DrainReport,
@@ -57,6 +58,8 @@ class AioAdmin:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    converse = _run  # for what is asked beside administration
 
     async def create_topic(
         self,
@@ -155,6 +158,19 @@ class AioAdmin:
     async def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """What each queue keeps, and where a place lies in it."""
         return await self._run(calls.offsets(topic, queue, at))
+
+    async def archived(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
+        """How far the archive has taken the journal of the broker; with an offset, that it has come this far.
+
+        Parameters:
+            journal_id, offset: everything of this journal below the offset is in the archive, for good. It never goes
+                back. Retention waits for it where `store.keep_unarchived` is on.
+
+        Raises:
+            OffsetGone: the journal has no such offset.
+            InvalidRequest: the broker has another journal.
+        """
+        return await self._run(calls.archived(journal_id, offset))
 
     async def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
         """Messages that wait for their time, the next due first; those of one topic, or of all."""

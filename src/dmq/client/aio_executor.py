@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dmq.client.consuming import ConsumerCore
 from dmq.client.delivery import Delivery
 from dmq.client.executor import ORDERED_TURN_MAX
-from dmq.client.handling import RateLimit, TokenBucket, check_policy, check_pool, judge
+from dmq.client.handling import RateLimit, TokenBucket, begin_handling, check_policy, check_pool, judge
 from dmq.errors import DMQError
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class AioExecutor:
             DMQError: why there will be no more messages.
         """
         core = self._core
+        told = begin_handling(self._handler, core.options.group)
+        if inspect.isawaitable(told):
+            await told
         core.is_running = True
         if self._policy == "reject":
             core.room = lambda: self._idle

@@ -26,7 +26,7 @@ from dmq.client.session import Push
 from dmq.client.transactions import Check, Transactions, roll_back_late
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
+from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.producing import TransactionCheck
@@ -244,7 +244,7 @@ class AioProducer:
 
     async def _route(self, topic: str) -> Route:
         self._core.check_open()
-        check_name(topic, "topic")
+        check_target(topic)
         answer = await self._transport.request(
             Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout
         )

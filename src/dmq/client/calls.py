@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
 from dmq.client.reports import (
+    ArchiveReport,
     BrokerReport,
     DrainReport,
     GroupReport,
@@ -30,7 +31,7 @@ from dmq.model import MessageId, check_name
 from dmq.protocol import Command, Frame, Header, admin, decode_response, unpack_records
 from dmq.protocol import session as sessions
 from dmq.protocol.consuming import Point, PointKind, Position, Seek
-from dmq.protocol.reading import Find, Offsets, Peek, PeekReply
+from dmq.protocol.reading import Archived, ArchivedReply, Find, Offsets, Peek, PeekReply
 from dmq.records import ANY_QUEUE, RecordView
 
 __all__ = ["Call", "parse_point", "run"]
@@ -241,6 +242,11 @@ def offsets(topic: str, queue: int | None, at: When) -> Call[list[QueueRange]]:
         (yield Command.OFFSETS, Offsets(topic, ANY_QUEUE if queue is None else queue, parse_point(at)))
     )
     return [QueueRange(row.queue, row.first_offset, row.next_offset, row.at) for row in reply.queues]
+
+
+def archived(journal_id: int, offset: int) -> Call[ArchiveReport]:
+    reply: ArchivedReply = decode_response((yield Command.ARCHIVED, Archived(journal_id, offset)))
+    return ArchiveReport(reply.journal_id, reply.archived, reply.first, reply.flushed, reply.visible)
 
 
 # --- the broker -------------------------------------------------------------------------------------------------------

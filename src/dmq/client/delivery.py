@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from dmq.client.bodies import decode_body
 from dmq.model import MessageId
 from dmq.protocol.consuming import Lease
 from dmq.records import RecordView
-from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, U32, U64
+from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
 from dmq.records.spans import NOTHING, Spans, find_spans
 
 if TYPE_CHECKING:
@@ -202,6 +203,18 @@ class Delivery:
             return self.attempt + (said.attempt or 0) + (said.attempts_before or 0)
         return self.attempt
 
+    def replay_of(self, index: int) -> str | None:
+        """The replay that brought a message back; None if none did."""
+        if self.buffer[self.starts[index] + FLAGS_AT] & REPLAYED:
+            return self.record(index).attributes.replay
+        return None
+
+    def _turn_of(self, index: int) -> int:
+        """The attempt, as far as duplicates go: one of a replay is another than the same one before it."""
+        replay = self.replay_of(index)
+        attempt = self.attempt_of(index)
+        return attempt if replay is None else attempt | (crc32(replay.encode()) + 1) << 32
+
     def id_runs(self, indexes: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
         """The ids of some messages, rising, as runs of (producer, attempt, first sequence, one past the last)."""
         first = 0
@@ -219,7 +232,7 @@ class Delivery:
                 for index in indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]:
                     found = self.message_id(index)
                     if found is not None:
-                        yield found.producer_id, self.attempt_of(index), found.sequence, found.sequence + 1
+                        yield found.producer_id, self._turn_of(index), found.sequence, found.sequence + 1
             first = last
 
     def ranges(self, indexes: Sequence[int]) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dmq.client.consuming import ConsumerCore
 from dmq.client.delivery import Delivery
-from dmq.client.handling import RateLimit, TokenBucket, check_policy, check_pool, judge
+from dmq.client.handling import RateLimit, TokenBucket, begin_handling, check_policy, check_pool, judge
 from dmq.client.received import ReceivedMessage
 from dmq.errors import DMQError
 
@@ -77,6 +77,7 @@ class Executor:
             DMQError: why there will be no more messages.
         """
         core = self._core
+        begin_handling(self._handler, core.options.group)
         core.is_running = True
         if self._policy == "reject":
             core.room = self._room

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from dmq.client.received import ReceivedMessage
 from dmq.errors import InvalidSettings
 
-__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "TokenBucket", "Verdict", "judge"]
+__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "TokenBucket", "Verdict", "begin_handling", "judge"]
 
 POLICIES: Final = ("caller-runs", "block", "reject")
 
@@ -103,6 +103,12 @@ def judge(error: BaseException | None, tries: int, local_retries: int) -> Verdic
         return Verdict(True, lambda message: None)
     text = f"{type(error).__name__}: {error}"
     return Verdict(False, lambda message: message.nack(None, text), is_error=True)
+
+
+def begin_handling(handler: Any, group: str) -> Any:
+    """Tell a handler that wants to know (it has a method `consuming`) that a consumer of a group begins with it."""
+    told = getattr(handler, "consuming", None)
+    return None if told is None else told(group)
 
 
 def check_policy(policy: object) -> str | RateLimit:

@@ -22,11 +22,12 @@ def receipts_of(parts: Sequence[tuple[Batch, Sequence[int]]], problem: DMQError 
     """The receipts of a `send_many` of so many messages, from its batches and the indexes of their messages.
 
     Raises:
-        DMQError: the problem if there is one, with `detail["stored"]`.
+        DMQError: the problem if there is one, with `detail["stored"]` and, as of the call, `["stored_indexes"]`.
     """
     if problem is not None:
-        stored = sum(len(indexes) for batch, indexes in parts if batch.error is None and batch.is_done)
-        raise type(problem)(problem.message, **{**problem.detail, "stored": stored}) from problem
+        stored = [index for batch, indexes in parts if batch.error is None and batch.is_done for index in indexes]
+        detail = {**problem.detail, "stored": len(stored), "stored_indexes": stored}
+        raise type(problem)(problem.message, **detail) from problem
     return Receipts(parts, count)
 
 

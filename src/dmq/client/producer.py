@@ -28,7 +28,7 @@ from dmq.client.transport import Transport
 from dmq.client.waiting import FOREVER, Waiter
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_name
+from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.producing import TransactionCheck
@@ -197,8 +197,9 @@ class Producer:
             Their receipts, in the order of the messages, each made when it is looked at.
 
         Raises:
-            DMQError: the first error. `detail["stored"]` says how many messages of the call are stored nevertheless;
-                a message that cannot be sent at all raises before anything after it is sent.
+            DMQError: the first error. `detail["stored"]` says how many messages of the call are stored nevertheless,
+                `detail["stored_indexes"]` which; a message that cannot be sent at all raises before anything after it
+                is sent.
         """
         deadline = self._deadline()
         if not messages:
@@ -289,7 +290,7 @@ class Producer:
         route = self._routes.get(topic)
         if route is not None:
             return route
-        check_name(topic, "topic")
+        check_target(topic)
         if self._spooling is not None and self._transport.current() is None:
             return UNKNOWN  # the spool takes it, and the broker says later
         left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())

@@ -108,6 +108,11 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         return self._delivery.record(self._index).topic
 
     @property
+    def group(self) -> str:
+        """Whose it is: the consumer's group."""
+        return self._delivery.core.options.group
+
+    @property
     def queue(self) -> int:
         origin = self._origin()
         found = None if origin is None else origin.original_queue
@@ -135,6 +140,11 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     def attempt(self) -> int:
         """Which attempt this is; the first is 1."""
         return self._delivery.attempt_of(self._index)
+
+    @property
+    def replay(self) -> str | None:
+        """The id of the replay that brought it back from the archive; None if none did."""
+        return self._delivery.replay_of(self._index)
 
     # --- what becomes of it -----------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ _REPEATABLE: Final = frozenset(
         Command.CLUSTER,
         Command.TRANSACTION_END,
         Command.TRANSACTION_LIST,
+        Command.PRODUCER_STATES,
         Command.SETTLE,  # asked only to extend a lease; acks are told
         Command.SEEK,
         Command.POSITION,
@@ -39,6 +40,7 @@ _REPEATABLE: Final = frozenset(
         Command.PEEK,
         Command.FIND,
         Command.FETCH,
+        Command.ARCHIVED,  # it never goes back
         Command.TOPIC_UPDATE,
         Command.TOPIC_LIST,
         Command.TOPIC_DESCRIBE,
@@ -49,6 +51,9 @@ _REPEATABLE: Final = frozenset(
         Command.DEAD_LETTER_LIST,
         Command.LIMIT_GET,
         Command.LIMIT_SET,
+        Command.KEY_PUT,
+        Command.KEY_GET,
+        Command.KEY_LIST,
         Command.TRACE,
         Command.WHY,
     }

@@ -16,6 +16,7 @@ from dmq.protocol.session import BrokerInfo, DrainReply
 from dmq.records import RecordView
 
 __all__ = [
+    "ArchiveReport",
     "BrokerReport",
     "DelayReport",
     "DrainReport",
@@ -160,6 +161,17 @@ class QueueRange:
     first_offset: int
     next_offset: int
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """How far the archive has taken a broker's journal, and what the journal has: offsets of the journal."""
+
+    journal_id: int
+    archived: int
+    first: int
+    flushed: int  # what lies below outlives a power loss
+    visible: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,41 +43,45 @@ def default_url(folder: str | Path) -> str:
     return f"sqlite:///{Path(folder).absolute() / FOLDER / FILE}"
 
 
-def check_url(url: str) -> str:
+def check_url(url: str, key: str = KEY) -> str:
     """The URL with its driver named.
+
+    Parameters:
+        key: what the user calls it, for the messages.
 
     Raises:
         InvalidSettings: it can never work.
     """
     scheme, colon, rest = url.partition("://")
     if not colon or not scheme:
-        raise InvalidSettings(f"{KEY} is no database URL: write something like {_EXAMPLE}", keys=[KEY])
+        raise InvalidSettings(f"{key} is no database URL: write something like {_EXAMPLE}", keys=[key])
     scheme = _SHORT.get(scheme.lower(), scheme.lower())
     if scheme not in _DRIVERS:
+        what = "dead letters" if key == KEY else "our tables"
         raise InvalidSettings(
-            f"{KEY} names {scheme!r}, which dead letters cannot be kept in: use sqlite, mysql, mariadb or postgresql, "
-            f"as in {_EXAMPLE}",
-            keys=[KEY],
+            f"{key} names {scheme!r}, which {what} cannot be kept in: use sqlite, mysql, mariadb or postgresql, as in "
+            f"{_EXAMPLE}",
+            keys=[key],
         )
     module, extra = _DRIVERS[scheme]
     if importlib.util.find_spec(module) is None:
         package = f"'dmq[{extra}]'" if extra else module
-        raise InvalidSettings(f"{KEY} needs the driver {module}, which is not installed: pip install {package}")
+        raise InvalidSettings(f"{key} needs the driver {module}, which is not installed: pip install {package}")
     full = f"{scheme}://{rest}"
-    _parse(full)
+    _parse(full, key)
     return full
 
 
-def _parse(url: str) -> None:
+def _parse(url: str, key: str) -> None:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise InvalidSettings(f"{KEY} is no database URL: write something like {_EXAMPLE}", keys=[KEY]) from None
+        raise InvalidSettings(f"{key} is no database URL: write something like {_EXAMPLE}", keys=[key]) from None
     if parsed.get_backend_name() != "sqlite" and not parsed.database:
-        raise InvalidSettings(f"{KEY} names no database: write its name at the end, as in {_EXAMPLE}", keys=[KEY])
+        raise InvalidSettings(f"{key} names no database: write its name at the end, as in {_EXAMPLE}", keys=[key])
 
 
 def shown(url: str) -> str:

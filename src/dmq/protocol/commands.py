@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
-from dmq.protocol import admin, consuming, deadletters, life, producing, reading, session
+from dmq.protocol import admin, consuming, deadletters, keys, life, producing, reading, session
 from dmq.protocol.frame import KNOWN_FLAGS, MUST_KNOW_FLAGS, Frame, Kind, build_frame, frame_head
 from dmq.protocol.header import Header, decode_header, encode_header
 from dmq.protocol.status import error_from_status, status_of
@@ -55,6 +55,7 @@ class Command(IntEnum):
     TRANSACTION_CHECK = 0x0012
     TRANSACTION_LIST = 0x0013
     TRANSACTION_JOIN = 0x0014
+    PRODUCER_STATES = 0x0015
 
     # consuming
     PULL = 0x0020
@@ -74,6 +75,7 @@ class Command(IntEnum):
     PEEK = 0x0031
     FIND = 0x0032
     FETCH = 0x0033
+    ARCHIVED = 0x0034
 
     # topics and groups
     TOPIC_CREATE = 0x0040
@@ -96,6 +98,12 @@ class Command(IntEnum):
     LIMIT_SET = 0x0061
     TRACE = 0x0068
     WHY = 0x0069
+
+    # the key-value space
+    KEY_PUT = 0x0070
+    KEY_GET = 0x0071
+    KEY_LIST = 0x0072
+    KEY_DELETE = 0x0073
 
 
 class Way(IntEnum):
@@ -128,6 +136,7 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.TRANSACTION_CHECK: Spec(Way.PUSH, producing.TransactionCheck),
     Command.TRANSACTION_LIST: Spec(Way.ASK, producing.TransactionList, producing.TransactionListReply),
     Command.TRANSACTION_JOIN: Spec(Way.ASK, producing.TransactionJoin),
+    Command.PRODUCER_STATES: Spec(Way.ASK, producing.ProducerStates, producing.ProducerStatesReply),
     Command.PULL: Spec(Way.ASK, consuming.Pull, consuming.PullReply),
     Command.SUBSCRIBE: Spec(Way.ASK, consuming.Subscribe, consuming.SubscribeReply),
     Command.UNSUBSCRIBE: Spec(Way.ASK, consuming.Unsubscribe),
@@ -143,6 +152,7 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.PEEK: Spec(Way.ASK, reading.Peek, reading.PeekReply),
     Command.FIND: Spec(Way.ASK, reading.Find, reading.FindReply),
     Command.FETCH: Spec(Way.ASK, reading.Fetch, reading.FetchReply),
+    Command.ARCHIVED: Spec(Way.ASK, reading.Archived, reading.ArchivedReply),
     Command.TOPIC_CREATE: Spec(Way.ASK, admin.TopicCreate, admin.TopicInfo),
     Command.TOPIC_UPDATE: Spec(Way.ASK, admin.TopicUpdate, admin.TopicInfo),
     Command.TOPIC_DELETE: Spec(Way.ASK, admin.TopicDelete),
@@ -161,6 +171,10 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.LIMIT_SET: Spec(Way.ASK, admin.LimitSet, admin.LimitReply),
     Command.TRACE: Spec(Way.ASK, admin.MessageQuery, life.TraceReply),
     Command.WHY: Spec(Way.ASK, admin.MessageQuery, life.WhyReply),
+    Command.KEY_PUT: Spec(Way.ASK, keys.KeyPut),
+    Command.KEY_GET: Spec(Way.ASK, keys.KeyGet, keys.KeyReply),
+    Command.KEY_LIST: Spec(Way.ASK, keys.KeyList, keys.KeyListReply),
+    Command.KEY_DELETE: Spec(Way.ASK, keys.KeyDelete, keys.KeyDeleteReply),
 }
 
 _Decoders = dict[int, msgspec.msgpack.Decoder[Any]]

@@ -25,6 +25,10 @@ __all__ = [
     "Produce",
     "ProduceFlag",
     "ProduceReply",
+    "ProducerState",
+    "ProducerStates",
+    "ProducerStatesReply",
+    "QueueSequence",
     "TransactionCheck",
     "TransactionEnd",
     "TransactionEndReply",
@@ -56,6 +60,7 @@ class ProduceFlag(IntFlag):
     DUES = 0x02  # the body has a column of due times: the batch goes to the delay store
     HALF = 0x04  # the messages are prepared: invisible until TRANSACTION_END
     EXPIRING = 0x08  # some of the messages expire: whoever hands them out has to look
+    REPLAYED = 0x10  # the messages were stored before and come back: their records carry their ids
 
 
 class Produce(Header, frozen=True):
@@ -114,6 +119,35 @@ def produce_answer(
     )  # fmt: skip
 
 
+class ProducerStates(Header, frozen=True):
+    """Client to broker: how far these producers have come in a topic. Answered once what they wrote is flushed."""
+
+    topic: Name
+    producer_ids: Annotated[list[U64], Meta(min_length=1, max_length=1024)]
+    is_delayed: bool = False  # of what they sent with due times; the queues then are those of the schedule
+
+
+class QueueSequence(Header, frozen=True):
+    """How far a producer has come in one queue."""
+
+    queue: Queue
+    next_sequence: U64  # behind its last message
+
+
+class ProducerState(Header, frozen=True):
+    """One producer that is remembered."""
+
+    producer_id: U64
+    producer_epoch: U32
+    queues: Annotated[list[QueueSequence], Meta(max_length=LIST_MAX)] = []
+
+
+class ProducerStatesReply(Header, frozen=True):
+    """Those that are remembered, in the order in which they were asked for."""
+
+    producers: Annotated[list[ProducerState], Meta(max_length=1024)] = []
+
+
 class TransactionOutcome(IntEnum):
     """What is to become of half messages."""
 
@@ -144,7 +178,7 @@ class TransactionEnd(Header, frozen=True):
 
 
 class TransactionRefusal(Header, frozen=True):
-    """One that did not end as asked, and why."""
+    """One that did not end as asked, and why; the texts of many are left out."""
 
     sequence: U64
     status: Annotated[int, Meta(ge=0, le=0xFFFF)]

@@ -1,4 +1,4 @@
-"""Headers of reading without consuming: OFFSETS, PEEK, FIND and FETCH.
+"""Headers of reading without consuming: OFFSETS, PEEK, FIND and FETCH, and ARCHIVED for who has read it all.
 
 What always holds: nothing here leases, settles or moves anything, and nothing beyond the visible offset is ever shown.
 """
@@ -13,6 +13,8 @@ from dmq.protocol.consuming import IdRun, Point
 from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Name, OptionalName, Queue, Text
 
 __all__ = [
+    "Archived",
+    "ArchivedReply",
     "Fetch",
     "FetchReply",
     "Find",
@@ -25,6 +27,10 @@ __all__ = [
     "QueueOffsets",
     "Span",
 ]
+
+
+# Count, store time in ms, and the sender's address (IPv6 or IPv4-mapped) and port.
+Origin = tuple[Annotated[int, Meta(ge=1, le=LIST_MAX)], Amount, Annotated[bytes, Meta(min_length=18, max_length=18)]]
 
 
 class Offsets(Header, frozen=True):
@@ -61,6 +67,7 @@ class Peek(Header, frozen=True):
     max_messages: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
     max_bytes: U32 = 0  # 0 is the broker's default; one message always comes, however large
     tags: Text = ""
+    with_origins: bool = False
 
 
 class Span(Header, frozen=True):
@@ -71,6 +78,7 @@ class Span(Header, frozen=True):
     end_offset: Amount
     count: U32
     ids: Annotated[list[IdRun], Meta(max_length=LIST_MAX)] = []  # as in a lease
+    origins: Annotated[list[Origin], Meta(max_length=LIST_MAX)] = []  # if they were asked for
 
 
 class PeekReply(Header, frozen=True):
@@ -106,7 +114,7 @@ class FindReply(Header, frozen=True):
 
 
 class Fetch(Header, frozen=True):
-    """Read the journal itself: whole units from an offset on, as the archive and Spark do."""
+    """Read the journal itself: whole units, from the one that holds an offset on, as the archive and Spark do."""
 
     journal_offset: Amount
     max_bytes: U32 = 0  # 0 is the broker's default; one unit always comes, however large
@@ -114,7 +122,7 @@ class Fetch(Header, frozen=True):
 
 
 class FetchReply(Header, frozen=True):
-    """Body: units, verbatim, from `start` to `end`. Fetch from `end` on for more."""
+    """Body: units, verbatim, from `start`, which may be before what was asked, to `end`. Fetch from `end` for more."""
 
     start: Amount
     end: Amount
@@ -122,3 +130,20 @@ class FetchReply(Header, frozen=True):
     visible: Amount  # how far one may read now
     epoch: U32 = 0
     journal_id: Annotated[int, Meta(ge=0)] = 0
+
+
+class Archived(Header, frozen=True):
+    """The archive has everything of a journal below an offset; with 0 and 0 it only asks how far it is."""
+
+    journal_id: Annotated[int, Meta(ge=0)] = 0
+    journal_offset: Amount = 0
+
+
+class ArchivedReply(Header, frozen=True):
+    """How far the archive is, and what the journal has: the visible part below `flushed` outlives a power loss."""
+
+    journal_id: Annotated[int, Meta(ge=0)]
+    archived: Amount
+    first: Amount
+    flushed: Amount
+    visible: Amount

@@ -8,6 +8,8 @@
     6 original queue, u8         12 group, UTF-8                 17 code of the reason, u8
                                                                  18 first error, UTF-8
                                                                  19 attempts before it was resent, u32
+                                                                 20 replay it came back with, UTF-8
+                                                                 21 mark: what its sender had sent so far, u64
 
 What always holds: a kind below 0x80 occurs at most once, a property key too; properties keep their order. A reader
 skips kinds it does not know, and whoever moves a record copies them: a newer writer loses nothing to an older broker.
@@ -46,6 +48,8 @@ ORIGINAL_JOURNAL_OFFSET: Final = 16
 REASON_CODE: Final = 17
 FIRST_ERROR: Final = 18
 ATTEMPTS_BEFORE: Final = 19
+REPLAY: Final = 20
+MARK: Final = 21
 PROPERTY: Final = 0x80
 
 ANY_QUEUE: Final = 255
@@ -74,6 +78,8 @@ _FIELDS: Final[dict[int, tuple[str, str | int]]] = {  # kind -> (field of Attrib
     REASON_CODE: ("reason_code", 1),
     FIRST_ERROR: ("first_error", _TEXT),
     ATTEMPTS_BEFORE: ("attempts_before", 4),
+    REPLAY: ("replay", _TEXT),
+    MARK: ("mark", 8),
 }
 
 
@@ -98,6 +104,8 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason_code: int | None = None  # of a dead letter, see `dmq.records.moving.DeadReason`
     first_error: str | None = None
     attempts_before: int | None = None  # what it had used up when it was resent from the dead letters
+    replay: str | None = None  # the id of the replay that brought it; true only of records with the flag REPLAYED
+    mark: int | None = None  # a checksum over all a named producer had sent until then, see `dmq.pipeline.resuming`
     codec: int = 0
     raw_size: int | None = None
     properties: dict[str, str] = {}

@@ -121,7 +121,13 @@ class Compressor:
         largest = max(sizes)
         if largest <= body_bytes_max and not self.is_worth_trying(topic, min(sizes), largest, len(bodies)):
             return None
-        if self.mode == "auto" and largest <= body_bytes_max and _class(min(sizes)) == _class(largest):
+        return self.try_many(topic, bodies, min(sizes), largest, body_bytes_max=body_bytes_max)
+
+    def try_many(
+        self, topic: str, bodies: Sequence[bytes], smallest: int, largest: int, *, body_bytes_max: int
+    ) -> list[tuple[int, bytes]] | None:
+        """`compress_many` for bodies of which it is known that some are to be tried; the sizes are theirs."""
+        if self.mode == "auto" and largest <= body_bytes_max and _class(smallest) == _class(largest):
             results = self._compress_alike(topic, bodies, largest)
         else:
             results = [self.compress(topic, body, must_shrink=len(body) > body_bytes_max) for body in bodies]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
@@ -35,6 +36,7 @@ ENCODE_MANY_MIN: Final = 64
 
 EVEN_KEY_MAX: Final = 32  # beyond, a call for each key is faster
 _PLAIN_MESSAGE: Final = Message(b"")
+_NO_BODIES: Final[list[bytes]] = []
 _PLAIN: Final = {(None, None, False, DEFAULT_PRIORITY, None)}
 
 
@@ -155,6 +157,17 @@ def encode_batch(
         raise ValueError(f"flags {flags:#04x} are not for the caller to set")
     bodies = _checked_bodies(messages, raw_bytes_max)
     packed = None if compressor is None else compressor.compress_many(topic, bodies, body_bytes_max=body_bytes_max)
+    return _encode_packed(_Batch(topic, app, sent_at_ms, flags, extra), messages, packed, body_bytes_max, bodies)
+
+
+def _encode_packed(
+    batch: _Batch,
+    messages: Sequence[Message],
+    packed: list[tuple[int, bytes]] | None,
+    body_bytes_max: int,
+    bodies: list[bytes] = _NO_BODIES,
+) -> EncodedBatch:
+    """`encode_batch` once its bodies are compressed; `bodies` are they if none is."""
     codecs: list[int] | None = None
     if packed is not None:
         codecs = [codec for codec, _ in packed]
@@ -168,7 +181,6 @@ def encode_batch(
             size=size,
             limit=body_bytes_max,
         )
-    batch = _Batch(topic, app, sent_at_ms, flags, extra)
     if len(messages) >= ENCODE_MANY_MIN:
         return _encode_many(batch, messages, bodies, codecs)
     return _encode_few(batch, messages, bodies, codecs)
@@ -234,12 +246,14 @@ def encode_plain(
     compressor: Compressor | None = None,
     body_bytes_max: int = layout.BODY_BYTES_MAX,
     raw_bytes_max: int = layout.RAW_BYTES_MAX,
+    like: Message = _PLAIN_MESSAGE,
 ) -> EncodedBatch:
-    """`encode_batch` for messages that have a body and at most a key, as columns: what is sent most.
+    """`encode_batch` for messages that differ in body and key only, as columns: what is sent most.
 
     Parameters:
         bodies: bytes, all of them.
         keys: one for each body, None where there is none.
+        like: what they have beside that; nothing if left out.
 
     Raises:
         InvalidMessage, MessageTooLarge: as `encode_batch`.
@@ -247,18 +261,26 @@ def encode_plain(
     count = len(bodies)
     sizes = [*map(len, bodies)]
     largest = max(sizes, default=0)
-    is_raw = largest <= min(body_bytes_max, raw_bytes_max) and (
-        compressor is None or not compressor.is_worth_trying(topic, min(sizes, default=0), largest, count)
-    )
-    if is_raw:
+    packed = None
+    is_small = largest <= min(body_bytes_max, raw_bytes_max)
+    if is_small and compressor is not None and compressor.mode != "none" and count:
+        smallest = min(sizes)
+        if compressor.is_worth_trying(topic, smallest, largest, count):
+            packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
         compressor = None
-    if is_raw and count >= ENCODE_MANY_MIN:
+    if is_small and packed is None and count >= ENCODE_MANY_MIN:
         batch = _Batch(topic, app, sent_at_ms, 0, b"")
         try:
-            return _encode_alike(batch, _PLAIN_MESSAGE, bodies, sizes, keys)
+            return _encode_alike(batch, like, bodies, sizes, keys)
         except (InvalidMessage, UnicodeEncodeError, AttributeError):
             pass  # told below, with the message's index
-    messages = [Message(body, key) for body, key in zip(bodies, keys, strict=True)]
+    _, _, tag, business_id, ordered, priority, properties = msgspec.structs.astuple(like)
+    messages = [
+        Message(body, key, tag, business_id, ordered, priority, properties)
+        for body, key in zip(bodies, keys, strict=True)
+    ]
+    if packed is not None:
+        return _encode_packed(_Batch(topic, app, sent_at_ms, 0, b""), messages, packed, body_bytes_max)
     return encode_batch(
         topic, app, messages, sent_at_ms=sent_at_ms, compressor=compressor, body_bytes_max=body_bytes_max,
         raw_bytes_max=raw_bytes_max,

@@ -4,7 +4,8 @@ Pure code. Remembered per producer: its epoch, and per queue the last five batch
 (they are half of the message id), so within one queue they rise, with gaps where other queues got theirs.
 
 What always holds: `look` changes nothing; a batch is remembered only after its unit was written. Anonymous producers
-are forgotten when unused for long, or when there are too many, the longest unused first; named ones are kept.
+are forgotten when unused for long, or when there are too many, the longest unused first; named ones are kept, and their
+numbers go on from one epoch to the next: an epoch only says which instance may write.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class ProducerTable:
         producer = self._producers.get(producer_id)
         return None if producer is None else producer.epoch
 
+    def last_places(self, producer_id: int) -> dict[int, Place]:
+        """Where a producer's last batch went in each queue, by the queue's key."""
+        producer = self._producers.get(producer_id)
+        return {} if producer is None else {key: places[-1] for key, places in producer.queues.items()}
+
     def look(self, producer_id: int, epoch: int, queue_key: int, first_sequence: int, count: int) -> Place | None:
         """The place of the batch if it is there already, None if it is new.
 
@@ -80,7 +86,8 @@ class ProducerTable:
                     producer_id=producer_id,
                     epoch=producer.epoch,
                 )
-            return None
+            if not producer.named:
+                return None
         places = producer.queues.get(queue_key)
         if not places or first_sequence >= places[-1].first_sequence + places[-1].count:
             return None
@@ -100,10 +107,11 @@ class ProducerTable:
     ) -> None:
         """Keep the place of a batch that was written."""
         producer = self._producers.get(producer_id)
-        if producer is None or epoch > producer.epoch:
+        if producer is None or (epoch > producer.epoch and not producer.named):
             producer = self._producers[producer_id] = _Producer(epoch, named, used_at_ms)
         elif epoch < producer.epoch:
             return
+        producer.epoch = epoch
         producer.used_at_ms = used_at_ms
         producer.named = producer.named or named
         places = producer.queues.get(queue_key)

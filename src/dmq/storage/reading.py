@@ -6,7 +6,6 @@ written or whose checksum was verified; what fails its checksum is reported as `
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -26,9 +25,10 @@ from dmq.storage.state import Topic, queue_key
 from dmq.storage.units import Row, Unit
 from dmq.storage.windows import WindowCache
 
-__all__ = ["Found", "Reader", "Slice", "row_of"]
+__all__ = ["SCAN_MAX", "Found", "Reader", "Slice", "row_of"]
 
 _WINDOW: Final = 1 << 20
+RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
 _FIRST_WINDOW: Final = 64 << 10
 _FEW: Final = 8  # up to so many, arrays cost more than they save
 # How many index entries one filtered read looks at before it answers, so that it cannot hold others up.
@@ -89,8 +89,12 @@ class Reader:
         max_messages: int,
         max_bytes: int,
         tags: Sequence[int] | None,
+        look_max: int = SCAN_MAX,
     ) -> Slice:
         """Messages from an offset on: at least one if there is any, however large, and never more than asked for.
+
+        Parameters:
+            look_max: how many entries a filter looks at, at most.
 
         Raises:
             OffsetGone: the offset is not among those that exist.
@@ -108,7 +112,7 @@ class Reader:
                 first=first,
                 next=following,
             )
-        stop = min(following, offset + (max_messages if tags is None else SCAN_MAX))
+        stop = min(following, offset + (max_messages if tags is None else look_max))
         if tags is None and 0 < stop - offset < _FEW:
             try:
                 few = self._read_few(key, offset, stop, max_bytes)
@@ -177,11 +181,17 @@ class Reader:
         breaks = np.flatnonzero((where[1:] != ends[:-1]) | (lost[1:] != lost[:-1])) + 1
         starts = [0, *breaks.tolist(), len(where)]
         pieces: list[memoryview] = []
-        for i, j in itertools.pairwise(starts):
+        firsts, lasts = where[starts[:-1]].tolist(), ends[[j - 1 for j in starts[1:]]].tolist()
+        base, view = 0, memoryview(b"")  # what the piece before is of
+        for i, first, last in zip(starts[:-1], firsts, lasts, strict=True):
+            if base <= first and last <= base + len(view) and not lost[i]:
+                pieces.append(view[first - base : last - base])
+                continue
             try:
                 if lost[i]:
-                    raise self._quarantine(int(where[i]))
-                pieces.append(self.bytes_at(int(where[i]), int(ends[j - 1])))
+                    raise self._quarantine(first)
+                pieces.append(self.bytes_at(first, last))
+                base, view = self.cache.around(first, last) or (0, memoryview(b""))
             except Damaged as error:
                 if i:
                     return Slice(offsets[:i], lengths[:i], pieces, int(offsets[i]))
@@ -286,10 +296,11 @@ class Reader:
         return units.parse(header, self.bytes_at(start, start + header.length))
 
     def raw_units(self, offset: int, visible: int, max_bytes: int) -> tuple[bytes, int]:
-        """Whole visible units, verbatim, from a unit's start on: at least one if there is any.
+        """Whole visible units, verbatim, from the one that holds an offset on: at least one if there is any.
 
         Returns them and the offset to go on with. Not verified: the reader does that where it decodes.
         """
+        offset = self._start_of(offset, visible)
         while offset < visible:
             segment = self._journal.segment_at(offset)
             if segment is None:
@@ -303,14 +314,24 @@ class Reader:
             header = units.read_header(raw)
             if header is not None and len(raw) < header.length <= left:
                 raw = self._journal.read_available(offset, header.length)
-            end = 0
-            while header is not None and header.start == offset + end and end + header.length <= len(raw):
-                end += header.length
-                header = units.read_header(raw, end)
+            end = 0 if header is None else units.whole_units(raw, offset, RAW_UNITS_MAX)
             if not end:
                 raise self._quarantine(self.derived.lookup.unit_holding(offset))
             return raw[:end], offset + end
         return b"", offset
+
+    def _start_of(self, offset: int, visible: int) -> int:
+        """Where the unit starts that an offset lies in; the offset itself if that is none or cannot be told.
+
+        By the index: bytes of a message may look like a unit.
+        """
+        if offset >= visible:
+            return offset
+        start = self.derived.lookup.unit_holding(offset)
+        if start >= offset or self._journal.segment_at(start) is None:
+            return offset
+        header = units.read_header(self._journal.read_available(start, units.HEADER_BYTES))
+        return start if header is not None and header.start == start and offset < start + header.length else offset
 
     # --- by key, id and time ----------------------------------------------------------------------------------------
 
@@ -382,6 +403,16 @@ def row_of(unit: Unit, index: int) -> tuple[Row, int]:
     raise IndexError(index)
 
 
+def _passing(hashes: npt.NDArray[np.uint16], tags: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which of the hashes a filter lets through."""
+    if len(tags) == 1:
+        one: npt.NDArray[np.bool_] = hashes == tags[0]
+        return one
+    passes = np.zeros(1 << 16, np.bool_)  # a look-up each, however many tags there are
+    passes[list(tags)] = True
+    return passes.take(hashes)
+
+
 def _choose(
     columns: Columns, tags: Sequence[int] | None, room: int, space: int, *, first: bool
 ) -> tuple[Columns, npt.NDArray[np.uint64], int, bool]:
@@ -392,7 +423,7 @@ def _choose(
     count = len(columns.offsets)
     wanted: npt.NDArray[np.int64] | None = None
     if tags is not None:
-        wanted = np.flatnonzero(np.isin(columns.tags, np.asarray(tags, np.uint16)) | (columns.lengths == 0))[:room]
+        wanted = np.flatnonzero(_passing(columns.tags, tags) | (columns.lengths == 0))[:room]
     fit = taken = min(count, room) if wanted is None else len(wanted)
     lengths = columns.lengths[:taken] if wanted is None else columns.lengths[wanted]
     if int(lengths.sum(dtype=np.int64)) > space:

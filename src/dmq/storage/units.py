@@ -66,6 +66,7 @@ __all__ = [
     "intact",
     "parse",
     "read_header",
+    "whole_units",
 ]
 
 MAGIC: Final = b"DMQU"
@@ -82,6 +83,7 @@ HEADER_BYTES: Final = HEADER.size
 ROW: Final = struct.Struct(">QIQIIBBHQ16sH6x")
 ROW_BYTES: Final = ROW.size
 CRC_FROM: Final = 8
+_PLACE: Final = struct.Struct(">4s12xQI")  # the magic, the journal offset and the length, at byte 0
 _U16: Final = struct.Struct(">H")
 
 # Below this many records the plain loops beat the set-up of numpy calls (bench/store.py).
@@ -219,6 +221,23 @@ def read_header(buffer: Buffer, at: int = 0) -> Header | None:
     if header.length < (smallest if ours else HEADER_BYTES) or (ours and header.zero):
         return None
     return header
+
+
+def whole_units(buffer: Buffer, start: int, units_max: int) -> int:
+    """How many bytes of a buffer are whole units that claim to follow each other from a journal offset on.
+
+    Looks at nothing but their starts and lengths, and at no more than so many of them.
+    """
+    at, size = 0, len(buffer)
+    unpack = _PLACE.unpack_from
+    for _ in range(units_max):
+        if size - at < HEADER_BYTES:
+            break
+        magic, unit_start, length = unpack(buffer, at)
+        if magic != MAGIC or unit_start != start + at or not HEADER_BYTES <= length <= size - at:
+            break
+        at += length
+    return at
 
 
 def intact(header: Header, buffer: Buffer, at: int = 0) -> bool:

@@ -12,6 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from dmq.errors import SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
 from dmq.model import MessageId
 from dmq.storage.derived import Derived
@@ -20,9 +23,12 @@ from dmq.storage.frames import DerivedDamaged
 from dmq.storage.gathering import Gathered, gather
 from dmq.storage.identities import IdRun
 from dmq.storage.journal import Journal
+from dmq.storage.keys import KeyTable
+from dmq.storage.origins import OriginRun, origin_runs
 from dmq.storage.pool import FilePool, NeedsDisk, Prepared
 from dmq.storage.positions import Position
-from dmq.storage.reading import Found, Reader, Slice
+from dmq.storage.producers import Place
+from dmq.storage.reading import SCAN_MAX, Found, Reader, Slice
 from dmq.storage.retrying import retry_topic_name
 from dmq.storage.state import OpenTransaction, Topic, queue_key
 from dmq.storage.wheel import Delay
@@ -143,6 +149,7 @@ class StoreView(ABC):
             "journal_end": self.end,
             "visible": self.visible,
             "flushed": self.flushed,
+            "archived": self.archived_to,
             "epoch": self.epoch,
             "segments": len(self._journal.segments),
             "topics": len(state.topics_by_id) - 2,
@@ -189,6 +196,16 @@ class StoreView(ABC):
         return list(self._derived.state.limits.values())
 
     @property
+    def keys(self) -> KeyTable:
+        """The key-value space; to be read only."""
+        return self._derived.state.keys
+
+    @property
+    def archived_to(self) -> int:
+        """The journal offset below which the archive has everything; 0 if there never was one."""
+        return self._derived.state.archived
+
+    @property
     def expiring(self) -> Set[int]:
         """Ids of the topics that had messages with an expiry of their own."""
         return self._derived.state.expiring
@@ -233,23 +250,32 @@ class StoreView(ABC):
         max_messages: int = 1000,
         max_bytes: int = 1 << 20,
         tags: Sequence[int] | None = None,
+        look_max: int = SCAN_MAX,
     ) -> Slice:
         """Visible messages of a queue from an offset on; see `Reader.read`.
 
         Parameters:
             tags: hashes of the tags wanted (`dmq.records.tag_hash`); None takes all. Different tags may share a
                 hash, so the caller compares the tag itself.
+            look_max: how many entries a filter looks at, at most; `next_offset` says how far it came.
         """
         found, _ = self._queue(topic, queue)
-        return self._healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags))
+        return self._healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags, look_max))
 
     def id_runs(self, topic: Topic, queue: int, offsets: Sequence[int], pieces: Sequence[memoryview]) -> list[IdRun]:
         """The ids of records that `read` gave, as runs; see `dmq.storage.identities`."""
         return self._healed(lambda: self._reader.identities.runs(topic.id, queue, offsets, pieces))
 
+    def origins(
+        self, topic: Topic, queue: int, offsets: npt.NDArray[np.uint64], pieces: Sequence[memoryview]
+    ) -> list[OriginRun]:
+        """When records that `read` gave were stored and where they came from, as runs; see `dmq.storage.origins`."""
+        reader, lookup = self._reader, self._derived.lookup
+        return self._healed(lambda: origin_runs(reader.bytes_at, lookup.unit_holding, topic.id, queue, offsets, pieces))
+
     def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes, int]:
-        """Whole visible units, verbatim, from a unit's start on, and the offset to go on with."""
-        return self._reader.raw_units(offset, self.visible, max_bytes)
+        """Whole visible units, verbatim, from the one that holds an offset on, and the offset to go on with."""
+        return self._healed(lambda: self._reader.raw_units(offset, self.visible, max_bytes))
 
     def offset_since(self, topic: str, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""
@@ -377,6 +403,11 @@ class StoreView(ABC):
     def producer_epoch(self, producer_id: int) -> int | None:
         """The newest epoch a producer has written with; None if it is not remembered."""
         return self._derived.state.producers.epoch_of(producer_id)
+
+    def producer_places(self, producer_id: int, topic: Topic) -> dict[int, Place]:
+        """Where a producer's last batch went in each queue of a topic."""
+        last = self._derived.state.producers.last_places(producer_id)
+        return {key & 0xFF: place for key, place in last.items() if key >> 8 == topic.id}
 
     def release_due(self, offsets: Iterable[int]) -> None:
         """Delayed records that could not be delivered; they stay pending."""

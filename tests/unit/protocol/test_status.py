@@ -17,6 +17,7 @@ from dmq.protocol.status import ERROR_BYTES_MAX
 
 # Errors that never cross a connection: found on the client's side of it, or before a broker listens.
 LOCAL = {
+    "ArchiveConflict",
     "CannotListen",
     "DMQError",
     "DirectoryInUse",

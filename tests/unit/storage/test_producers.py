@@ -56,6 +56,23 @@ def test_a_higher_epoch_replaces_and_a_lower_one_is_refused(table: ProducerTable
     assert table.look(1, 4, KEY, 50, 10) is None
 
 
+def test_the_numbers_of_a_named_producer_go_on_over_epochs(table: ProducerTable) -> None:
+    table.remember(1, 3, True, KEY, place(0), 0)
+    table.remember(1, 3, True, KEY + 1, place(10), 0)
+    assert table.look(1, 4, KEY, 0, 10) == place(0), "what an instance before has written is known"
+    with pytest.raises(SequenceConflict):
+        table.look(1, 4, KEY, 5, 10)
+    table.remember(1, 4, True, KEY, place(20), 0)
+    assert table.last_places(1) == {KEY: place(20), KEY + 1: place(10)}
+    with pytest.raises(StaleEpoch):
+        table.look(1, 3, KEY, 30, 10)
+    twin = ProducerTable(3, HOUR_MS)
+    twin.load(table.dump(1 << 60))
+    assert twin.epoch_of(1) == 4
+    assert twin.last_places(1) == table.last_places(1)
+    assert table.last_places(2) == {}
+
+
 def test_anonymous_producers_expire_and_named_ones_do_not(table: ProducerTable) -> None:
     table.remember(1, 0, False, KEY, place(0), 0)
     table.remember(2, 0, True, KEY, place(0), 0)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dmq.broker.broker import Handler
 from dmq.broker.handlers import (
+    archive,
     consume,
     deadletters,
     delays,
     groups,
+    keys,
     life,
     limits,
     produce,
+    producers,
     reading,
     session,
     settle,
@@ -30,6 +33,7 @@ HANDLERS: dict[int, Handler] = {
     Command.TRANSACTION_END: transactions.end_transactions,
     Command.TRANSACTION_LIST: transactions.list_transactions,
     Command.TRANSACTION_JOIN: transactions.join_transactions,
+    Command.PRODUCER_STATES: producers.producer_states,
     Command.PULL: consume.pull,
     Command.SUBSCRIBE: consume.subscribe,
     Command.UNSUBSCRIBE: consume.unsubscribe,
@@ -46,6 +50,7 @@ HANDLERS: dict[int, Handler] = {
     Command.PEEK: reading.peek,
     Command.FIND: reading.find,
     Command.FETCH: reading.fetch,
+    Command.ARCHIVED: archive.archived,
     Command.DELAY_LIST: delays.list_delays,
     Command.DELAY_CANCEL: delays.cancel_delay,
     Command.TOPIC_CREATE: topics.create_topic,
@@ -58,6 +63,10 @@ HANDLERS: dict[int, Handler] = {
     Command.DEAD_LETTER_DELETE: deadletters.delete_dead_letters,
     Command.LIMIT_GET: limits.get_limits,
     Command.LIMIT_SET: limits.set_limit,
+    Command.KEY_PUT: keys.put_key,
+    Command.KEY_GET: keys.get_key,
+    Command.KEY_LIST: keys.list_keys,
+    Command.KEY_DELETE: keys.delete_key,
     Command.TRACE: life.trace,
     Command.WHY: life.why,
 }

@@ -8,12 +8,13 @@ from typing import Final
 from dmq.broker.broker import Broker
 from dmq.broker.handlers.delays import produce_delayed
 from dmq.broker.handlers.limits import check_can_produce, over_limit
+from dmq.broker.handlers.replay import produce_replayed
 from dmq.broker.handlers.transactions import produce_half
 from dmq.broker.session import Session
 from dmq.broker.watching import ConsumedWatch
 from dmq.broker.writer import Submission
 from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotInCluster, StorageError
-from dmq.model import MessageId, check_name
+from dmq.model import RESULT_PREFIX, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.batch import unpack_batch
 from dmq.protocol.frame import Frame, Kind
@@ -31,8 +32,9 @@ __all__ = ["produce"]
 # What a client may say of its own records; the other flags are the broker's.
 _FLAGS: Final = COMPRESSED | ORDERED
 # As plain numbers: an operation on an enum costs more than all the rest of the checks.
-_ASIDE: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
+_ASIDE: Final = int(ProduceFlag.DUES | ProduceFlag.HALF | ProduceFlag.REPLAYED)
 _HALF: Final = int(ProduceFlag.HALF)
+_REPLAYED: Final = int(ProduceFlag.REPLAYED)
 _NAMED: Final = int(ProduceFlag.NAMED)
 _EXPIRING: Final = int(ProduceFlag.EXPIRING)
 _STORED_ASKED: Final = int(Durability.STORED)
@@ -51,9 +53,12 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
     if asked.durability == _REPLICATED:
         raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
     if asked.flags & _ASIDE:
-        (produce_half if asked.flags & _HALF else produce_delayed)(broker, session, frame, asked)
+        if asked.flags & _REPLAYED:
+            produce_replayed(broker, session, frame, asked)
+        else:
+            (produce_half if asked.flags & _HALF else produce_delayed)(broker, session, frame, asked)
         return
-    if asked.topic.startswith("%"):
+    if asked.topic.startswith("%") and not asked.topic.startswith(RESULT_PREFIX):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
     if asked.durability == _CONSUMED and not asked.group:
         raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")

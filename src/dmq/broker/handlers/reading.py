@@ -16,6 +16,7 @@ from dmq.protocol.batch import pack_records
 from dmq.protocol.frame import Buffer, Frame
 from dmq.records.attributes import ANY_QUEUE
 from dmq.storage.identities import IdRun
+from dmq.storage.origins import OriginRun
 from dmq.storage.reading import Found, Slice
 from dmq.storage.state import Topic
 
@@ -24,6 +25,7 @@ __all__ = ["fetch", "find", "offsets", "peek"]
 _BYTES = 4 << 20
 _BYTES_MAX = 15 << 20  # a frame has room for it
 _MESSAGES_MAX = 32_768  # a header has room for as many ids
+_ORIGINS_MAX = 16_384  # and for as many ids with origins
 _BREATH = 64
 
 
@@ -50,23 +52,26 @@ async def offsets(broker: Broker, session: Session, frame: Frame, asked: headers
 async def peek(broker: Broker, session: Session, frame: Frame, asked: headers.Peek) -> None:
     topic = broker.store.topic(asked.topic)
     tags = hashes_of(normalised(asked.tags))
-    messages, size = min(asked.max_messages, _MESSAGES_MAX), min(asked.max_bytes or _BYTES, _BYTES_MAX)
+    messages = min(asked.max_messages, _ORIGINS_MAX if asked.with_origins else _MESSAGES_MAX)
+    size = min(asked.max_bytes or _BYTES, _BYTES_MAX)
     spans: list[headers.Span] = []
     lengths: list[int] = []
     pieces: list[Buffer] = []
 
-    def look(queue: int, messages: int, size: int) -> tuple[int, Slice, list[IdRun]]:
+    def look(queue: int, messages: int, size: int) -> tuple[int, Slice, list[IdRun], list[OriginRun]]:
         start = point_offset(broker, topic, queue, asked.at)
         found = broker.store.read(topic.name, queue, start, messages, size, tags)
-        return start, found, broker.store.id_runs(topic, queue, found.offsets.tolist(), found.pieces)
+        ids = broker.store.id_runs(topic, queue, found.offsets.tolist(), found.pieces)
+        origins = broker.store.origins(topic, queue, found.offsets, found.pieces) if asked.with_origins else []
+        return start, found, ids, origins
 
-    async with broker.reads.turn(session):
+    async with broker.reads.turn(session), broker.reads.bulk():
         for queue in _queues(topic, asked.queue):
             if messages <= 0 or size <= 0:
                 break
-            start, found, ids = await broker.reads.ask(functools.partial(look, queue, messages, size))
+            start, found, ids, origins = await broker.reads.ask(functools.partial(look, queue, messages, size))
             mine = found.lengths.tolist()
-            spans.append(headers.Span(queue, start, found.next_offset, len(mine), ids))
+            spans.append(headers.Span(queue, start, found.next_offset, len(mine), ids, origins))
             lengths += mine
             pieces += found.pieces
             messages -= len(mine)
@@ -135,8 +140,8 @@ async def fetch(broker: Broker, session: Session, frame: Frame, asked: headers.F
 async def _fetched(broker: Broker, session: Session, frame: Frame, asked: headers.Fetch, deadline_ms: int) -> bool:
     """Answer if there is something, or nothing more to wait for."""
     store = broker.store
-    size = min(asked.max_bytes or _BYTES, broker.settings.frame_bytes_max // 2)
-    async with broker.reads.turn(session):
+    size = min(asked.max_bytes or _BYTES, _BYTES, broker.settings.frame_bytes_max // 2)
+    async with broker.reads.turn(session), broker.reads.bulk():
         if not store.start <= asked.journal_offset <= store.visible:
             raise OffsetGone(
                 f"the journal has offsets {store.start} to {store.visible}, not {asked.journal_offset}",

@@ -9,7 +9,7 @@ from dmq.broker.handlers.consume import end_subscriptions
 from dmq.broker.moves import checked_config, retry_topics
 from dmq.broker.session import Session
 from dmq.errors import InvalidSettings, NotAllowed, TopicExists, UnknownTopic
-from dmq.model import PRIORITIES, TopicConfig
+from dmq.model import PRIORITIES, RESULT_PREFIX, TopicConfig
 from dmq.protocol import admin
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
@@ -91,16 +91,21 @@ def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
     broker.check_running()
     _own(asked.topic)
     topic = broker.store.topic(asked.topic)
+    results = RESULT_PREFIX + asked.topic
+    broker.changes.check(("topic", results))
     change = broker.changes.begin(("topic", asked.topic))
 
     async def delete() -> None:
         try:
-            retries = retry_topics(broker.store, topic_id=topic.id)
-            await broker.write([TopicDropped(gone.id) for gone in (topic, *retries)])
+            kept = [topic, broker.store.find_topic(results)]
+            gone = [found for found in kept if found is not None]
+            gone += [retry for found in gone for retry in retry_topics(broker.store, topic_id=found.id)]
+            await broker.write([TopicDropped(found.id) for found in gone])
             error = UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
-            for consumption in broker.consumptions_of(asked.topic):
-                end_subscriptions(consumption, error)
-            broker.forget_topic(asked.topic)
+            for name in (asked.topic, results):
+                for consumption in broker.consumptions_of(name):
+                    end_subscriptions(consumption, error)
+                broker.forget_topic(name)
             broker.load_limits()
         finally:
             broker.changes.end(change)

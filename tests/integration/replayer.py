@@ -1,0 +1,68 @@
+"""A process that replays until it is killed: `python replayer.py TABLES BROKER REPLAY_ID TOPIC STOP COUNT`.
+
+At the step STOP, the COUNT-th time it comes there, it says so on stdout and stands still, to be killed. Steps:
+`staged`, the rows are written and the plan is not; `planned`; `asked`, a batch is about to be sent; `answered`, one
+was; `sent`, all were and nothing says so yet. `never` goes through.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.replay import sending
+from dmq.pipeline.replay.planning import Done, Plan, Plans
+from dmq.pipeline.replay.replaying import execute
+from dmq.pipeline.replay.selection import Selection
+
+__all__ = ["CHOICE", "STOPS"]
+
+STOPS = ("staged", "planned", "asked", "answered", "sent")
+CHOICE = Selection(topic="orders")
+
+_lock = threading.Lock()
+
+
+class _Step:
+    def __init__(self, stop: str, count: int) -> None:
+        self._stop = stop
+        self._left = count
+
+    def reach(self, name: str) -> None:
+        with _lock:
+            if name != self._stop:
+                return
+            self._left -= 1
+            if self._left == 0:
+                print(name, flush=True)
+                threading.Event().wait()
+
+
+def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count: str) -> None:
+    step = _Step(stop, int(count))
+    keep, finish, send = Plans.keep, Plans.finish, sending._Run._send
+
+    def kept(self: Plans, plan: Plan) -> Plan:
+        step.reach("staged")
+        found = keep(self, plan)
+        step.reach("planned")
+        return found
+
+    def finished(self: Plans, plan: Plan, done: Done) -> None:
+        step.reach("sent")
+        finish(self, plan, done)
+
+    def sent(self: Any, parcel: Any) -> None:
+        step.reach("asked")
+        send(self, parcel)
+        step.reach("answered")
+
+    Plans.keep, Plans.finish, sending._Run._send = kept, finished, sent  # type: ignore[method-assign]
+    outcome = execute(Archive(tables), broker, CHOICE, topic, replay_id)
+    print(f"done {outcome.sent} {outcome.found}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
