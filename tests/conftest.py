@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +19,7 @@ from tests.sampling import IS_SOAK, SEED
 __all__ = ["database_servers", "dmq_broker"]
 
 ROOT = Path(__file__).resolve().parent.parent
+SPARK = ROOT / "tests" / "spark"
 
 # Hypothesis keeps tables of characters on disk; they belong with the other caches.
 set_hypothesis_home_dir(ROOT / ".venv" / "cache" / "hypothesis")
@@ -26,6 +30,47 @@ hypothesis.settings.load_profile("soak" if IS_SOAK else "share")
 
 def pytest_report_header() -> str:
     return f"dmq: {'whole' if IS_SOAK else 'share of the'} sampling, DMQ_SEED={SEED}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "uncounted: its lines are not counted for coverage, which takes long")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test that is `uncounted` run without whoever counts lines; threads that it starts, too."""
+    if item.get_closest_marker("uncounted") is None:
+        return (yield)
+    counting, counting_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(counting)
+        threading.settrace(counting_threads)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--spark", choices=["only", "without"], help="run only the tests in tests/spark, or all others")
+
+
+def _is_other_part(path: Path, config: pytest.Config) -> bool:
+    part = config.getoption("--spark")
+    return part is not None and path.is_relative_to(SPARK) != (part == "only")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare the time to import what is not run."""
+    return True if collection_path.parent != ROOT and _is_other_part(collection_path, config) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what was named by path or imported all the same."""
+    others = [item for item in items if _is_other_part(item.path, config)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if not _is_other_part(item.path, config)]
 
 
 @pytest.fixture(scope="session")
