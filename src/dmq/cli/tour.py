@@ -1,4 +1,5 @@
-"""A tour for newcomers, behind `./scripts/demo`: start DMQ, publish, consume, look something up, and say what happened.
+"""A tour for newcomers, behind `./scripts/demo`: start DMQ, publish, consume, look something up, archive it all with
+Spark, and say what happened.
 
 What always holds: it runs on free ports and a directory of its own; in the end no process and no file is left.
 """
@@ -9,8 +10,11 @@ import argparse
 import json
 import random
 import signal
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dmq.errors import DMQError
@@ -27,7 +31,7 @@ _CONSUME_SECONDS_MAX = 60.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the tour; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="./scripts/demo", description="A tour of DMQ in half a minute.")
+    parser = argparse.ArgumentParser(prog="./scripts/demo", description="A tour of DMQ in a minute.")
     parser.add_argument("--once", action="store_true", help="end by itself, instead of keeping the status page open")
     once = parser.parse_args(arguments).once
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -51,7 +55,10 @@ def tour(once: bool) -> None:
     import dmq
     from dmq.testing.processes import BrokerProcess
 
-    with BrokerProcess(command="dev", arguments=["--console-port", "0"]) as broker:
+    with (
+        tempfile.TemporaryDirectory(prefix="dmq-demo-") as folder,
+        BrokerProcess(command="dev", arguments=["--console-port", "0"]) as broker,
+    ):
         say(f"1. Started DMQ in one process, on an empty directory. It listens on {broker.url}")
         with dmq.connect(broker.url, app="demo") as client:
             client.admin.create_topic("orders", queues=4)
@@ -59,11 +66,13 @@ def tour(once: bool) -> None:
             say('2. Created the topic "orders", with 4 queues, and the consumer group "billing".')
             publish(client)
             consume(client)
-            look_up(client)
+            found = look_up(client)
+        page = archive(broker.url, Path(folder), found)
         if once:
-            say("Done. Everything is gone again: the process and its directory.")
+            say("Done. Everything is gone again: the process and its directories.")
             return
-        say(f"\nSee it for yourself: {broker.page} (Ctrl-C ends the demo and removes everything)")
+        say(f"\nSee it for yourself: the broker at {broker.page}, the report at {page.as_uri()}")
+        say("Ctrl-C ends the demo and removes everything.")
         while True:
             time.sleep(3600)
 
@@ -116,11 +125,41 @@ def consume(client: Client) -> None:
         raise DMQError(f"{MESSAGES - len(seen):,} orders are missing and the lag is {lag:,}: this should not happen")
 
 
-def look_up(client: Client) -> None:
-    """Find one by its key: consumed messages stay until retention takes them."""
+def look_up(client: Client) -> str:
+    """Find one by its key, and return its id: consumed messages stay until retention takes them."""
     (found,) = client.admin.find("orders", key="order-4711")
     say(f'5. Messages stay after they were consumed. "order-4711" is in queue {found.queue} at offset {found.offset}:')
     say(f"   {found.body.decode()}")
+    return str(found.id)
+
+
+def archive(url: str, folder: Path, message_id: str) -> Path:
+    """Archive everything with Spark, ask the archive, and make the report; returns its page."""
+    tables, page = str(folder / "archive"), folder / "report.html"
+    say("6. Archiving it all with Spark, into tables that any engine reads. Starting Spark takes some seconds …")
+    run_dmq("archive", "run", "--broker", url, "--tables", tables)
+    say("7. The archive answers without Spark, from now on also when the broker has forgotten:")
+    run_dmq("archive", "query", "--tables", tables, "--id", message_id, "--trace")
+    say("8. And it makes a report, as text and as a page with charts:")
+    run_dmq("archive", "report", "--tables", tables)
+    run_dmq("archive", "report", "--tables", tables, "--format", "html", "--output", str(page))
+    return page
+
+
+def run_dmq(*arguments: str) -> None:
+    """Run a command as a user would, and show it with what it prints."""
+    say(f"   $ dmq {' '.join(arguments)}")
+    ended = subprocess.run(
+        [sys.executable, "-m", "dmq.cli", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    for line in ended.stdout.splitlines():
+        say(f"   {line}".rstrip())
+    if ended.returncode:
+        raise DMQError(f"dmq {' '.join(arguments[:2])} failed: {ended.stderr.strip() or ended.returncode}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,309 @@
+"""What the data pipeline does: `python -m bench.pipeline [ROW …] [--scale 1.0] [--rounds 3] [--json FILE]`.
+
+One broker in another process, one Spark session on two cores, one load: 1.5 million distinct messages of 200 bytes with
+keys. Every row that has a bar in relation to something else measures that beside it, in turns, after a round that warms
+both up. Memory is the most that was resident, looked at twice a second.
+
+Rows:
+    read      `spark.read.format("dmq")` with three columns, counted; beside decoding the same journal from files with
+              numpy in two processes
+    archive   the archive job into empty tables; beside Spark rewriting its table `message` from Parquet to Parquet
+    write     a DataFrame into a topic
+    query     by id, key and business id over ten million archived messages, warm; and the command line, cold
+    beside    a producer at 30 % of its maximum, alone and while the archive job reads the same broker
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dmq
+from bench.pipeline_load import (
+    TOPIC,
+    Memory,
+    Names,
+    decode_seconds,
+    dump_journal,
+    fill_broker,
+    frame_of,
+    make_archive,
+    producer_at,
+)
+from dmq.testing.measuring import machine, percentile
+from dmq.testing.processes import BrokerProcess
+
+MESSAGES = 1_500_000
+ARCHIVED = 10_000_000
+ARCHIVE_FILES = 20
+LOOKUPS = 100
+BESIDE_SECONDS = 20.0
+Row = dict[str, Any]
+
+
+class Rig:
+    """What rows share, made when the first of them needs it."""
+
+    def __init__(self, scale: float, rounds: int) -> None:
+        self.scale = scale
+        self.rounds = rounds
+        self.messages = max(2000, int(MESSAGES * scale))
+        self.folder = Path(tempfile.mkdtemp(prefix="dmq-bench-"))
+        self.memory = Memory()
+        self._broker: BrokerProcess | None = None
+        self._spark: Any = None
+        self._pieces: list[Path] = []
+
+    @property
+    def broker(self) -> BrokerProcess:
+        """A broker with the load."""
+        if self._broker is None:
+            self._broker = BrokerProcess(self.folder / "broker").start()
+            fill_broker(self._broker.url, self.messages)
+        return self._broker
+
+    @property
+    def spark(self) -> Any:
+        if self._spark is None:
+            from dmq.pipeline.session import spark_session
+
+            self._spark = spark_session("local[2]", {"spark.driver.memory": "2g"}, app_name="bench")
+            self.memory.start()
+        return self._spark
+
+    @property
+    def pieces(self) -> list[Path]:
+        """The journal in files."""
+        if not self._pieces:
+            self._pieces = dump_journal(self.broker.url, self.folder / "journal")
+        return self._pieces
+
+    def new_folder(self, name: str) -> Path:
+        path = self.folder / name
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+    def close(self) -> None:
+        self.memory.stop()
+        if self._spark is not None:
+            from pyspark import SparkContext
+
+            gateway = SparkContext._gateway
+            self._spark.stop()
+            assert gateway is not None
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(30)
+        if self._broker is not None:
+            self._broker.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def in_turns(rig: Rig, mine: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Seconds of each, by turns, after a round that does not count."""
+    pairs = [(mine(), theirs()) for _ in range(rig.rounds + 1)][1:]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def compared(rig: Rig, seconds: list[float], baseline: list[float], what: str, bar: str) -> Row:
+    ratios = [theirs / mine for mine, theirs in zip(seconds, baseline, strict=True)]
+    return {
+        "messages": rig.messages,
+        "rows_per_second": rig.messages / statistics.median(seconds),
+        f"{what}_rows_per_second": rig.messages / statistics.median(baseline),
+        f"of_{what}": statistics.median(ratios),
+        f"of_{what}_spread": [min(ratios), max(ratios)],
+        "bar": bar,
+    }
+
+
+def read(rig: Rig) -> Row:
+    """Counting three columns, beside numpy."""
+    url, spark, pieces = rig.broker.url, rig.spark, rig.pieces
+
+    def count() -> None:
+        reader = spark.read.format("dmq").option("dmq.bootstrap.servers", url.removeprefix("dmq://"))
+        frame = reader.option("subscribe", TOPIC).schema("key binary, value binary, offset bigint").load()
+        found = frame.count()
+        assert found == rig.messages, f"{found} rows of {rig.messages}"
+
+    broker = rig.broker.cpu_seconds()
+    seconds, baseline = in_turns(rig, lambda: timed(count), lambda: decode_seconds(pieces, rig.messages))
+    row = compared(rig, seconds, baseline, "numpy", ">= 0.6 of numpy in two processes; >= 1,000,000 rows/s stated")
+    return row | {"broker_us": (rig.broker.cpu_seconds() - broker) / (rig.rounds + 1) / rig.messages * 1e6}
+
+
+def archive(rig: Rig) -> Row:
+    """The archive job, beside Parquet to Parquet."""
+    from dmq.pipeline.archive.job import ArchiveJob
+    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.tables import MESSAGE
+
+    url, spark = rig.broker.url, rig.spark
+    tables = rig.folder / "tables"
+
+    def job() -> None:
+        found = Archive.create(str(rig.new_folder("tables")))
+        ArchiveJob(spark, found, url).run()
+        assert found.table(MESSAGE).rows() == rig.messages
+
+    def rewrite() -> None:
+        files = Archive(str(tables)).table(MESSAGE).files()
+        out = str(rig.new_folder("rewritten"))
+        spark.read.parquet(*files).write.option("compression", "zstd").parquet(out)
+
+    seconds, baseline = in_turns(rig, lambda: timed(job), lambda: timed(rewrite))
+    return compared(rig, seconds, baseline, "parquet", ">= 0.8 of Spark from Parquet to Parquet")
+
+
+def write(rig: Rig) -> Row:
+    """A DataFrame into a topic; its rows lie in memory."""
+    url, spark = rig.broker.url, rig.spark
+    frame = frame_of(spark, rig.folder / "rows", rig.messages).cache()
+    assert frame.count() == rig.messages
+    seconds = []
+    with dmq.connect(url, app="bench") as client:
+        for number in range(rig.rounds + 1):
+            topic = f"written-{number}"
+            client.admin.create_topic(topic, queues=4)
+            writer = frame.write.format("dmq").mode("append")
+            writer = writer.option("dmq.bootstrap.servers", url.removeprefix("dmq://")).option("topic", topic)
+            seconds.append(timed(writer.save))
+            assert sum(queue.next_offset for queue in client.admin.offsets(topic)) == rig.messages
+            client.admin.delete_topic(topic)
+    frame.unpersist()
+    counted = seconds[1:]
+    rates = [rig.messages / taken for taken in counted]
+    return {
+        "messages": rig.messages,
+        "rows_per_second": statistics.median(rates),
+        "rows_per_second_spread": [min(rates), max(rates)],
+        "bar": ">= 250,000 rows/s",
+    }
+
+
+def query(rig: Rig) -> Row:
+    """Lookups in ten million archived messages."""
+    from dmq.pipeline.lookup.finding import Lookup
+
+    count = max(2000, int(ARCHIVED * rig.scale))
+    uri = str(rig.new_folder("large"))
+    made = timed(lambda: make_archive(uri, count, ARCHIVE_FILES))
+    names = Names()
+    found: Row = {"messages": count, "files": ARCHIVE_FILES, "made_seconds": made, "bar": "<= 50 ms warm, by id or key"}
+    chosen = random.Random(3)
+    with Lookup(uri) as lookup:
+        ways: dict[str, Callable[[int], list[Any]]] = {
+            "id": lambda number: lookup.by_id(names.message_id(number)),
+            "key": lambda number: lookup.by_key(names.key(number)),
+            "business_id": lambda number: lookup.by_business_id(names.business_id(number)),
+            "absent_key": lambda number: lookup.by_key(f"absent-{number}"),
+        }
+        for name, ask in ways.items():
+            ask(0)  # footers are read, code is warm
+            cpu, taken = time.process_time(), []
+            for _ in range(LOOKUPS):
+                number = chosen.randrange(count)
+                began = time.perf_counter()
+                rows = ask(number)
+                taken.append((time.perf_counter() - began) * 1000)
+                assert len(rows) == (0 if name == "absent_key" else names.expected(name, number, count))
+            ordered = sorted(taken)
+            found[name] = {
+                "p50_ms": percentile(ordered, 0.5),
+                "p99_ms": percentile(ordered, 0.99),
+                "max_ms": ordered[-1],
+                "cpu_ms": (time.process_time() - cpu) / LOOKUPS * 1000,
+            }
+    command = [sys.executable, "-m", "dmq.cli", "archive", "query", "--tables", uri, "--key", names.key(count // 2)]
+    colds = [timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)) for _ in range(3)]
+    return found | {"cold_command_ms": statistics.median(colds) * 1000}
+
+
+def beside(rig: Rig) -> Row:
+    """A paced producer beside the archive job."""
+    from dmq.pipeline.archive.job import ArchiveJob
+    from dmq.pipeline.archive.store import Archive
+
+    url, spark = rig.broker.url, rig.spark
+    seconds = max(3.0, BESIDE_SECONDS * min(1.0, rig.scale * 4))
+    most = producer_at(url, None, seconds).wait()["per_second"]
+    rate = 0.3 * most
+    alone = producer_at(url, rate, seconds).wait()
+    running = producer_at(url, rate, seconds)
+    rounds = 0
+    while running.is_running():  # the job takes what there is and begins anew, until the producer has ended
+        found = Archive.create(str(rig.new_folder("beside")))
+        ArchiveJob(spark, found, url).run(lambda: not running.is_running())
+        rounds += 1
+    together = running.wait()
+    return {
+        "most_per_second": most,
+        "asked_per_second": rate,
+        "alone": alone,
+        "beside_the_archive_job": together,
+        "archive_rounds": rounds,
+        "of_asked": together["per_second"] / rate,
+        "p99_of_alone": together["p99_ms"] / alone["p99_ms"],
+        "bar": "keeps its rate; p99 stated against p99 alone",
+    }
+
+
+ROWS: dict[str, Callable[[Rig], Row]] = {
+    "read": read,
+    "archive": archive,
+    "write": write,
+    "query": query,
+    "beside": beside,
+}
+
+
+def versions() -> dict[str, str]:
+    import deltalake
+    import duckdb
+    import pyarrow
+    import pyspark
+
+    return {module.__name__: module.__version__ for module in (pyspark, pyarrow, deltalake, duckdb)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="which; all if left out")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
+    parser.add_argument("--rounds", type=int, default=3, help="that count")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    arguments = parser.parse_args()
+    rig = Rig(arguments.scale, arguments.rounds)
+    results: dict[str, Row] = {}
+    try:
+        for name in [name for name in ROWS if not arguments.rows or name in arguments.rows]:  # writing comes late
+            rig.memory.begin()
+            results[name] = ROWS[name](rig) | {"memory_mb": rig.memory.most()}
+            print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
+    finally:
+        rig.close()
+    if arguments.json:
+        about = {"machine": machine(), "versions": versions(), "scale": arguments.scale, "rounds": arguments.rounds}
+        Path(arguments.json).write_text(json.dumps(about | {"rows": results}, indent=2) + os.linesep)
+
+
+if __name__ == "__main__":
+    main()

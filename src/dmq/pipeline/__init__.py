@@ -1,0 +1,19 @@
+"""Messages in bulk: Spark's source and sink, the archive and the jobs on it. Needs `pip install "dmq[spark]"`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dmq.pipeline.source import DmqDataSource
+
+__all__ = ["DmqDataSource"]
+
+
+def __getattr__(name: str) -> Any:
+    # Whoever looks something up in the archive need not load Spark.
+    if name == "DmqDataSource":
+        from dmq.pipeline.source import DmqDataSource
+
+        return DmqDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,204 @@
+"""What a task of the archive job does: read a range of a journal and write its rows as files. Runs on executors.
+
+Rows never pass through the JVM: units come from the broker, numpy and Arrow make columns of them, Arrow writes Parquet.
+Back goes what was written, for the driver to commit.
+
+What always holds: a task that is run twice, or dies, harms nobody: its files have names of their own and count for
+nothing until a commit names them. Memory is bounded by `FLUSH_BYTES` and one answer of the broker.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dmq.errors import Damaged, InvalidRequest
+from dmq.pipeline.archive.files import Written, write_days
+from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.archive.settlements import Settlements
+from dmq.pipeline.decoding import UnitRows, decode_units
+from dmq.pipeline.jobs.staging import BLOOM, SORT
+from dmq.pipeline.journal_reading import Fetched, JournalReader
+from dmq.pipeline.key_index import index_rows
+from dmq.pipeline.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
+from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
+
+__all__ = ["Extracted", "Task", "extract"]
+
+FLUSH_BYTES: Final = 128 << 20
+_INDEX_ROW_GROUP_ROWS: Final = 32_768
+_COLUMNS: Final = frozenset(MESSAGE_COLUMNS) | frozenset(COPY_COLUMNS)
+
+
+class Task(NamedTuple):
+    """A range of a journal, and what is wanted of it."""
+
+    servers: str
+    journal_id: int
+    start: int
+    end: int
+    archive: str  # address
+    tables: frozenset[str]
+    staging: str  # folder for settlements, which are no rows of a table yet
+
+
+@dataclass
+class Extracted:
+    """What a task did."""
+
+    files: dict[str, list[Written]] = field(default_factory=dict)  # by table
+    staged: list[str] = field(default_factory=list)  # files with settlements
+    settled: int = 0  # messages that those are about
+    bounds: dict[int, tuple[int, int]] = field(default_factory=dict)  # by topic id, which offsets
+    damaged: list[tuple[int, int]] = field(default_factory=list)  # ranges of the journal that cannot be read
+    messages: int = 0
+    events: int = 0  # system records, of any kind
+
+    def add(self, other: Extracted) -> None:
+        """Take in what another task did."""
+        for name, files in other.files.items():
+            self.files.setdefault(name, []).extend(files)
+        self.staged += other.staged
+        self.settled += other.settled
+        for topic_id, (least, greatest) in other.bounds.items():
+            mine = self.bounds.get(topic_id, (least, greatest))
+            self.bounds[topic_id] = (min(mine[0], least), max(mine[1], greatest))
+        self.damaged += other.damaged
+        self.messages += other.messages
+        self.events += other.events
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing that any table would have a row of."""
+        return not (self.staged or any(self.files.values()))
+
+
+def extract(task: Task) -> Extracted:
+    """Do it.
+
+    Raises:
+        OffsetGone: retention was quicker.
+        NotConnected: the broker was away for too long.
+    """
+    done = Extracted()
+    rows = _Rows(task, done)
+    with JournalReader(task.servers, app="dmq-archive") as reader:
+        for part in _parts(reader, task, done.damaged.append):
+            rows.add(part)
+    rows.flush()
+    return done
+
+
+def _parts(reader: JournalReader, task: Task, damaged: Callable[[tuple[int, int]], None]) -> Iterator[UnitRows]:
+    """The units of a task's range, decoded; around what is damaged."""
+    at = task.start
+    while at < task.end:
+        try:
+            for fetched in reader.units(at, task.end):
+                if fetched.journal_id != task.journal_id:
+                    raise InvalidRequest(
+                        f"{task.servers} has journal {fetched.journal_id:016x} now, not {task.journal_id:016x}: "
+                        "start the run again"
+                    )
+                yield from _decoded(fetched, damaged)
+                at = fetched.end
+            return
+        except Damaged as error:
+            start, end = int(error.detail["start"]), int(error.detail["end"])
+            if end <= at:
+                raise
+            damaged((start, end))
+            at = end
+
+
+def _decoded(fetched: Fetched, damaged: Callable[[tuple[int, int]], None]) -> Iterator[UnitRows]:
+    body, base = fetched.body, fetched.start
+    while len(body):
+        try:
+            yield decode_units(body, columns=_COLUMNS)
+            return
+        except Damaged as error:
+            start, end = int(error.detail["start"]), int(error.detail["end"])
+            damaged((start, end))
+            if start > base:
+                yield decode_units(body[: start - base], columns=_COLUMNS)
+            body, base = body[end - base :], end
+
+
+class _Rows:
+    """Rows on their way into files."""
+
+    def __init__(self, task: Task, done: Extracted) -> None:
+        self._task = task
+        self._done = done
+        self._messages: list[pa.RecordBatch] = []
+        self._copies: list[pa.RecordBatch] = []
+        self._settlements = Settlements()
+        self._bytes = 0
+
+    def add(self, rows: UnitRows) -> None:
+        tables = self._task.tables
+        self._done.events += len(rows.events)
+        if CONSUME_EVENT in tables:
+            self._settlements.add(rows.events)
+        if tables & {MESSAGE, KEY_INDEX} and len(rows):
+            # The index alone, after a run was killed, needs no bodies.
+            columns = MESSAGE_COLUMNS if MESSAGE in tables else tuple(c for c in MESSAGE_COLUMNS if c in _INDEXED)
+            self._messages.append(message_batch(rows, columns))
+            self._bytes += self._messages[-1].nbytes
+        if COPY in tables and len(rows):
+            self._copies.append(copy_batch(rows))
+            self._bytes += self._copies[-1].nbytes
+        if self._bytes >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has gathered."""
+        tables = self._task.tables
+        messages = pa.Table.from_batches(self._messages) if self._messages else None
+        copies = pa.Table.from_batches(self._copies) if self._copies else None
+        self._messages, self._copies, self._bytes = [], [], 0
+        if messages is not None and messages.num_rows:
+            self._done.messages += messages.num_rows
+            if MESSAGE in tables:
+                self._write(MESSAGE, messages, sort_by=SORT[MESSAGE], bloom=BLOOM.get(MESSAGE, ()))
+            if KEY_INDEX in tables:
+                self._write(KEY_INDEX, _by_hash(index_rows(messages)), row_group_rows=_INDEX_ROW_GROUP_ROWS)
+        if copies is not None and copies.num_rows:
+            self._write(COPY, copies, sort_by=SORT[COPY])
+        if len(self._settlements):
+            self._stage()
+
+    def _write(self, name: str, table: pa.Table, **how: object) -> None:
+        folder = Folder.at(self._task.archive).below(name)
+        self._done.files.setdefault(name, []).extend(write_days(table, folder, **how))
+
+    def _stage(self) -> None:
+        folder = Folder.at(self._task.staging)
+        folder.files.create_dir(folder.path, recursive=True)
+        name = f"{uuid.uuid4().hex}.parquet"
+        pq.write_table(
+            self._settlements.table(), f"{folder.path}/{name}", filesystem=folder.files, coerce_timestamps="us"
+        )
+        mine = Extracted(
+            staged=[f"{folder.uri}/{name}"], settled=self._settlements.count, bounds=self._settlements.bounds
+        )
+        self._done.add(mine)
+        self._settlements = Settlements()
+
+
+_INDEXED: Final = frozenset(
+    {"message_id", "broker", "journal_offset", "topic", "queue", "queue_offset", "key", "business_id", "dt"}
+)
+
+
+def _by_hash(index: pa.Table) -> pa.Table:
+    """In the order of bucket and hash, which is that of the hash as an unsigned number."""
+    hashes = index["hash"].combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
+    return index.combine_chunks().take(pa.array(np.argsort(hashes, kind="stable")))

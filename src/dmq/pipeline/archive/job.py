@@ -1,0 +1,237 @@
+"""The archive job: a broker's journal, batch by batch, into the tables.
+
+A batch is a range of the journal. Spark's tasks write its rows as files (`extract`); the driver commits them table by
+table, joins the settlements with the messages (`resolve`), commits those, and at last tells the broker how far the
+archive is. How far each table has come stands in its own log, written in the same commit as the files: the journal
+offset, under an app id that names the journal.
+
+What always holds: whatever kills the job, and wherever, the next run finds by the tables' logs which range each table
+lacks, and gives it exactly that; no row is lost and none is there twice. Only what outlives a power loss of the broker
+is taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyarrow import fs
+
+from dmq.client.client import connect
+from dmq.pipeline.archive.extract import Extracted, Task, extract
+from dmq.pipeline.archive.ranges import Batch, next_batch, split
+from dmq.pipeline.archive.resolve import resolved
+from dmq.pipeline.jobs.job import JobResult, Progress, no_progress
+from dmq.pipeline.journal_reading import JournalReader, server_url
+from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dmq.client.reports import ArchiveReport
+    from dmq.pipeline.archive.files import Written
+    from dmq.pipeline.archive.store import Archive
+
+__all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "Done", "app_id_of"]
+
+log = logging.getLogger(__name__)
+
+TABLES: Final = (MESSAGE, COPY, KEY_INDEX, CONSUME_EVENT)  # in the order of their commits
+BATCH_BYTES: Final = 256 << 20
+_IDLE_BYTES: Final = 16 << 20
+_CALL_SECONDS: Final = 60.0
+_NAME: Final = "archive"
+_STAGING: Final = "_staging"
+_STALE: Final = timedelta(days=1)
+
+
+def app_id_of(journal_id: int) -> str:
+    """Under what the tables remember how far they have a journal."""
+    return f"archive/{journal_id:016x}"
+
+
+class Done(NamedTuple):
+    """What a batch did: rows by table, the days they are of, and where the journal cannot be read."""
+
+    rows: Mapping[str, int]
+    dts: frozenset[date]
+    damaged: tuple[tuple[int, int], ...] = ()
+
+
+class ArchiveJob:
+    """Archives the journal of one broker.
+
+    Parameters:
+        servers: where the broker is, as `JournalReader` takes it.
+        batch_bytes: how much of the journal goes into one commit.
+        accept_loss: go on where retention took something before it was archived; otherwise that is an error.
+        progress: is told how far it is.
+        step: is told what was just done, in a word; a test ends the process there.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        archive: Archive,
+        servers: str,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        accept_loss: bool = False,
+        progress: Callable[[Progress], None] = no_progress,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._spark = spark
+        self._archive = archive
+        self._servers = servers
+        self._batch_bytes = batch_bytes
+        self._accept_loss = accept_loss
+        self._progress = progress
+        self._step = step
+        self._acknowledged: dict[int, int] = {}
+        self._idle_to = 0  # from where the tables are to here there is nothing that a table has a row of
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> JobResult:
+        """Archive everything that is there now.
+
+        Parameters:
+            is_over: asked before every batch; True ends the run early.
+
+        Raises:
+            ArchiveConflict: another run archives the same journal.
+            OffsetGone: retention took what was not archived; see `next_batch`.
+            NotConnected: the broker did not answer for a minute.
+        """
+        began = time.monotonic()
+        report = self._ask()
+        rows: dict[str, int] = {}
+        dts: set[date] = set()
+        notes: list[str] = []
+        self._sweep()
+        begin = last = self.archived_to(report.journal_id)
+        self._acknowledge(report, begin)
+        while not is_over():
+            batch = self._next(report)
+            if batch is None:
+                break
+            done = self._run_batch(report.journal_id, batch, is_last=batch.end == report.flushed)
+            last = batch.end
+            if done is None:
+                self._idle_to = batch.end
+                break
+            for name, count in done.rows.items():
+                rows[name] = rows.get(name, 0) + count
+            dts |= done.dts
+            notes += [f"journal offsets {start} to {end} cannot be read: left out" for start, end in done.damaged]
+            self._acknowledge(report, self.archived_to(report.journal_id))
+            self._show("archived", report, begin, last, sum(rows.values()))
+        seconds = time.monotonic() - began
+        left = max(0, report.flushed - last)
+        if left and not is_over():
+            left = 0  # nothing but what the broker notes for itself
+        notes.insert(0, f"journal {report.journal_id:016x}: {last - begin:,} bytes taken, {left:,} left")
+        return JobResult(_NAME, rows, frozenset(dts), seconds, tuple(notes))
+
+    def _sweep(self) -> None:
+        """Delete what runs that were killed have staged, once it is old enough to be nobody's."""
+        staging = self._archive.folder.below(_STAGING)
+        for info in staging.files.get_file_info(fs.FileSelector(staging.path, allow_not_found=True)):
+            if info.mtime is not None and info.mtime < datetime.now(UTC) - _STALE:
+                staging.files.delete_dir(info.path)
+
+    def archived_to(self, journal_id: int) -> int:
+        """The journal offset up to which all tables have everything; 0 if one of them has nothing."""
+        return min(self._versions(journal_id).values(), key=lambda version: version or 0) or 0
+
+    def _versions(self, journal_id: int) -> dict[str, int | None]:
+        app_id = app_id_of(journal_id)
+        return {name: self._archive.table(name).version_of(app_id) for name in TABLES}
+
+    def _next(self, report: ArchiveReport) -> Batch | None:
+        versions = self._versions(report.journal_id)
+        batch = next_batch(versions, report.first, report.flushed, self._batch_bytes, accept_loss=self._accept_loss)
+        is_idle = batch is not None and batch.end <= self._idle_to
+        return None if is_idle else batch
+
+    # --- the broker -------------------------------------------------------------------------------------------------
+
+    def _ask(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
+        # A broker that never was there is an error at once; one that goes away is waited for.
+        patience = _CALL_SECONDS if offset else None
+        with connect(server_url(self._servers), app="dmq-archive", timeout=patience) as client:
+            client.admin.timeout = _CALL_SECONDS
+            return client.admin.archived(journal_id, offset)
+
+    def _acknowledge(self, report: ArchiveReport, offset: int) -> None:
+        """Tell the broker, unless it knows: it may have been killed before we were."""
+        if offset > max(report.archived, self._acknowledged.get(report.journal_id, 0)):
+            self._ask(report.journal_id, offset)
+            self._acknowledged[report.journal_id] = offset
+            self._step("acknowledged")
+
+    # --- a batch ----------------------------------------------------------------------------------------------------
+
+    def _run_batch(self, journal_id: int, batch: Batch, *, is_last: bool) -> Done | None:
+        """Archive one range; None if there was nothing in it, and nothing was committed."""
+        staging = self._archive.folder.below(_STAGING).below(uuid.uuid4().hex)
+        try:
+            found = self._extract(journal_id, batch, staging.uri)
+            self._step("extracted")
+            if is_last and self._is_idle(batch, found):
+                # The broker notes our own acknowledgement in the journal. To archive that would never end.
+                return None
+            rows: dict[str, int] = {}
+            dts: set[date] = set()
+            for name in TABLES[:-1]:
+                if name in batch.after:
+                    files = found.files.get(name, [])
+                    self._commit(name, files, journal_id, batch)
+                    rows[name] = sum(file.rows for file in files)
+                    dts |= {file.dt for file in files}
+            if CONSUME_EVENT in batch.after:
+                rows[CONSUME_EVENT], days = self._settle(journal_id, batch, found)
+                dts |= days
+            return Done(rows, frozenset(dts), tuple(found.damaged))
+        finally:
+            if staging.files.get_file_info(staging.path).type.name == "Directory":
+                staging.files.delete_dir(staging.path)
+
+    @staticmethod
+    def _is_idle(batch: Batch, found: Extracted) -> bool:
+        is_whole = len(batch.after) == len(TABLES)
+        return found.is_empty and is_whole and not found.damaged and batch.end - batch.start < _IDLE_BYTES
+
+    def _extract(self, journal_id: int, batch: Batch, staging: str) -> Extracted:
+        context = self._spark.sparkContext
+        tables = frozenset(batch.after)
+        tasks = [
+            Task(self._servers, journal_id, start, end, self._archive.uri, tables, staging)
+            for start, end in split(batch.start, batch.end, context.defaultParallelism)
+        ]
+        found = Extracted()
+        for each in context.parallelize(tasks, len(tasks)).map(extract).collect():
+            found.add(each)
+        return found
+
+    def _commit(self, name: str, files: list[Written], journal_id: int, batch: Batch) -> None:
+        app_id, after = app_id_of(journal_id), batch.after[name]
+        self._archive.table(name).commit(files, app_id=app_id, version=batch.end, after=after)
+        self._step(f"committed {name}")
+
+    def _settle(self, journal_id: int, batch: Batch, found: Extracted) -> tuple[int, set[date]]:
+        if not found.staged:
+            self._commit(CONSUME_EVENT, [], journal_id, batch)
+            return 0, set()
+        broker = f"{journal_id:016x}"
+        with JournalReader(self._servers, app="dmq-archive") as reader:
+            topics = {topic.topic_id: topic.topic for topic in reader.topics(system=True)}
+        with resolved(self._spark, self._archive, broker, found.staged, found.settled, found.bounds, topics) as files:
+            self._step("resolved")
+            self._commit(CONSUME_EVENT, files, journal_id, batch)
+            return sum(file.rows for file in files), {file.dt for file in files}
+
+    def _show(self, step: str, report: ArchiveReport, begin: int, at: int, rows: int) -> None:
+        self._progress(Progress(_NAME, step, rows, at - begin, report.flushed - begin, "bytes"))

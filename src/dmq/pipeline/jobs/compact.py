@@ -1,0 +1,97 @@
+"""Job `compact`: many small files of a day become few large ones, with exactly the same rows, sorted.
+
+What always holds: rows that others append meanwhile stay, since a swap names the files it takes away and no others; if
+one of those is gone by then, nothing is changed and the day is looked at again; no row is gained or lost, or nothing is
+committed. The files that were replaced stay on the disk until the job `retain` sweeps, so that who reads them can go
+on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import date
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dmq.errors import ArchiveConflict, Damaged
+from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
+from dmq.pipeline.jobs.options import count_option
+from dmq.pipeline.jobs.reading import frame_of
+from dmq.pipeline.jobs.staging import FILE_BYTES, staged
+from dmq.pipeline.tables import SCHEMAS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dmq.pipeline.archive.store import Archive, LiveFile, Table
+
+__all__ = ["Portion", "portions", "run"]
+
+SMALL_BYTES: Final = FILE_BYTES // 4
+FILES_MIN: Final = 4
+_TRIES: Final = 5
+
+
+class Portion(NamedTuple):
+    """Files of one day that become `parts` new ones."""
+
+    dt: date
+    files: tuple[LiveFile, ...]
+    parts: int
+
+
+def portions(files: Iterable[LiveFile], files_min: int = FILES_MIN, file_bytes: int = FILE_BYTES) -> list[Portion]:
+    """What is worth merging: days with at least so many small files; large files stay as they are."""
+    small: dict[date, list[LiveFile]] = defaultdict(list)
+    for file in files:
+        if file.bytes < file_bytes // 4:
+            small[file.dt].append(file)
+    return [
+        Portion(dt, tuple(found), -(-sum(file.bytes for file in found) // file_bytes))
+        for dt, found in sorted(small.items())
+        if len(found) >= max(2, files_min)
+    ]
+
+
+def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult:
+    """Merge what is small in every table; see `dmq.pipeline.jobs.job`."""
+    began = time.monotonic()
+    files_min = count_option(context, "compact.files_min", FILES_MIN)
+    rows: dict[str, int] = {}
+    dts: set[date] = set()
+    before = after = 0
+    for name in SCHEMAS:
+        table = archive.table(name)
+        for dt in [portion.dt for portion in portions(table.live_files(), files_min)]:
+            context.progress(Progress("compact", f"{name} of {dt}", sum(rows.values())))
+            merged, made = _merge(spark, table, dt, files_min)
+            before, after = before + len(merged), after + made
+            rows[name] = rows.get(name, 0) + sum(file.rows for file in merged)
+            dts.add(dt)
+    notes = (f"{before} files became {after}",) if before else ()
+    return JobResult("compact", rows, frozenset(dts), time.monotonic() - began, notes)
+
+
+def _merge(spark: SparkSession, table: Table, dt: date, files_min: int) -> tuple[tuple[LiveFile, ...], int]:
+    """Merge the small files of a day; returns them, and how many they became."""
+    for left in range(_TRIES, 0, -1):
+        found = portions(table.live_files(dt), files_min)
+        if not found:  # somebody else has merged or replaced them
+            break
+        portion = found[0]
+        source = frame_of(spark, table.name, [file.uri for file in portion.files])
+        with staged(table, source, portion.parts) as files:
+            read, wrote = sum(file.rows for file in portion.files), sum(file.rows for file in files)
+            if read != wrote or {file.dt for file in files} != {dt}:
+                raise Damaged(
+                    f"{len(portion.files)} files of table {table.name} of {dt} say that they have {read} rows, but "
+                    f"have {wrote}; they are left as they are: look at the folder {table.uri}"
+                )
+            try:
+                table.swap(portion.files, files)
+                return portion.files, len(files)
+            except ArchiveConflict:
+                if left == 1:
+                    raise
+    return (), 0

@@ -1,0 +1,235 @@
+"""Job `reconcile`: compares the senders' tables, the consumers' tables and the archive, and writes what disagrees.
+
+The tables are read in pages from every database that is named, each of which may have the sender's tables, a consumer's
+or both, and put beside the archive as Parquet, where Spark joins them. Options: `reconcile.days`, how far back, 2
+unless told; `reconcile.grace_minutes`, how young a message may be and still be on its way, 10 unless told;
+`reconcile.resend`, true to have what is lost or not consumed sent again; `reconcile.prefix`, of the tables' names, `m_`
+unless told.
+
+What always holds: run twice for the same moment, it writes once; only what was sent on days that the archive has is
+missed in it; a message that has ended is never sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as clock_time
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dmq.errors import InvalidSettings
+from dmq.outbox.envelope import SEND_ID
+from dmq.outbox.reading import COLUMNS, OutboxReader, Period
+from dmq.outbox.schema import PREFIX
+from dmq.pipeline.archive.files import write_days
+from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
+from dmq.pipeline.jobs.options import count_option, flag_option
+from dmq.pipeline.jobs.reading import frame
+from dmq.pipeline.jobs.reconcile_mark import APP_ID
+from dmq.pipeline.jobs.reconcile_sql import DIFFERENCES
+from dmq.pipeline.jobs.staging import SORT, STAGING, sweep
+from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, RECONCILE_DIFF, SCHEMAS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dmq.pipeline.archive.folder import Folder
+    from dmq.pipeline.archive.store import Archive
+
+__all__ = ["Sides", "differences", "run"]
+
+_DAYS: Final = 2
+_GRACE_MINUTES: Final = 10
+_ROWS_MAX: Final = 200_000  # of differences; with more, something is wrong that one row each does not tell
+_RESEND: Final = ("not_archived", "not_consumed")
+_ARROW: Final = {
+    what: pa.schema([pa.field(name, pa.int64() if _is_number else pa.string()) for name, _is_number in found])
+    for what, found in {
+        what: [(name, name.endswith("_ms") or name in ("sequence", "attempts")) for name in names]
+        for what, names in COLUMNS.items()
+    }.items()
+}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What is compared, as frames; see `dmq.pipeline.jobs.reconcile_sql`."""
+
+    send: DataFrame  # with `is_covered`: it should be in the archive
+    result: DataFrame
+    consumer: DataFrame
+    archived: DataFrame
+    settled: DataFrame
+    has_consumers: bool
+    has_archive: bool
+
+
+def differences(spark: SparkSession, sides: Sides) -> DataFrame:
+    """What disagrees: the columns of `reconcile_diff` from `problem` to `detail`."""
+    return spark.sql(
+        DIFFERENCES,
+        args={"has_consumers": sides.has_consumers, "has_archive": sides.has_archive},
+        send=sides.send,
+        result=sides.result,
+        consumer=sides.consumer,
+        archived=sides.archived,
+        settled=sides.settled,
+    )
+
+
+def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult:
+    """Compare, write, and order resends if that is wanted; see `dmq.pipeline.jobs.job`.
+
+    Raises:
+        InvalidSettings: a database that is named has none of the tables.
+        DatabaseDown: one cannot be reached.
+    """
+    began = time.monotonic()
+    if not context.outbox_urls:
+        return JobResult("reconcile", notes=("nothing to compare: --outbox names the databases of outbox tables",))
+    resend = flag_option(context, "reconcile.resend")
+    period = _period(context)
+    table = archive.table(RECONCILE_DIFF)
+    now_ms = _ms(context.now)
+    sweep(table)
+    with _pages(table.folder) as folder:
+        there = _copy(context, folder, period)
+        sides = _sides(spark, archive, folder, period, "consumer" in there)
+        context.progress(Progress("reconcile", "comparing"))
+        found = differences(spark, sides).limit(_ROWS_MAX + 1).toArrow()
+    rows = _rows(found.slice(0, _ROWS_MAX), context)
+    if table.version_of(APP_ID) != now_ms:
+        files = write_days(rows, table.folder, sort_by=SORT[RECONCILE_DIFF]) if rows.num_rows else []
+        table.commit(files, app_id=APP_ID, version=now_ms)
+    notes = [f"{count} {problem}" for problem, count in sorted(_counts(rows).items())] or ["everything agrees"]
+    if found.num_rows > _ROWS_MAX:
+        notes.append(f"there are more than the {_ROWS_MAX} that were written")
+    if resend:
+        notes.append(f"{_send_again(context, rows)} are sent again")
+    return JobResult(
+        "reconcile",
+        {RECONCILE_DIFF: rows.num_rows},
+        frozenset({context.now.date()} if rows.num_rows else ()),
+        time.monotonic() - began,
+        tuple(notes),
+    )
+
+
+def _period(context: JobContext) -> Period:
+    days = count_option(context, "reconcile.days", _DAYS)
+    grace = count_option(context, "reconcile.grace_minutes", _GRACE_MINUTES)
+    first = datetime.combine(context.now.date() - timedelta(days=days), clock_time(), UTC)
+    return Period(_ms(first), _ms(context.now - timedelta(minutes=grace)))
+
+
+# --- the sides --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _pages(folder: Folder) -> Iterator[Folder]:
+    """A folder beside the archive, which every executor can read, for as long as it is needed."""
+    place = folder.below(STAGING).below(uuid.uuid4().hex)
+    place.files.create_dir(place.path, recursive=True)
+    try:
+        yield place
+    finally:
+        place.files.delete_dir(place.path)
+
+
+def _reader(context: JobContext, url: str) -> OutboxReader:
+    return OutboxReader(url, context.options.get("reconcile.prefix", PREFIX))
+
+
+def _copy(context: JobContext, folder: Folder, period: Period) -> set[str]:
+    """Put the tables of all databases there as Parquet, page by page; returns which tables there are."""
+    there: set[str] = set()
+    rows = 0
+    for index, url in enumerate(context.outbox_urls):
+        with _reader(context, url) as reader:
+            found = reader.there()
+            if not found:
+                raise InvalidSettings(
+                    "a database that was named has none of the outbox's tables msgsend, msgresult, msgconsumer: name "
+                    "the one that your application's tables are in, and by reconcile.prefix what their names begin with"
+                )
+            there |= set(found)
+            for what in found:
+                for number, page in enumerate(reader.pages(what, period)):
+                    name = f"{folder.path}/{what}-{index}-{number}.parquet"
+                    columns = dict(zip(COLUMNS[what], zip(*page, strict=True), strict=True))
+                    pq.write_table(pa.table(columns, _ARROW[what]), name, filesystem=folder.files)
+                    rows += len(page)
+                    context.progress(Progress("reconcile", f"reading m_msg{what}", rows))
+    for what in COLUMNS:
+        pq.write_table(_ARROW[what].empty_table(), f"{folder.path}/{what}-empty.parquet", filesystem=folder.files)
+    return there
+
+
+def _sides(spark: SparkSession, archive: Archive, folder: Folder, period: Period, has_consumers: bool) -> Sides:
+    message, event = archive.table(MESSAGE), archive.table(CONSUME_EVENT)
+    first = datetime.fromtimestamp(period.from_ms / 1000, UTC).date()
+    days = [dt for dt in message.days() if dt >= first]
+    covered = _ms(datetime.combine(days[0], clock_time(), UTC)) if days else None
+    read = {what: spark.read.parquet(f"{folder.uri}/{what}-*.parquet") for what in COLUMNS}
+    # What was sent before the archive begins cannot be missed in it.
+    is_covered = "FALSE" if covered is None else f"coalesce(sent_at_ms >= {covered}, FALSE)"
+    archived = frame(spark, message, days).selectExpr(
+        "message_id",
+        "topic",
+        "business_id",
+        f"decode(filter(headers, one -> one.key = '{SEND_ID}')[0].value, 'UTF-8') AS send_id",
+    )
+    bounds = "send_id >= '{:012x}' AND send_id < '{:012x}'".format(*period)
+    acked = frame(spark, event, [dt for dt in event.days() if dt >= first]).where("outcome = 'acked'")
+    return Sides(
+        read["send"].selectExpr("*", f"{is_covered} AS is_covered"),
+        read["result"],
+        read["consumer"],
+        archived.where(bounds),
+        acked.select("message_id", "`group`").distinct(),
+        has_consumers,
+        bool(days),
+    )
+
+
+# --- what comes of it -------------------------------------------------------------------------------------------------
+
+
+def _rows(found: pa.Table, context: JobContext) -> pa.Table:
+    count = found.num_rows
+    day: date = context.now.date()
+    columns: Mapping[str, Any] = {
+        "run_id": pa.repeat(pa.scalar(context.now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")), count),
+        "found_at": pa.repeat(pa.scalar(_ms(context.now) * 1000, pa.timestamp("us", "UTC")), count),
+        **{name: found[name] for name in found.column_names},
+        "dt": pa.repeat(pa.scalar(day, pa.date32()), count),
+    }
+    schema = SCHEMAS[RECONCILE_DIFF]
+    return pa.table({name: columns[name] for name in schema.names}).cast(schema)
+
+
+def _counts(rows: pa.Table) -> dict[str, int]:
+    grouped = rows.group_by("problem").aggregate([("problem", "count")]).to_pylist()
+    return {row["problem"]: row["problem_count"] for row in grouped}
+
+
+def _send_again(context: JobContext, rows: pa.Table) -> int:
+    """Have what is lost, or not consumed, sent again by the sender whose row it is; returns how many."""
+    chosen = {row["send_id"] for row in rows.select(["problem", "send_id"]).to_pylist() if row["problem"] in _RESEND}
+    count = 0
+    for url in context.outbox_urls:
+        with _reader(context, url) as reader:
+            if chosen and "send" in reader.there():
+                count += reader.send_again(sorted(chosen), _ms(context.now))
+    return count
+
+
+def _ms(at: datetime) -> int:
+    return int(at.timestamp() * 1000)

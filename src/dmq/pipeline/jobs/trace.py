@@ -1,0 +1,116 @@
+"""Job `trace`: the life of each message with each group, one row for both.
+
+Made anew for whole days of messages: those with new messages, and those whose messages have new events. An event may
+come days after its message; it counts as long as it comes within the lateness window.
+
+What always holds: a message that no group has settled has one row, without a group and with the outcome `stored`; a row
+is the same however often and in whatever portions the events came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Final
+
+from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
+from dmq.pipeline.jobs.news import News, news_of, remember
+from dmq.pipeline.jobs.options import EVERYTHING, flag_option, lateness_of
+from dmq.pipeline.jobs.reading import frame, frame_of
+from dmq.pipeline.jobs.staging import FILE_BYTES, staged
+from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dmq.pipeline.archive.store import Archive
+
+__all__ = ["run", "touched_days", "trace_rows"]
+
+_ROW_BYTES: Final = 60  # of a trace row in a file, about
+# The same message on two brokers, after a failover, is one: the first that was stored.
+_MESSAGES: Final = """
+    SELECT message_id, min_by(topic, stored_at) AS topic, min_by(sent_at, stored_at) AS sent_at,
+           min(stored_at) AS stored_at, min_by(dt, stored_at) AS dt
+    FROM {message} GROUP BY message_id
+"""
+# Later is what happened later; of one moment, what settles after what delivers.
+_EVENTS: Final = """
+    SELECT message_id, `group`,
+           min(at) FILTER (WHERE outcome = 'delivered') AS delivered_at,
+           min(at) FILTER (WHERE outcome = 'acked') AS acked_at,
+           CAST(max(attempt) AS INT) AS attempts,
+           max_by(outcome, struct(at, attempt, outcome <> 'delivered', broker, journal_offset)) AS outcome,
+           max_by(error, struct(at, attempt, broker, journal_offset))
+               FILTER (WHERE error <> '' AND outcome <> 'delivered') AS last_error
+    FROM {event} WHERE message_id IS NOT NULL GROUP BY message_id, `group`
+"""
+_TRACE: Final = f"""
+    SELECT m.message_id, m.topic, e.`group`, m.sent_at, m.stored_at, e.delivered_at, e.acked_at,
+           (unix_micros(m.stored_at) - unix_micros(m.sent_at)) DIV 1000 AS store_latency_ms,
+           (unix_micros(e.delivered_at) - unix_micros(m.stored_at)) DIV 1000 AS delivery_latency_ms,
+           (unix_micros(e.acked_at) - unix_micros(m.stored_at)) DIV 1000 AS ack_latency_ms,
+           coalesce(e.attempts, 0) AS attempts, coalesce(e.outcome, 'stored') AS outcome, e.last_error, m.dt
+    FROM ({_MESSAGES}) m LEFT JOIN ({_EVENTS}) e ON m.message_id = e.message_id
+"""
+
+
+def trace_rows(spark: SparkSession, messages: DataFrame, events: DataFrame) -> DataFrame:
+    """The rows of `trace` about some messages, from all events about them."""
+    return spark.sql(_TRACE, message=messages, event=events)
+
+
+def touched_days(spark: SparkSession, messages: DataFrame, events: DataFrame) -> set[date]:
+    """The days of the messages that some events are about."""
+    found = spark.sql(
+        "SELECT DISTINCT dt FROM {message} WHERE message_id IN (SELECT message_id FROM {event})",
+        message=messages,
+        event=events,
+    )
+    return {row.dt for row in found.collect()}
+
+
+def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult:
+    """Make the days anew that something came to; see `dmq.pipeline.jobs.job`."""
+    began, everything = time.monotonic(), flag_option(context, EVERYTHING)
+    message, event, trace = archive.table(MESSAGE), archive.table(CONSUME_EVENT), archive.table(TRACE)
+    news = {
+        message: news_of(message, trace, everything=everything),
+        event: news_of(event, trace, everything=everything),
+    }
+    stored = set(message.days())
+    lateness = lateness_of(context)
+    dts = set(news[message].dts)
+    dts |= _touched(spark, archive, news[event], stored - dts, lateness)
+    written = 0
+    for index, dt in enumerate(sorted(dts)):
+        context.progress(Progress("trace", f"joining {dt}", written, index, len(dts), "days"))
+        rows = trace_rows(spark, frame(spark, message, [dt]), frame(spark, event, _window(event.days(), dt, lateness)))
+        with staged(trace, rows, _files(archive, dt)) as files:
+            trace.replace([dt], files)
+            written += sum(file.rows for file in files)
+    remember(trace, news)
+    return JobResult("trace", {TRACE: written}, frozenset(dts), time.monotonic() - began)
+
+
+def _touched(spark: SparkSession, archive: Archive, news: News, stored: set[date], lateness: timedelta) -> set[date]:
+    """Of the days of messages, those that new events are about."""
+    if not news.files:
+        return set()
+    within = {dt for dt in stored if any(dt <= late <= dt + lateness for late in news.dts)}
+    if not within:
+        return set()
+    events = frame_of(spark, CONSUME_EVENT, news.files).select("message_id")
+    return touched_days(spark, frame(spark, archive.table(MESSAGE), within).select("message_id", "dt"), events)
+
+
+def _window(days: Iterable[date], dt: date, lateness: timedelta) -> list[date]:
+    """The days whose events may be about messages of a day."""
+    return [day for day in days if dt <= day <= dt + lateness]
+
+
+def _files(archive: Archive, dt: date) -> int:
+    events = sum(file.rows for file in archive.table(CONSUME_EVENT).live_files(dt))
+    messages = sum(file.rows for file in archive.table(MESSAGE).live_files(dt))
+    return max(1, max(events, messages) * _ROW_BYTES // FILE_BYTES)

@@ -1,0 +1,1 @@
+"""Looking things up in the archive, without Spark and without Java."""

@@ -1,0 +1,1 @@
+"""Archived messages back into a topic, each once for every replay id."""

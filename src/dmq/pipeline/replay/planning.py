@@ -1,0 +1,177 @@
+"""The plan of a replay: the rows themselves, in their order, kept beside the archive until they are sent.
+
+A replay that is killed and run again must send the same messages in the same batches, whatever became of the archive in
+between: new commits, compaction, retention. So the first run that executes writes the chosen rows down, queue by queue,
+and every run sends from there. It lies in `replay/<replay id>` below the archive's address:
+
+    plan.json                  what is to be sent; once this is there, the rows are
+    rows-<token>/<queue>.parquet   the rows for one queue of the target, in order
+    done.json                  it was sent, all of it; the rows are gone then
+
+What always holds: a plan is never changed; each message stands in it once, even if the archive has rows of it from
+earlier replays; messages that shared a queue keep their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Final, NamedTuple
+
+import msgspec
+from pyarrow import fs
+
+from dmq.errors import InvalidRequest, WrongFormat
+from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.replay.selection import Selection
+
+__all__ = ["Done", "Plan", "Plans", "Target", "check_replay_id"]
+
+VERSION: Final = 1
+BATCH_ROWS: Final = 2000
+BATCH_BYTES: Final = 512 << 10
+_ID: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+class Target(NamedTuple):
+    """Where it goes."""
+
+    topic: str
+    topic_id: int
+    queues: int
+    is_priority: bool
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be sent. Stored: fields may be added at the end."""
+
+    version: int
+    replay_id: str
+    selection: Selection
+    topic: str
+    topic_id: int
+    counts: dict[int, int]  # messages by queue
+    bytes: int  # of bodies
+    digest: str  # of what is sent where, in which order
+    folder: str  # of the rows
+    archive_version: int  # of the table `message`
+    created_at_ms: int
+    batch_rows: int = BATCH_ROWS
+    batch_bytes: int = BATCH_BYTES
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def producer_id(self) -> int:
+        """Under which it is sent: the same for the same messages under the same replay id, and no other."""
+        said = f"dmq replay {self.replay_id} {self.topic} {self.digest}".encode()
+        return int.from_bytes(hashlib.sha256(said).digest()[:8], "big") | 1
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """That it was sent."""
+
+    sent: int
+    at_ms: int
+
+
+def check_replay_id(replay_id: str) -> str:
+    """The id if it may be one.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if not 1 <= len(replay_id) <= 64 or not _ID.issuperset(replay_id) or replay_id.startswith("."):
+        raise InvalidRequest("a replay id has 1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-', and does not begin with '.'")
+    return replay_id
+
+
+class Plans:
+    """The plan of one replay, where it is kept.
+
+    Parameters:
+        archive: the archive's folder.
+
+    Raises:
+        InvalidRequest: the replay id cannot be one.
+    """
+
+    def __init__(self, archive: Folder, replay_id: str) -> None:
+        self.replay_id: Final = check_replay_id(replay_id)
+        self.folder: Final = archive.below("replay").below(replay_id)
+
+    def load(self) -> Plan | None:
+        """The plan; None if there is none yet.
+
+        Raises:
+            WrongFormat: another version made it.
+        """
+        raw = self._read("plan.json")
+        if raw is None:
+            return None
+        try:
+            plan = msgspec.json.decode(raw, type=Plan)
+        except msgspec.MsgspecError as error:
+            raise WrongFormat(f"the plan of replay {self.replay_id} cannot be read: {error}") from error
+        if plan.version != VERSION:
+            raise WrongFormat(f"the plan of replay {self.replay_id} is of version {plan.version}: let that one send it")
+        return plan
+
+    def done(self) -> Done | None:
+        """That it was sent; None if it was not, or not all of it."""
+        raw = self._read("done.json")
+        return None if raw is None else msgspec.json.decode(raw, type=Done)
+
+    def keep(self, plan: Plan) -> Plan:
+        """Make it the plan, unless somebody else was quicker: then theirs is it."""
+        raw = msgspec.json.format(msgspec.json.encode(plan), indent=2)
+        if not self._create("plan.json", raw):
+            theirs = self.load()
+            assert theirs is not None
+            self.drop(plan.folder)
+            return theirs
+        return plan
+
+    def finish(self, plan: Plan, done: Done) -> None:
+        """It was sent: say so, and let the rows go."""
+        self._create("done.json", msgspec.json.encode(done))
+        self.drop(plan.folder)
+
+    def drop(self, folder: str) -> None:
+        """Delete rows that are not needed."""
+        place = self.folder.below(folder)
+        if place.files.get_file_info(place.path).type == fs.FileType.Directory:
+            place.files.delete_dir(place.path)
+
+    def _read(self, name: str) -> bytes | None:
+        path = f"{self.folder.path}/{name}"
+        if self.folder.files.get_file_info(path).type != fs.FileType.File:
+            return None
+        with self.folder.files.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def _create(self, name: str, raw: bytes) -> bool:
+        """Write a file that is there whole or not at all; False if it was there already."""
+        path = f"{self.folder.path}/{name}"
+        self.folder.files.create_dir(self.folder.path, recursive=True)
+        if not self.folder.is_local:
+            if self._read(name) is not None:
+                return False
+            with self.folder.files.open_output_stream(path) as stream:
+                stream.write(raw)
+            return True
+        draft = f"{path}.{os.getpid()}"
+        with open(draft, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # fails where a rename would write over
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(draft)
+        self.folder.sync(name)
+        return True

@@ -1,0 +1,171 @@
+"""The report's tables: heads and cells as texts, the same for the terminal and for the page.
+
+What always holds: every cell is printable on one line; which columns are numbers is said here once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmq.pipeline.report.model import Report
+from dmq.pipeline.report.words import count, milliseconds, moment, printable, size
+
+__all__ = ["Grid", "contents", "dead_letters", "differences", "groups", "outcomes", "slowest", "topics"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; `empty` is said where it has no rows."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int]
+    empty: str
+    note: str = ""
+    ids: frozenset[int] = frozenset()  # columns that people copy: never broken over lines
+
+
+def contents(report: Report) -> Grid:
+    """What is in the archive."""
+    rows = tuple(
+        (one.table, count(one.rows), size(one.bytes), count(one.files), str(one.first), str(one.last))
+        for one in report.contents
+        if one.rows
+    )
+    heads = ("table", "rows", "size", "files", "first day", "last day")
+    return Grid("In the archive", heads, rows, frozenset({1, 2, 3}), "Nothing is archived yet.")
+
+
+def topics(report: Report) -> Grid:
+    """What came in."""
+    rows = tuple(
+        (
+            printable(one.topic),
+            printable(", ".join(one.apps)) or "-",
+            count(one.messages),
+            size(one.bytes),
+            count(one.peak_minute),
+            milliseconds(one.p50_ms),
+            milliseconds(one.p99_ms),
+            milliseconds(one.max_ms),
+        )
+        for one in report.topics
+    )
+    heads = ("topic", "apps", "messages", "bytes", "peak/min", "p50", "p99", "max")
+    return Grid(
+        "Topics",
+        heads,
+        rows,
+        frozenset(range(2, 8)),
+        "No message came in this period.",
+        "From sent to stored: p50 of the typical minute, p99 of the worst one.",
+    )
+
+
+def groups(report: Report) -> Grid:
+    """What went out."""
+    rows = tuple(
+        (
+            printable(one.topic),
+            printable(one.group),
+            count(one.acked),
+            count(one.retries),
+            count(one.dead),
+            milliseconds(one.p50_ms),
+            milliseconds(one.p99_ms),
+            milliseconds(one.max_ms),
+            count(one.lag),
+            count(one.lag_max),
+        )
+        for one in report.groups
+    )
+    heads = ("topic", "group", "acked", "retries", "dead", "p50", "p99", "max", "lag", "lag max")
+    return Grid(
+        "Groups",
+        heads,
+        rows,
+        frozenset(range(2, 10)),
+        "No group settled anything in this period.",
+        "From stored to acked: p50 of the typical minute, p99 of the worst one. Lag as it was at the end, and at most.",
+    )
+
+
+def outcomes(report: Report) -> Grid:
+    """What became of the messages of the period."""
+    names = sorted({name for one in report.outcomes for name, _ in one.counts})
+    rows = tuple(
+        (
+            printable(one.topic),
+            printable(one.group) if one.group is not None else "nobody yet",
+            *(count(dict(one.counts).get(name, 0)) for name in names),
+        )
+        for one in report.outcomes
+    )
+    return Grid(
+        "What became of them",
+        ("topic", "group", *names),
+        rows,
+        frozenset(range(2, 2 + len(names))),
+        "There is no trace in this period.",
+        "Messages stored in this period, by the last that is known of them with each group.",
+    )
+
+
+def dead_letters(report: Report) -> Grid:
+    """What died, and why."""
+    rows = tuple(
+        (
+            printable(one.topic),
+            printable(one.group) or "-",
+            printable(one.reason) or "-",
+            count(one.count),
+            "; ".join(f"{printable(error)} ({count(times)})" for error, times in one.errors) or "-",
+            printable(one.samples[0]) if one.samples else "-",
+        )
+        for one in report.dead_letters
+    )
+    heads = ("topic", "group", "reason", "count", "top errors", "for example")
+    note = "By whole days, those that the period begins and ends in included."
+    return Grid("Dead letters", heads, rows, frozenset({3}), "No message died on these days.", note, frozenset({5}))
+
+
+def slowest(report: Report) -> Grid:
+    """What took longest."""
+    rows = tuple(
+        (
+            printable(one.message_id),
+            printable(one.topic),
+            printable(one.group),
+            moment(one.stored_at),
+            milliseconds(one.delivery_ms),
+            milliseconds(one.ack_ms),
+            count(one.attempts),
+        )
+        for one in report.slowest
+    )
+    heads = ("message", "topic", "group", "stored", "delivered after", "acked after", "attempts")
+    empty = "Nothing was acked in this period."
+    return Grid("Slowest", heads, rows, frozenset({4, 5, 6}), empty, ids=frozenset({0, 3}))
+
+
+def differences(report: Report) -> Grid:
+    """What tables and archive disagree on."""
+    found = report.reconciled
+    rows = tuple(
+        (
+            printable(one.problem).replace("_", " "),
+            printable(one.topic),
+            printable(one.group),
+            printable(one.business_id),
+            printable(one.send_id),
+            printable(one.detail),
+        )
+        for one in (found.first if found is not None else ())
+    )
+    heads = ("problem", "topic", "group", "business id", "send id", "detail")
+    if found is None:
+        return Grid("Reconciliation", heads, (), frozenset(), "Never compared with outbox tables.")
+    totals = ", ".join(f"{count(times)} {problem.replace('_', ' ')}" for problem, times in found.counts)
+    said = f"Compared at {moment(found.at)}: {totals or 'everything agreed'}."
+    return Grid("Reconciliation", heads, rows, frozenset(), said, said if rows else "", frozenset({4}))

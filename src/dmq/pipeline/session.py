@@ -1,0 +1,93 @@
+"""Spark sessions: the one place that makes one.
+
+What always holds: Python workers run the interpreter of the driver, times are UTC, columns pass as Arrow, and only
+errors are shown on the terminal. On a local master the JVM is kept small and quick to start; on a cluster its sizes are
+the operator's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dmq.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["settings_for", "spark_session"]
+
+_ALWAYS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.fallback.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOCAL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+_LOG4J: Final = Path(__file__).with_name("log4j2.properties")
+
+
+def settings_for(master: str | None, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The settings of a session; whatever `conf` says goes before ours."""
+    found = dict(_ALWAYS)
+    if master is not None and master.startswith("local"):
+        found |= _LOCAL
+    return found | dict(conf or {})
+
+
+def spark_session(
+    master: str | None = None, conf: Mapping[str, str] | None = None, *, app_name: str = "dmq"
+) -> SparkSession:
+    """The session of this process, made if there is none.
+
+    Parameters:
+        master: as Spark has it; None is what `spark-submit` says, and `local[*]` outside of it.
+        conf: settings, which go before ours. Those of the JVM count only where it is not running yet.
+
+    Raises:
+        InvalidSettings: Spark is not there, or cannot start; the message says what is missing.
+    """
+    try:
+        from pyspark import SparkContext
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise InvalidSettings('Spark is not installed: pip install "dmq[spark]"') from error
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is None and not is_submitted:
+        master = "local[*]"
+    settings = settings_for(master, conf)
+    is_running = SparkContext._active_spark_context is not None
+    if not is_submitted and not is_running:
+        settings["spark.driver.extraJavaOptions"] = _with_log4j(settings.get("spark.driver.extraJavaOptions", ""))
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, OSError) as error:
+        raise InvalidSettings(f"Spark cannot start: {error}. It needs Java 17 or newer, found by JAVA_HOME") from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _with_log4j(options: str) -> str:
+    """Java options that name a log configuration of ours, unless they name one."""
+    if "log4j" in options:
+        return options
+    return f'{options} -Dlog4j2.configurationFile="{_LOG4J.as_uri()}"'.strip()

@@ -1,0 +1,126 @@
+"""`format("dmq")`: topics as tables and streams of Spark.
+
+Spark makes a `DmqDataSource` wherever it needs one, asks it for a reader or a writer, and pickles those for the
+executors. So nothing here holds a connection; whoever needs one opens it.
+
+What always holds: options and columns are checked before a broker is asked; a read without matching messages has no
+rows, and is no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from dmq.pipeline.filters import Bounds, bounds_of
+from dmq.pipeline.journal_reading import JournalReader
+from dmq.pipeline.options import SourceOptions, source_options, with_headers
+from dmq.pipeline.planning import Piece
+from dmq.pipeline.resolving import Resolver
+from dmq.pipeline.source_columns import check_schema, default_schema
+from dmq.pipeline.source_reading import read_piece
+
+__all__ = ["BatchReader", "DmqDataSource", "PiecePartition", "read_partition"]
+
+
+class PiecePartition(InputPartition):
+    """One task's part of a read."""
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__(piece)
+        self.piece = piece
+
+
+def read_partition(partition: InputPartition, schema: StructType, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of one partition; none of the empty one that Spark makes where there is nothing to read."""
+    if isinstance(partition, PiecePartition):
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        yield from read_piece(options.servers, partition.piece, arrow, fail_on_data_loss=options.fail_on_data_loss)
+
+
+class _FilterTaker:
+    """`BatchReader.pushFilters`, offered so that a session in which filters are not pushed down does not mind.
+
+    There Spark refuses a reader that has its own `pushFilters`, and knows one by the function behind the method: so
+    this shows the one of the base class. Where filters are pushed down, Spark just calls it.
+    """
+
+    def __init__(self, reader: BatchReader) -> None:
+        self.__func__ = DataSourceReader.pushFilters
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.take_filters(filters)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there at one moment. Made in the driver, pickled, used once for each partition."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._bounds = Bounds()
+
+    @property
+    def pushFilters(self) -> Any:  # noqa: N802
+        return _FilterTaker(self)
+
+    def take_filters(self, filters: list[Filter]) -> list[Filter]:
+        """Leave out what these drop anyway; all of them are Spark's still to apply."""
+        self._bounds = bounds_of(filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        with JournalReader(self._options.servers) as reader:
+            pieces = Resolver(reader, self._options).batch(self._bounds)
+        return [PiecePartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._schema, self._options)
+
+
+class DmqDataSource(DataSource):
+    """Registered with `spark.dataSource.register(DmqDataSource)`, or found by its name."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dmq"
+
+    def schema(self) -> StructType:
+        """Kafka's columns, for reads that do not name their own."""
+        return default_schema(with_headers=with_headers(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = source_options(self.options, is_stream=False)
+        check_schema(schema)
+        return BatchReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from dmq.pipeline.stream import StreamReader
+
+        options = source_options(self.options, is_stream=True)
+        check_schema(schema)
+        return StreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from dmq.pipeline.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        from dmq.pipeline.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

@@ -1,0 +1,203 @@
+"""Outbox tables, consumer tables and the archive, made to disagree in every way there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import create_engine, insert, select
+
+from dmq.errors import InvalidSettings
+from dmq.outbox.envelope import SEND_ID, floor_send_id
+from dmq.outbox.schema import tables
+from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.jobs import reconcile
+from dmq.pipeline.jobs.job import JobContext
+from dmq.pipeline.tables import RECONCILE_DIFF
+from tests.archived import Days, archive_rows, table_rows
+from tests.spark.quick import quick
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
+SENT = NOW - timedelta(hours=3)
+TABLES = tables()
+
+
+def send_id(number: int, at: datetime = SENT) -> str:
+    return floor_send_id(int(at.timestamp() * 1000))[:12] + f"{number:020x}"
+
+
+class World:
+    """A sender's database, a consumer's, and an archive, in which everything agrees until a test says otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.urls = [f"sqlite:///{folder / name}.db" for name in ("sender", "consumer")]
+        self.sender, self.consumer = map(create_engine, self.urls)
+        for engine, mine in ((self.sender, (TABLES.send, TABLES.result)), (self.consumer, (TABLES.consumer,))):
+            TABLES.metadata.create_all(engine, tables=list(mine))
+        self.archive = Archive(str(folder / "archive"))
+        self.days = Days()
+
+    def put(self, number: int, *, state: str = "DONE", groups: str | None = "billing", at: datetime = SENT) -> str:
+        """A sender row."""
+        name, at_ms = send_id(number, at), int(at.timestamp() * 1000)
+        row = {
+            "send_id": name,
+            "app": "shop",
+            "topic": "orders",
+            "business_id": f"u-{number}",
+            "is_ordered": 0,
+            "priority": 4,
+            "body": b"x",
+            "expected_groups": groups,
+            "state": state,
+            "attempts": 1 if state != "NEW" else 0,
+            "checks": 0,
+            "due_at_ms": at_ms,
+            "created_at_ms": at_ms,
+            "sent_at_ms": None if state == "NEW" else at_ms,
+        }
+        self._insert(self.sender, TABLES.send, row)
+        return name
+
+    def told(self, name: str, state: str = "SUCCESS", group: str = "billing") -> None:
+        """A result at the sender."""
+        row = {"send_id": name, "consumer_group": group, "business_state": state, "consumer_id": "c"}
+        self._insert(self.sender, TABLES.result, row | {"consumed_at_ms": 1, "received_at_ms": 2})
+
+    def consumed(self, name: str, state: str = "SUCCESS", group: str = "billing") -> None:
+        """A row at the consumer."""
+        row = {"send_id": name, "consumer_group": group, "topic": "orders", "business_state": state}
+        self._insert(self.consumer, TABLES.consumer, row | {"consumer_id": "c", "created_at_ms": 1})
+
+    def stored(self, name: str, *, acked: bool = False) -> None:
+        """A message in the archive."""
+        headers = [{"key": "a", "value": b"b"}, {"key": SEND_ID, "value": name.encode()}]
+        message = self.days.message("orders", 0, len(self.days.messages), SENT, headers=headers, message_id=f"m-{name}")
+        if acked:
+            self.days.settle(message, "billing", "acked", SENT)
+
+    def good(self, number: int, **more: Any) -> str:
+        name = self.put(number, **more)
+        self.stored(name)
+        self.consumed(name)
+        self.told(name)
+        return name
+
+    def _insert(self, engine: Any, table: Any, row: dict[str, Any]) -> None:
+        with engine.begin() as connection:
+            connection.execute(insert(table), row)
+
+    def states(self) -> dict[str, str]:
+        with self.sender.connect() as connection:
+            return {row.send_id: row.state for row in connection.execute(select(TABLES.send))}
+
+    def run(self, spark: SparkSession, *, now: datetime = NOW, **options: str) -> Any:
+        named = {f"reconcile.{name}": value for name, value in options.items()}
+        return reconcile.run(
+            spark, self.archive, JobContext(self.archive.uri, now, outbox_urls=tuple(self.urls), options=named)
+        )
+
+    def close(self) -> None:
+        self.sender.dispose()
+        self.consumer.dispose()
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    with quick(spark):
+        yield made
+    made.close()
+
+
+def test_every_disagreement_is_found_once_and_what_agrees_is_not(spark: SparkSession, world: World) -> None:
+    world.good(1)
+    world.good(2, groups=None)
+    nobody = world.put(3, groups="")
+    world.stored(nobody)
+    world.put(4, state="NEW", at=NOW - timedelta(minutes=1))  # too young to be judged
+    world.put(5, state="NEW", at=NOW - timedelta(days=9))  # too old
+    wrong = {
+        "unsent": world.put(10, state="NEW"),
+        "unmarked": world.put(11, state="NEW"),
+        "lost": world.put(12, state="SENT"),
+        "unconsumed": world.put(13, state="SENT"),
+        "acked": world.put(14, state="SENT"),
+        "any": world.put(15, state="SENT", groups=None),
+        "half": world.put(16, state="SENT", groups="billing, audit"),
+        "untold": world.put(17, state="SENT"),
+        "lied": world.put(18),
+        "done": world.put(19),
+        "vanished": world.put(20),
+        "stranger": send_id(21),
+        "ghost": send_id(22),
+    }
+    for name in ("unmarked", "unconsumed", "any", "half", "untold", "lied", "done", "vanished", "ghost"):
+        world.stored(wrong[name])
+    world.stored(wrong["acked"], acked=True)
+    for name in ("half", "untold", "lied", "stranger"):
+        world.consumed(wrong[name])
+    world.consumed(wrong["done"], "ROLLBACK")
+    for name, state in (("half", "SUCCESS"), ("lied", "ROLLBACK"), ("done", "ROLLBACK"), ("vanished", "SUCCESS")):
+        world.told(wrong[name], state)
+    archive_rows(world.archive, world.days, 1)
+
+    result = world.run(spark)
+
+    names = {send: name for name, send in wrong.items()}
+    rows = table_rows(world.archive, RECONCILE_DIFF)
+    assert sorted((names.get(row["send_id"], row["send_id"]), row["problem"], row["group"]) for row in rows) == [
+        ("acked", "not_consumed", "billing"),
+        ("any", "not_consumed", None),
+        ("done", "result_differs", "billing"),
+        ("ghost", "unknown", None),
+        ("half", "not_consumed", "audit"),
+        ("lied", "result_differs", "billing"),
+        ("lost", "not_archived", None),
+        ("stranger", "unknown", "billing"),
+        ("unconsumed", "not_consumed", "billing"),
+        ("unmarked", "not_sent", None),
+        ("unsent", "not_sent", None),
+        ("untold", "no_result", "billing"),
+        ("vanished", "result_differs", "billing"),
+    ]
+    details = {names[row["send_id"]]: row["detail"] for row in rows}
+    assert "saw it acked" in details["acked"]
+    assert "a broker has it" in details["unmarked"]
+    assert {row["message_id"] for row in rows if row["problem"] == "no_result"} == {f"m-{wrong['untold']}"}
+    assert "4 not_consumed" in result.notes
+
+    world.run(spark)
+    assert table_rows(world.archive, RECONCILE_DIFF) == rows, "the same moment is written once"
+    assert set(world.states().values()) == {"NEW", "SENT", "DONE"}
+    before = world.states()
+
+    told = world.run(spark, now=NOW + timedelta(seconds=1), resend="true").notes
+    changed = {names[send] for send, state in world.states().items() if state != before[send]}
+    assert changed == {"lost", "unconsumed", "acked", "any", "half"}
+    assert all(world.states()[wrong[name]] == "NEW" for name in changed)
+    assert told[-1] == "5 are sent again"
+    assert not [*Path(world.archive.table(RECONCILE_DIFF).uri).glob("_staging/*")]
+
+
+def test_without_a_consumers_database_nobody_is_blamed_and_without_tables_it_is_refused(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    name = world.put(1, state="SENT")
+    world.stored(name)
+    archive_rows(world.archive, world.days, 1)
+    world.urls = world.urls[:1]
+    assert world.run(spark).notes == ("everything agrees",)
+    assert world.archive.table(RECONCILE_DIFF).version_of("dmq-reconcile") is not None
+    create_engine(f"sqlite:///{tmp_path / 'other'}.db").connect().close()
+    world.urls = [f"sqlite:///{tmp_path / 'other'}.db"]
+    with pytest.raises(InvalidSettings, match="has none of the outbox's tables"):
+        world.run(spark)
+    world.urls = []
+    assert "nothing to compare" in world.run(spark).notes[0]

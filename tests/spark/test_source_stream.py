@@ -1,0 +1,122 @@
+"""`spark.readStream.format("dmq")`: every message once, over checkpoints, limits, restarts and new topics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dmq
+from dmq.testing.processes import BrokerProcess, free_port
+from tests.spark.published import reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+WAIT = 120
+
+
+class Collected:
+    """What the micro-batches of a query gave; before each `during` is called with its number."""
+
+    def __init__(self, during: Callable[[int], None] | None = None) -> None:
+        self.batches: dict[int, list[str]] = {}
+        self.during = during
+
+    def take(self, frame: DataFrame, number: int) -> None:
+        if self.during is not None:
+            self.during(number)
+        self.batches[number] = [bytes(row.value).decode() for row in frame.select("value").collect()]
+
+    def all(self) -> list[str]:
+        return sorted(body for bodies in self.batches.values() for body in bodies)
+
+
+def run(spark: SparkSession, url: str, folder: Path, collected: Collected, **options: Any) -> StreamingQuery:
+    """A query that reads all that is there, and ends."""
+    frame = reading(spark, url, stream=True, **{"startingOffsets": "earliest", **options}).load()
+    query: StreamingQuery = (
+        frame.writeStream.foreachBatch(collected.take)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(WAIT), "a run of what is available now ends"
+    return query
+
+
+def send(client: dmq.Client, topic: str, numbers: range) -> list[str]:
+    bodies = [f"{topic} {number:05}" for number in numbers]
+    with client.producer() as producer:
+        for at in range(0, len(bodies), 10):  # each goes to another queue
+            producer.send_many(topic, [dmq.Message(body.encode()) for body in bodies[at : at + 10]])
+    return bodies
+
+
+@pytest.fixture
+def client(shared_broker: BrokerProcess) -> Iterator[dmq.Client]:
+    with dmq.connect(shared_broker.url) as client:
+        yield client
+
+
+def test_a_limit_is_kept_and_the_checkpoint_resumed(
+    spark: SparkSession, shared_broker: BrokerProcess, client: dmq.Client, tmp_path: Path
+) -> None:
+    client.admin.create_topic("stream.a", queues=3)
+    sent = send(client, "stream.a", range(250))
+    collected = Collected()
+    run(spark, shared_broker.url, tmp_path, collected, subscribe="stream.a", maxOffsetsPerTrigger=100)
+    assert collected.all() == sent
+    assert [len(bodies) for bodies in collected.batches.values()] == [100, 100, 50]
+    more = send(client, "stream.a", range(250, 300))
+    following = Collected()
+    query = run(spark, shared_broker.url, tmp_path, following, subscribe="stream.a", maxOffsetsPerTrigger=1000)
+    assert following.all() == more, "what came since, and nothing twice"
+    assert list(following.batches) == [3]
+    progress = query.lastProgress
+    assert progress is not None
+    queues = client.admin.offsets("stream.a")
+    assert all(queue.next_offset for queue in queues), "all of them were read"
+    at = ", ".join(f'"{queue.queue}": {queue.next_offset}' for queue in queues)
+    assert progress["sources"][0]["endOffset"] == f'{{"stream.a": {{{at}}}}}', "Kafka's JSON, in one order"
+
+
+def test_a_topic_that_appears_is_read_from_its_beginning_and_a_run_still_ends(
+    spark: SparkSession, shared_broker: BrokerProcess, client: dmq.Client, tmp_path: Path
+) -> None:
+    client.admin.create_topic("appear.a", queues=2)
+    sent = send(client, "appear.a", range(20))
+    later: list[str] = []
+
+    def during(number: int) -> None:
+        if not later:
+            client.admin.create_topic("appear.b", queues=1)
+            later.extend(send(client, "appear.b", range(10)))
+
+    collected = Collected(during)
+    run(spark, shared_broker.url, tmp_path, collected, subscribePattern=r"appear\..*")
+    assert collected.all() == sent, "what came after the run began is the next one's"
+    run(spark, shared_broker.url, tmp_path, collected, subscribePattern=r"appear\..*")
+    assert collected.all() == [*sent, *later]
+
+
+def test_a_broker_that_restarts_during_a_run_costs_nothing_but_time(spark: SparkSession, tmp_path: Path) -> None:
+    port = free_port()
+    with BrokerProcess(tmp_path / "data", ["--port", str(port)]) as broker:
+        with dmq.connect(broker.url) as client:
+            client.admin.create_topic("restart", queues=2)
+            sent = send(client, "restart", range(300))
+
+        def during(number: int) -> None:
+            if number == 1:
+                broker.kill()
+                broker.start()
+
+        collected = Collected(during)
+        run(spark, broker.url, tmp_path, collected, subscribe="restart", maxOffsetsPerTrigger=100)
+    assert collected.all() == sent
+    assert Counter(len(bodies) for bodies in collected.batches.values()) == {100: 3}
