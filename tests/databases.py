@@ -58,6 +58,13 @@ class DatabaseServer:
     def prepare(self) -> None:
         raise NotImplementedError
 
+    def add_database(self, name: str) -> None:
+        """Make another empty database for the same user; dropped before `empty` is called."""
+        raise NotImplementedError
+
+    def drop_database(self, name: str) -> None:
+        raise NotImplementedError
+
     def is_ready(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
             return True
@@ -172,13 +179,21 @@ class MariaDb(DatabaseServer):
             "--sql-mode=",
         ]
 
+    def _sql(self, text: str) -> str:
+        return self.run([_program("mariadb"), "--no-defaults", "-u", "root", f"--socket={self.folder}/socket"], text)
+
     def prepare(self) -> None:
-        self.run(
-            [_program("mariadb"), "--no-defaults", "-u", "root", f"--socket={self.folder}/socket"],
+        self._sql(
             f"DROP DATABASE IF EXISTS {DATABASE}; CREATE DATABASE {DATABASE};"
             f"CREATE OR REPLACE USER {USER}@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';"
             f"GRANT ALL ON {DATABASE}.* TO {USER}@'127.0.0.1';",
         )
+
+    def add_database(self, name: str) -> None:
+        self._sql(f"CREATE DATABASE {name}; GRANT ALL ON {name}.* TO {USER}@'127.0.0.1';")
+
+    def drop_database(self, name: str) -> None:
+        self._sql(f"DROP DATABASE {name};")
 
 
 class PostgreSql(DatabaseServer):
@@ -234,6 +249,12 @@ class PostgreSql(DatabaseServer):
             f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE);\nDROP ROLE IF EXISTS {USER};\n"
             f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}';\nCREATE DATABASE {DATABASE} OWNER {USER};"
         )
+
+    def add_database(self, name: str) -> None:
+        self._sql(f"CREATE DATABASE {name} OWNER {USER};")
+
+    def drop_database(self, name: str) -> None:
+        self._sql(f"DROP DATABASE {name} WITH (FORCE);")
 
 
 def _other_user() -> str:

@@ -1,0 +1,155 @@
+"""`dmq outbox`: status, relay, compensate."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_seconds
+from dmq.cli.output import show_rows
+from dmq.cli.serving import LogFormat, LogLevel, LogLevelOption, Logs, set_up_logs
+
+if TYPE_CHECKING:
+    from dmq.outbox.engines import Engine
+    from dmq.outbox.schema import OutboxTables
+
+__all__ = ["app"]
+
+DATABASE = "--database"
+Database = Annotated[
+    str,
+    typer.Option(DATABASE, envvar="DMQ_DATABASE", metavar="URL", help="The database with the outbox's tables."),
+]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="What the tables' names begin with.")]
+
+app = make_app("Relay what an outbox has to send, and look at what waits in it.")
+
+
+@app.callback()
+def top() -> None:
+    """Relay what an outbox has to send, and look at what waits in it."""
+
+
+def opened(database: str, prefix: str) -> tuple[Engine, OutboxTables]:
+    """The database of a command, and the tables in it."""
+    from dmq.outbox.engines import open_engine
+    from dmq.outbox.schema import tables
+
+    return open_engine(database, DATABASE), tables(prefix)
+
+
+@app.command()
+def status(database: Database, prefix: Prefix = "m_", form: Formatted = Format.TABLE) -> None:
+    """Show, by topic, what is not sent yet and what waits for its results."""
+    from dmq.outbox.engines import usable
+    from dmq.outbox.schema import check_tables
+    from dmq.outbox.status import status as look
+
+    engine, tables = opened(database, prefix)
+    with usable(engine):
+        check_tables(engine, (tables.send,))
+        found = look(engine, tables, time.time_ns() // 1_000_000)
+    rows = [
+        {
+            "topic": topic.topic,
+            "new": topic.new,
+            "failing": topic.failing,
+            "sent": topic.sent,
+            "alerted": topic.alerted,
+            "oldest_seconds": round(topic.oldest_ms / 1000, 1),
+            "last_error": topic.last_error,
+        }
+        for topic in found
+    ]
+    show_rows(rows, form, empty="nothing waits: every message is sent and has its results")
+
+
+@app.command()
+def relay(
+    database: Database,
+    prefix: Prefix = "m_",
+    url: Url = DEFAULT_URL,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows claimed at a time.")] = 1000,
+    poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look for rows to send.")] = "200ms",
+    result_after: Annotated[
+        str, typer.Option(metavar="TIME", help="Without a result for so long, a row is the compensator's.")
+    ] = "10m",
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: Logs = LogFormat.TEXT,
+) -> None:
+    """Send what was committed and is not sent yet, until SIGTERM or Ctrl-C.
+
+    Several may run side by side, and beside the processes that insert.
+    """
+    from dmq.outbox.engines import usable
+    from dmq.outbox.relay import Relay
+    from dmq.outbox.schema import check_tables
+
+    engine, tables = opened(database, prefix)
+    seconds = parse_seconds(poll)
+    after = parse_seconds(result_after)
+    set_up_logs(log_level, log_format)
+    with usable(engine):
+        check_tables(engine, (tables.send,))
+        with connected(url, app="dmq-outbox-relay") as client:
+            running = Relay(engine, client, tables=tables, batch=batch, poll=seconds, result_after=after)
+
+            def end(number: int, frame: FrameType | None) -> None:
+                running.stop()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, end)
+            typer.echo(f"relaying from {prefix}msgsend to {url}")
+            typer.get_text_stream("stdout").flush()
+            running.run()
+            running.close()
+
+
+@app.command()
+def compensate(
+    database: Database,
+    prefix: Prefix = "m_",
+    url: Url = DEFAULT_URL,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Go on until SIGTERM or Ctrl-C.")] = False,
+    tries: Annotated[int, typer.Option(min=1, help="Checks of a message before it is reported.")] = 10,
+    again: Annotated[str, typer.Option(metavar="TIME", help="How long until a message is checked again.")] = "1m",
+    poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look, with --continuous.")] = "5s",
+    form: Formatted = Format.TABLE,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: Logs = LogFormat.TEXT,
+) -> None:
+    """Ask consumers what became of messages without a result, and write it down, or have them sent again.
+
+    Several may run side by side. A refusal goes to the results topic, for the service that knows the reverse business.
+    """
+    from dmq.outbox.compensator import Compensator
+    from dmq.outbox.engines import usable
+    from dmq.outbox.schema import check_tables
+    from dmq.outbox.service import MessageService
+
+    engine, tables = opened(database, prefix)
+    again_seconds, poll_seconds = parse_seconds(again), parse_seconds(poll)
+    set_up_logs(log_level, log_format)
+    with usable(engine):
+        check_tables(engine, (tables.send, tables.result))
+        with connected(url, app="dmq-outbox-compensate") as client:
+            service = MessageService(engine, client, tables=tables, relay=False, results=False)
+            running = Compensator(service, again=again_seconds, tries=tries, poll=poll_seconds, passes_on=True)
+            if not continuous:
+                show_rows([running.run_once()._asdict()], form, empty="")
+                running.close()
+                return
+
+            def end(number: int, frame: FrameType | None) -> None:
+                running.stop()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, end)
+            typer.echo(f"compensating {prefix}msgsend with {url}")
+            typer.get_text_stream("stdout").flush()
+            running.run()
+            running.close()

@@ -1,0 +1,103 @@
+"""Noticing commits: which send ids were inserted in which session, and when its transaction has ended.
+
+Sessions tell by their events, whoever made them; a plain connection tells just before it commits. Nothing depends on
+it: the relay reads each row before it sends, so a hint that comes too early, or for a savepoint that was rolled back,
+does no harm, and one that never comes only costs time.
+
+What always holds: a session's rollback forgets what was inserted in it; hearing of a commit never waits and never
+raises, since the business is done.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session
+
+__all__ = ["Collected", "collect", "collected_by", "inserted"]
+
+log = logging.getLogger(__name__)
+
+Tell = Callable[[Sequence[str]], None]
+
+_KEY: Final = "dmq.outbox"
+_is_listening = False
+_connections: WeakKeyDictionary[Connection, list[tuple[Tell, str]]] = WeakKeyDictionary()
+
+
+class Collected:
+    """What was inserted during one call of a method that `sends_messages`."""
+
+    def __init__(self) -> None:
+        self.inserted: list[tuple[Tell, str]] = []
+
+    def tell(self) -> None:
+        _tell(self.inserted)
+
+
+collected_by: Final[contextvars.ContextVar[Collected | None]] = contextvars.ContextVar("dmq_outbox", default=None)
+
+
+def collect(send_id: str, tell: Tell) -> None:
+    """Note a send id for the method that runs now, if it is one that `sends_messages`."""
+    collected = collected_by.get()
+    if collected is not None:
+        collected.inserted.append((tell, send_id))
+
+
+def inserted(session: Session | Connection, send_id: str, tell: Tell) -> None:
+    """Have `tell` called with the send id once the transaction of this session is committed."""
+    global _is_listening
+    if isinstance(session, Session):
+        if not _is_listening:
+            event.listen(Session, "after_commit", _committed)
+            event.listen(Session, "after_rollback", _rolled_back)
+            _is_listening = True
+        session.info.setdefault(_KEY, []).append((tell, send_id))
+        return
+    waiting = _connections.get(session)
+    if waiting is None:
+        waiting = _connections[session] = []
+        event.listen(session, "commit", _connection_commits)
+        event.listen(session, "rollback", _connection_rolls_back)
+    waiting.append((tell, send_id))
+
+
+def _committed(session: Session) -> None:
+    if _KEY in session.info and session.get_nested_transaction() is None:  # savepoints tell, too
+        _tell(session.info.pop(_KEY))
+
+
+def _rolled_back(session: Session) -> None:
+    if _KEY in session.info and session.get_nested_transaction() is None:
+        del session.info[_KEY]
+
+
+def _connection_commits(connection: Connection) -> None:
+    waiting = _connections.get(connection)
+    if waiting:
+        told = [*waiting]
+        waiting.clear()
+        _tell(told)
+
+
+def _connection_rolls_back(connection: Connection) -> None:
+    waiting = _connections.get(connection)
+    if waiting:
+        waiting.clear()
+
+
+def _tell(told: Sequence[tuple[Tell, str]]) -> None:
+    by_teller: dict[Any, list[str]] = {}
+    for tell, send_id in told:
+        by_teller.setdefault(tell, []).append(send_id)
+    for tell, send_ids in by_teller.items():
+        try:
+            tell(send_ids)
+        except Exception:
+            log.exception("a commit could not be told to the relay, which finds it by itself")

@@ -1,0 +1,136 @@
+"""The databases an outbox works on: what each of them can, and what must be said to it.
+
+What always holds: background work runs at READ COMMITTED, so that on MariaDB and MySQL it never locks gaps into which
+users insert; a database that two connections cannot share is refused, since our commits would be the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from dmq.deadletters.engines import make_engine
+from dmq.deadletters.url import check_url, shown
+from dmq.errors import DatabaseDown, InvalidSettings
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = ["Engine", "background", "is_mysql", "open_engine", "sentence", "skips_locked", "sync_engine", "usable"]
+
+# asyncio driver -> the driver of the same database that blocks
+_SYNC: Final = {
+    "sqlite+aiosqlite": "sqlite+pysqlite",
+    "mysql+aiomysql": "mysql+pymysql",
+    "mysql+asyncmy": "mysql+pymysql",
+    "mariadb+aiomysql": "mariadb+pymysql",
+    "mariadb+asyncmy": "mariadb+pymysql",
+    "postgresql+asyncpg": "postgresql+psycopg",
+    "postgresql+psycopg_async": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+
+def is_mysql(engine: Engine) -> bool:
+    """MariaDB or MySQL."""
+    return engine.dialect.name in ("mysql", "mariadb")
+
+
+def sync_engine(engine: Engine | AsyncEngine) -> Engine:
+    """The engine for background threads: the user's own, or for an asyncio one another one on the same database.
+
+    Raises:
+        InvalidSettings: there can be none.
+    """
+    behind = getattr(engine, "sync_engine", None)
+    if behind is None:
+        assert isinstance(engine, Engine)
+        _check_shared(engine)
+        return engine
+    _check_shared(behind)
+    url = behind.url
+    driver = _SYNC.get(url.drivername)
+    if driver is None:
+        raise InvalidSettings(
+            f"the outbox's background work needs an engine that blocks, and knows none for {url.drivername}: make one "
+            "and pass it as sync_engine="
+        )
+    given = check_url(url.set(drivername=driver).render_as_string(hide_password=False), "sync_engine=")
+    return create_engine(given, pool_pre_ping=True)
+
+
+def _check_shared(engine: Engine) -> None:
+    in_memory = engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
+    if in_memory or isinstance(engine.pool, StaticPool | SingletonThreadPool):
+        raise InvalidSettings(
+            "the outbox needs a database that several connections can share: use a file instead of SQLite in memory, "
+            "and no StaticPool"
+        )
+
+
+def background(engine: Engine) -> Engine:
+    """The same engine, for work that no user sees."""
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")
+
+
+def skips_locked(engine: Engine) -> bool:
+    """Whether it has SELECT … FOR UPDATE SKIP LOCKED; known once it has been connected to."""
+    dialect: Any = engine.dialect
+    if dialect.name == "postgresql":
+        return True
+    if not is_mysql(engine):
+        return False
+    version = dialect.server_version_info or (0,)
+    return bool(version >= ((10, 6) if dialect.is_mariadb else (8, 0, 1)))
+
+
+def open_engine(url: str, option: str) -> Engine:
+    """An engine for a command.
+
+    Parameters:
+        url: as SQLAlchemy writes it; the driver may be left out.
+        option: what the user calls it, for the messages.
+
+    Raises:
+        InvalidSettings: the URL can never work, or names a SQLite file that is not there.
+    """
+    from pathlib import Path
+
+    from sqlalchemy.engine import make_url
+
+    full = check_url(url, option)
+    parsed = make_url(full)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise InvalidSettings(f"{option} names no database: there is no file {parsed.database or ':memory:'}")
+    return make_engine(full)
+
+
+@contextmanager
+def usable(engine: Engine) -> Iterator[None]:
+    """Around work on a database: its errors become one of ours, and its connections are closed at the end.
+
+    Raises:
+        DatabaseDown: it cannot be used.
+    """
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise DatabaseDown(sentence(error, engine)) from error
+    finally:
+        engine.dispose()
+
+
+def sentence(error: SQLAlchemyError, engine: Engine) -> str:
+    """What the database said, on one line, and which one it was."""
+    cause = getattr(error, "orig", None) or error
+    said = " ".join(str(part) for part in (getattr(cause, "args", None) or (cause,)))
+    line = said.strip().splitlines()[0] if said.strip() else type(cause).__name__
+    where = shown(engine.url.render_as_string(hide_password=False))
+    return f"the database {where} cannot be used: {line[:300]}"
