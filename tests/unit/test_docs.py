@@ -14,11 +14,12 @@ from dmq.testing import TestBroker
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+NEED_SPARK = ("spark", "archive")  # run in tests/spark, where there is a session
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "dmq://127.0.0.1:9611"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in NEED_SPARK], ids=lambda page: page.stem)
 def test_what_a_page_shows_works(
     page: Path,
     dmq_broker: TestBroker,
