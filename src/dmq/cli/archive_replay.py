@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.archive_options import Tables, needs_spark_extra, parse_moment
+from dmq.cli.archive_options import Tables, needs_spark_extra
 from dmq.cli.archive_query import plain
 from dmq.cli.messages import body_text
-from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id, parse_moment
 from dmq.cli.output import show_facts, show_rows
 
 if TYPE_CHECKING:

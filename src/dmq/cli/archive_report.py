@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.archive_options import Tables, needs_spark_extra, parse_moment
+from dmq.cli.archive_options import Tables, needs_spark_extra
+from dmq.cli.options import parse_moment
 from dmq.errors import InvalidSettings
 
 if TYPE_CHECKING:

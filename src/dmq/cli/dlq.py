@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dmq.cli.messages import body_text
-from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_place
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_moment
 from dmq.cli.output import moment, show_facts, show_rows
 from dmq.errors import UnknownMessage
 
@@ -71,8 +70,8 @@ def list_letters(
             group,
             reason or "",
             state="" if state is State.ANY else state,
-            since=_time(since),
-            until=_time(until),
+            since=parse_moment(since),
+            until=parse_moment(until),
             limit=limit,
             bodies=form == Format.JSON,
         )
@@ -194,18 +193,6 @@ def _show_outcomes(outcomes: list[DeadLetterOutcome], done: str, form: Format) -
         typer.echo(f"{len(outcomes) - len(failed)} {done}" + (f", {len(failed)} not" if failed else ""))
     if failed:
         raise typer.Exit(1)
-
-
-def _time(text: str | None) -> datetime | None:
-    """A moment, or one so long back from now."""
-    if text is None:
-        return None
-    place = parse_place(text)
-    if isinstance(place, timedelta):
-        return datetime.now().astimezone() - place
-    if isinstance(place, datetime):
-        return place
-    raise typer.BadParameter(f"{text!r} is no time: write 10m for so long back, or a moment as in 2030-01-31T12:00:00Z")
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:

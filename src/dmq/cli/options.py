@@ -29,6 +29,7 @@ __all__ = [
     "checked_id",
     "connected",
     "make_app",
+    "parse_moment",
     "parse_pairs",
     "parse_place",
     "parse_seconds",
@@ -105,6 +106,18 @@ def parse_place(text: str) -> str | int | datetime | timedelta:
         ) from None
     # Without a zone it is what the clock on the wall says.
     return moment.astimezone(UTC)
+
+
+def parse_moment(text: str | None) -> datetime | None:
+    """A moment, or one so long back from now."""
+    if text is None:
+        return None
+    place = parse_place(text)
+    if isinstance(place, timedelta):
+        return datetime.now().astimezone() - place
+    if isinstance(place, datetime):
+        return place
+    raise typer.BadParameter(f"{text!r} is no time: write 10m for so long back, or a moment as in 2030-01-31T12:00:00Z")
 
 
 def checked_id(text: str) -> str:
