@@ -112,6 +112,8 @@ class Server:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()
+        for _ in range(3):  # an abort closes its socket in a later turn, and the loop may end with this call
+            await asyncio.sleep(0)
         if self._server is not None:
             await self._server.wait_closed()
 

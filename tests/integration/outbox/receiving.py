@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +67,9 @@ def open_aio(url: str) -> AsyncEngine:
             url = url.replace(f"{driver}://", f"{AIO_DRIVERS[kind]}://", 1)
             break
     engine = create_async_engine(url, poolclass=NullPool)
-    if engine.dialect.driver == "aiomysql":
-        _let_bytes_through()
     if engine.dialect.name == "sqlite":
         _patient(engine.sync_engine)
     return engine
-
-
-def _let_bytes_through() -> None:
-    """aiomysql 0.3.2 uses a function for bytes that PyMySQL has no more since 1.2: give it the one that took over."""
-    connection: Any = import_module("aiomysql.connection")
-    if not callable(connection.escape_bytes_prefixed):
-        connection.escape_bytes_prefixed = import_module("pymysql.converters").escape_bytes
 
 
 def effects(engine: Engine) -> list[str]:
