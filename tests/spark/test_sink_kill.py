@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 import dmq
@@ -41,6 +42,7 @@ def run_driver(url: str, source: Path, home: Path, point: str) -> subprocess.Com
     )
 
 
+@pytest.mark.soak  # two drivers of their own
 def test_each_row_is_there_once_though_the_driver_is_killed_in_a_write_and_in_a_commit(
     spark: SparkSession, tmp_path: Path
 ) -> None:
