@@ -94,10 +94,13 @@ def _shown() -> Iterator[Callable[[Progress], None]]:
     from dmq.pipeline.archive.running import progress_line
 
     began: dict[str, float] = {}
+    heard_at = time.monotonic()
 
     def line(progress: Progress) -> str:
-        since = began.setdefault(progress.job, time.monotonic())
-        return progress_line(progress, time.monotonic() - since)
+        nonlocal heard_at
+        # A job begins when the one before it was last heard of: its own first word may come with its first rows.
+        since, heard_at = began.setdefault(progress.job, heard_at), time.monotonic()
+        return progress_line(progress, heard_at - since)
 
     if not sys.stderr.isatty():
         yield lambda progress: typer.echo(line(progress), err=True)
