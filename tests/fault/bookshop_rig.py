@@ -1,7 +1,7 @@
 """The bookshop of examples/bookshop under a tormentor: its own services, in processes that die and are started again.
 
-What always holds: only `trouble` kills; whoever leaves the `with` block leaves no process; a kill is one whether the
-rig sent it or the process died at its point.
+What always holds: only `trouble` and `kill` kill; whoever leaves the `with` block leaves no process; a kill is one
+whether the rig sent it or the process died at its point.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -30,15 +30,16 @@ from tests.fault.nursery import ForkedBroker
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120.0
+CUSTOMERS = 20
 TOPIC, GROUP = "orders", "stock"
 OUTBOX = tables()
-POINTS = {
-    "serve": ("commit", "mark", "result", "written"),
-    "relay": ("mark",),
-    "compensate": ("asked",),
-    "stock": ("committed", "answered"),
-}
-VICTIMS = ("serve", "relay", "broker", "stock")
+ROLES = ("serve", "relay", "compensate", "stock")
+# Who dies, and where; "+" is two of whom the first makes the second come to its place. All of them in turn.
+CYCLE = (
+    "serve@commit+relay@mark", "stock@committed", "broker", "serve@result",
+    "stock@answered", "serve@mark", "relay",
+    "serve@written", "stock", "serve", "compensate",
+)  # fmt: skip
 
 
 def example(module: str) -> Any:
@@ -127,7 +128,7 @@ class Bookshop:
             return True
         assert code == -9, f"{role} ended by itself, with {code}"
         del self._processes[role]
-        self.kills[self._points[role]] += 1
+        self.kills[f"{role}@{self._points[role]}"] += 1
         self.done.append(f"{role} died at {self._points[role]}")
         return False
 
@@ -138,31 +139,50 @@ class Bookshop:
 
     # --- phases -----------------------------------------------------------------------------------------------------
 
-    def trouble(self, kills: int) -> None:
-        """Let every service run, and see so many kills, by the rig and at points."""
-        deadline = time.monotonic() + SECONDS + 10.0 * kills
-        next_kill = time.monotonic() + self.chance.uniform(2.0, 4.0)
-        while self.kills.total() < kills:
-            assert time.monotonic() < deadline, "the kills do not happen"
-            for role in POINTS:
-                if not self.look(role):
-                    is_doomed = self.chance.random() < 0.5
-                    point = self.chance.choice(POINTS[role]) if is_doomed else "-"
-                    self.start(role, point, self.chance.randrange(1, 8))
-            if time.monotonic() > next_kill:
-                self.kill(self.chance.choice(VICTIMS))
-                next_kill = time.monotonic() + self.chance.uniform(0.5, 3.0)
-            time.sleep(0.05)
+    def trouble(self, plan: Iterable[str]) -> None:
+        """Let every service run, and see whom the plan names die."""
+        self.keep_up()
+        self.until(lambda: self.states().total() > 3, "no orders are placed")
+        for step in plan:
+            self._more_customers()
+            time.sleep(self.chance.uniform(0.0, 1.5))
+            if "@" in step:
+                self._die_at(step)
+            else:
+                self.kill(step)
+            self.keep_up()
+
+    def _die_at(self, step: str) -> None:
+        """Start services anew so that they die at their points, and wait until they did."""
+        doomed = [part.partition("@") for part in step.split("+")]
+        for role, _, point in reversed(doomed):
+            self._processes[role].terminate()
+            self._processes.pop(role).wait(SECONDS)
+            self.start(role, point, self.chance.randrange(1, 4) if len(doomed) == 1 else 1)
+
+        def is_done() -> bool:
+            self._more_customers()  # nobody comes anywhere without them
+            return not any(self.look(role) for role, *_ in doomed)
+
+        self.until(is_done, f"nobody comes to {step}")
+
+    def keep_up(self) -> None:
+        """Start whoever does not run."""
+        for role in ROLES:
+            if not self.look(role):
+                self.start(role)
+
+    def _more_customers(self) -> None:
+        """See that there is something to do while somebody is to die."""
+        baskets = example("tables").baskets
+        with self.order_engine.connect() as connection:
+            left = connection.scalar(select(func.count()).where(baskets.c.state == "WAITING")) or 0
+        if left < CUSTOMERS:
+            example("balance").fill(self.order_engine, self.stock_engine, CUSTOMERS)
 
     def calm(self) -> None:
         """Let everything come to its end without any more trouble."""
-        for role in POINTS:
-            if self.look(role) and self._points[role] != "-":
-                self._processes[role].kill()
-                self._processes[role].wait()
-                del self._processes[role]
-            if not self.look(role):
-                self.start(role)
+        self.keep_up()
         self.until(self.is_over, "orders do not come to their end")
         self.until(self.is_drained, "messages are left")
 

@@ -1,9 +1,9 @@
-"""What happens to deliveries on their way: some come twice, some come late, some are lost.
+"""What happens to deliveries on their way: some come twice, some come late, some are refused.
 
 Two means, because each reaches something else:
 
 - `CourierProxy` works on the frames between one client and its broker. It holds pushes back while later ones pass,
-  repeats pushes, and can swallow everything that is produced to one topic. A push that comes twice under one lease is
+  repeats pushes, and can refuse everything that is produced to one topic. A push that comes twice under one lease is
   taken for what it is by the client, so this proves the client and not the inbox.
 - `Repeater` sends messages of a topic once more as they are, with their send ids: two messages, as a relay leaves them
   that died between send and mark. These get through to whoever consumes.
@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import Final, Self
 
 import dmq
+from dmq.errors import NotAllowed
 from dmq.protocol import Command
+from dmq.protocol.commands import error_frame
 from dmq.protocol.frame import HEAD, HEAD_BYTES, LENGTH_BYTES
 from dmq.testing.proxy import ChaosProxy, _Line
 
@@ -28,6 +30,7 @@ TWICE_EVERY: Final = 5
 LATE_EVERY: Final = 20
 LATE_SECONDS: Final = 1.0
 REPEATED: Final = "test.repeated"
+_REFUSAL: Final = NotAllowed("nobody produces here now: wait until the topic is restored")
 
 
 class CourierProxy(ChaosProxy):
@@ -37,27 +40,28 @@ class CourierProxy(ChaosProxy):
         self.pushes = 0
         self.twice = 0
         self.late = 0
-        self.lost = 0
+        self.refused = 0
+        self._writing = threading.Lock()  # pushes that are late and refusals come from other threads
         self.cut_off = b""
         """The name of a topic to which nothing gets through, if not empty."""
         super().__init__(target)
 
     def _carry(self, line: _Line, source: socket.socket, sink: socket.socket, may_go: threading.Event) -> None:
-        writing = threading.Lock()
         timers: list[threading.Timer] = []
 
-        def send(frame: bytes) -> None:
-            with contextlib.suppress(OSError), writing:
-                sink.sendall(frame)
+        def send(frame: bytes, to: socket.socket = sink) -> None:
+            with contextlib.suppress(OSError), self._writing if to is line.client else contextlib.nullcontext():
+                to.sendall(frame)
 
         stream = source.makefile("rb")
         try:
             while head := stream.read(HEAD_BYTES):
-                length, _, _, command, *_ = HEAD.unpack(head)
+                length, _, _, command, _, _, correlation, _ = HEAD.unpack(head)
                 frame = head + stream.read(length - (HEAD_BYTES - LENGTH_BYTES))
                 if may_go is self._to_target:
                     if command == Command.PRODUCE and self.cut_off and self.cut_off in frame:
-                        self.lost += 1
+                        self.refused += 1
+                        send(error_frame(_REFUSAL, command, correlation), source)
                         continue
                 elif command == Command.CONSUMER_PUSH:
                     self.pushes += 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import random
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -144,6 +145,12 @@ class TestBroker:
         before = self._files
         self._end(lambda server: server.abort())
         self._files = before.kill()
+
+    def lose_power(self, rng: random.Random) -> None:
+        """End it as a power loss does. `start` brings it back with what was flushed, and some of what was not."""
+        before = self._files
+        self._end(lambda server: server.abort())
+        self._files = before.crash(rng)
 
     def restart(self) -> None:
         """`stop`, then `start` on the same port."""
