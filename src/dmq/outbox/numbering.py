@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sqlalchemy import Dialect, Table, TextClause, text
+from sqlalchemy import Connection, Dialect, Engine, Table, text
+from sqlalchemy.orm import Session
 
 __all__ = ["Executes", "Numbering"]
 
@@ -31,21 +32,33 @@ class Numbering:
         # As text, which is compiled once: SQLAlchemy compiles its own upserts anew each time, which takes longer than
         # all the rest of a send.
         name = dialect.identifier_preparer.format_table(sequence)
-        values = "(topic, business_id, last) VALUES (:topic, :business_id, 1)"
+        columns = "(topic, business_id, last) VALUES (:topic, :business_id,"
         where = "topic = :topic AND business_id = :business_id"
-        self._ask: TextClause | None = None
-        if dialect.name in ("mysql", "mariadb"):
-            self._put = text(f"INSERT INTO {name} {values} ON DUPLICATE KEY UPDATE last = last + 1")
-            self._ask = text(f"SELECT last FROM {name} WHERE {where}")
+        self._is_mysql = dialect.name in ("mysql", "mariadb")
+        if self._is_mysql:
+            self._look = text(f"SELECT 1 FROM {name} WHERE {where}")
+            self._begin = text(f"INSERT IGNORE INTO {name} {columns} 0)")
+            self._put = text(f"UPDATE {name} SET last = LAST_INSERT_ID(last + 1) WHERE {where}")
         else:
             self._put = text(
-                f"INSERT INTO {name} AS counter {values} "
+                f"INSERT INTO {name} AS counter {columns} 1) "
                 "ON CONFLICT (topic, business_id) DO UPDATE SET last = counter.last + 1 RETURNING last"
             )
 
-    def next(self, session: Executes, topic: str, business_id: str) -> int:
+    def next(self, session: Session | Connection, topic: str, business_id: str) -> int:
         """The next number of a topic and business id, in the transaction of this session."""
         place = {"topic": topic, "business_id": business_id}
-        put = session.execute(self._put, place)
-        # The row is ours until the end of the transaction: what we read is what we wrote.
-        return int((put if self._ask is None else session.execute(self._ask, place)).scalar_one())
+        if not self._is_mysql:
+            return int(session.execute(self._put, place).scalar_one())
+        if session.execute(self._look, place).first() is None:
+            # Not in this transaction: InnoDB ends those who wait for a row that is inserted and rolled back with a
+            # deadlock. And not after an update that found nothing, whose lock on the gap we would wait for ourselves.
+            with _engine_of(session).begin() as connection:
+                connection.execute(self._begin, place)
+        put: Any = session.execute(self._put, place)
+        return int(put.lastrowid)
+
+
+def _engine_of(session: Session | Connection) -> Engine:
+    bind = session if isinstance(session, Connection) else session.get_bind()
+    return bind.engine
