@@ -175,17 +175,17 @@ def test_a_flush_that_fails_is_not_acknowledged_and_ends_the_process_with_an_err
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        found = re.search(r"dmq://\S+:\d+", read_line(process.stdout, time.monotonic() + 30) or "")
+        found = re.search(r"dmq://\S+:\d+", read_line(process.stdout, time.monotonic() + 120) or "")
         assert found
         with dmq.connect(found[0], reconnect=False) as client:
-            producer = client.producer(timeout=10)
+            producer = client.producer(timeout=120)
             producer.send("orders", b"good")
             process.stdin.write(b"now\n")
             process.stdin.flush()
-            assert read_line(process.stdout, time.monotonic() + 30) == "failing\n"
+            assert read_line(process.stdout, time.monotonic() + 120) == "failing\n"
             with pytest.raises(dmq.DMQError):
                 producer.send("orders", b"bad")
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
         process.communicate()
@@ -203,7 +203,7 @@ def test_a_send_that_waits_to_be_consumed_returns_with_the_ack() -> None:
         consumer = client.consumer("orders", "billing")
         running = threading.Thread(target=consumer.run, args=(lambda message: seen.append(message.body),))
         running.start()
-        producer = client.producer(timeout=30)
+        producer = client.producer(timeout=120)
         receipt = producer.send("orders", b"x", durability="consumed", consumed_by="billing")
         assert (seen, receipt.durability) == ([b"x"], "consumed")
         receipts = producer.send_many(

@@ -31,7 +31,7 @@ def broker() -> Iterator[ServedBroker]:
 def get(port: int, path: str) -> tuple[int, str, str]:
     """Status, kind and text of a page."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -120,7 +120,7 @@ def test_a_broker_that_stops_is_alive_but_not_ready(broker: ServedBroker) -> Non
 def test_pages_answer_only_get_and_short_requests(broker: ServedBroker) -> None:
     port = broker.server.metrics_port
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", data=b"x", timeout=30)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", data=b"x", timeout=120)
     with caught.value as answer:
         assert answer.code == 405
     with urllib.request.urlopen(
@@ -128,7 +128,7 @@ def test_pages_answer_only_get_and_short_requests(broker: ServedBroker) -> None:
     ) as answer:
         assert (answer.status, answer.read()) == (200, b"")
     with pytest.raises((OSError, urllib.error.URLError)):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/{'x' * 20_000}", timeout=30).close()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/{'x' * 20_000}", timeout=120).close()
 
 
 class Tables(HTMLParser):

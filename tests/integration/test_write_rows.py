@@ -67,7 +67,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[Client]:
-    with dmq.connect(broker.url, timeout=30.0) as client:
+    with dmq.connect(broker.url, timeout=120.0) as client:
         yield client
 
 

@@ -29,7 +29,7 @@ def stored(client: dmq.Client) -> dict[tuple[int, int], bytes]:
 
 
 def test_cut_connections_lose_and_double_nothing(client: dmq.Client, broker: RunningBroker) -> None:
-    producer = client.producer(timeout=20, window_bytes=1 << 20)
+    producer = client.producer(timeout=120, window_bytes=1 << 20)
     acked: list[tuple[bytes, dmq.Receipt]] = []
     stop = time.monotonic() + SECONDS
 

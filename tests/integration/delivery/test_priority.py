@@ -105,7 +105,7 @@ def test_in_any_topic_the_highest_of_what_is_here_is_handled_first(scene: Scene)
 def test_the_command_line_makes_and_fills_them(broker: BrokerProcess, client: Client) -> None:
     def run(*arguments: str) -> None:
         command = [sys.executable, "-m", "dmq.cli", *arguments, "--url", broker.url]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
 
     run("topic", "create", "by-hand", "--priority")
     run("send", "by-hand", "low", "--priority", "1")

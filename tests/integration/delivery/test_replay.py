@@ -117,7 +117,7 @@ def test_the_command_line_needs_execute(broker: BrokerProcess, client: Client) -
 
     def run(*arguments: str) -> Any:
         command = [sys.executable, "-m", "dmq.cli", "group", *arguments, "--topic", "by-command", "--url", broker.url]
-        done = subprocess.run([*command, "--format", "json"], check=True, capture_output=True, timeout=60)
+        done = subprocess.run([*command, "--format", "json"], check=True, capture_output=True, timeout=300)
         return json.loads(done.stdout)
 
     assert [(row["to"], row["done"]) for row in run("skip", GROUP)] == [(10, False)]

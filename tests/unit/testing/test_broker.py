@@ -71,7 +71,7 @@ def test_the_fixture_is_there_where_dmq_is_installed(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -80,5 +80,5 @@ def test_the_fixtures_import_nothing_heavy() -> None:
     code = (
         "import sys, dmq.testing.fixtures; print([m for m in sys.modules if m in ('numpy', 'asyncio', 'dmq.broker')])"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert run.stdout.strip() == "[]"
