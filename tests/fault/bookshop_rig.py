@@ -29,7 +29,7 @@ from tests.fault.courier import CourierProxy, Repeater
 from tests.fault.nursery import ForkedBroker
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 120.0
+SECONDS = 300.0
 CUSTOMERS = 20
 TOPIC, GROUP = "orders", "stock"
 OUTBOX = tables()

@@ -1,4 +1,4 @@
-"""`dmq outbox`: status, relay, compensate."""
+"""`dmq outbox`: status, relay, compensate, purge."""
 
 from __future__ import annotations
 
@@ -153,3 +153,32 @@ def compensate(
             typer.get_text_stream("stdout").flush()
             running.run()
             running.close()
+
+
+@app.command()
+def purge(
+    database: Database,
+    prefix: Prefix = "m_",
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="Ended, or consumed, so long ago; a day at least.")
+    ] = "30d",
+    execute: Annotated[bool, typer.Option("--execute", help="Do it; without this, rows are only counted.")] = False,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows of one transaction.")] = 1000,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Delete rows of messages that have ended, or were consumed, long ago.
+
+    What has not ended stays, and so do the counters of strict sequences. Keep rows for longer than the broker keeps
+    messages: without its row, a message that comes again has its effect again.
+    """
+    from dmq.outbox.engines import usable
+    from dmq.outbox.purging import purge as purge_tables
+
+    engine, tables = opened(database, prefix)
+    seconds = parse_seconds(older_than)
+    with usable(engine):
+        found = purge_tables(engine, seconds, tables=tables, execute=execute, batch=batch)
+    rows = [{"table": one.table, "deleted" if execute else "would_delete": one.rows} for one in found]
+    show_rows(rows, form, empty="")
+    if not execute and form == Format.TABLE:
+        typer.echo("\nthis was a dry run: say --execute to do it")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dmq.outbox.envelope import Result
     from dmq.outbox.gaps import GapPolicy
     from dmq.outbox.inbox import Inbox
+    from dmq.outbox.purging import Purged, purge
     from dmq.outbox.relay import Relay
     from dmq.outbox.rows import OutboxMessage
     from dmq.outbox.schema import OutboxTables, create_tables, tables
@@ -39,12 +40,14 @@ __all__ = [
     "MessageService",
     "OutboxMessage",
     "OutboxTables",
+    "Purged",
     "Relay",
     "Result",
     "Rollback",
     "SendState",
     "consumes_messages",
     "create_tables",
+    "purge",
     "sends_messages",
     "tables",
 ]
@@ -62,12 +65,14 @@ _LATER = {
     "MessageService": "dmq.outbox.service",
     "OutboxMessage": "dmq.outbox.rows",
     "OutboxTables": "dmq.outbox.schema",
+    "Purged": "dmq.outbox.purging",
     "Relay": "dmq.outbox.relay",
     "Result": "dmq.outbox.envelope",
     "Rollback": "dmq.outbox.consumption",
     "SendState": "dmq.outbox.states",
     "consumes_messages": "dmq.outbox.decorating",
     "create_tables": "dmq.outbox.schema",
+    "purge": "dmq.outbox.purging",
     "sends_messages": "dmq.outbox.sending",
     "tables": "dmq.outbox.schema",
 }

@@ -9,8 +9,9 @@ its claim is over, whatever happened to its owner; a row that has ended is never
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 from sqlalchemy import (
     Column,
@@ -19,33 +20,23 @@ from sqlalchemy import (
     Engine,
     Row,
     Table,
-    Update,
     and_,
+    any_,
     bindparam,
     func,
-    not_,
     select,
     update,
 )
 
-from dmq.outbox.engines import background, is_mysql, skips_locked
+from dmq.outbox.engines import background, go_by_index, is_mysql, skips_locked
 from dmq.outbox.lists import among
 from dmq.outbox.rows import columns_of
 from dmq.outbox.states import SendState
 
-__all__ = ["Blocker", "Claims", "Place"]
+__all__ = ["Claims"]
 
 _ERROR_CHARS_MAX: Final = 1000
-
-Place = tuple[str, str]  # topic and business id: within one, order is kept
-
-
-class Blocker(NamedTuple):
-    """The first unsent row of a place that is not among those asked about."""
-
-    number: int
-    due_at_ms: int
-    is_claimed: bool  # somebody is about to send it; else it waits until it is due
+_number: Final = itemgetter(0)  # of a row of `columns_of`, which begins with it
 
 
 class Claims:
@@ -56,6 +47,8 @@ class Claims:
         self._send = send
         columns = send.c
         self._is_new = columns.state == SendState.NEW.value
+        # Of rows that are known by their numbers. PostgreSQL might go through its index of all unsent rows instead.
+        self._is_still_new = self._is_new if is_mysql(engine) else columns.state.concat("") == SendState.NEW.value
         self._columns = columns_of(send)
         due = (
             select(columns.number)
@@ -68,8 +61,9 @@ class Claims:
         self._pick_waiting = due.with_only_columns(*self._columns).with_for_update()
         own = update(send).values(claimed_by=bindparam("owner"), due_at_ms=bindparam("until")).returning(*self._columns)
         if engine.dialect.name == "postgresql":
-            picked = due.with_for_update(skip_locked=True).cte("picked")
-            self._own = own.where(columns.number == picked.c.number)
+            # As an array: for a join the planner may read the whole table.
+            picked = func.array(due.with_for_update(skip_locked=True).scalar_subquery())
+            self._own = own.where(columns.number == any_(picked))
         else:
             self._own = own.where(columns.number.in_(due.scalar_subquery()))
 
@@ -81,7 +75,7 @@ class Claims:
         with self._engine.connect() as connection:
             if is_mysql(self._engine):
                 pick = self._pick if skips_locked(self._engine) else self._pick_waiting
-                rows = [*connection.execute(pick, asked)]
+                rows = connection.execute(pick, asked).all()
                 if rows:
                     self._put(connection, [row.number for row in rows], claimed_by=owner, due_at_ms=until_ms)
             else:
@@ -89,16 +83,17 @@ class Claims:
                 is_sqlite = connection.dialect.name == "sqlite"
                 if is_sqlite and connection.execute(self._due, asked | {"limit": 1}).first() is None:
                     return []
-                rows = [*connection.execute(self._own, asked | {"owner": owner, "until": until_ms})]
+                go_by_index(connection)
+                rows = connection.execute(self._own, asked | {"owner": owner, "until": until_ms}).all()
             connection.commit()
-        return sorted(rows, key=lambda row: int(row.number))
+        return sorted(rows, key=_number)
 
     def look(self, send_ids: Sequence[str]) -> list[Row[Any]]:
         """Those of these rows that are committed, with `claimed_by` and `due_at_ms`."""
         send = self._send
         asked = select(*self._columns, send.c.claimed_by, send.c.due_at_ms).where(self._among(send.c.send_id, send_ids))
         with self._engine.connect() as connection:
-            return sorted(connection.execute(asked), key=lambda row: int(row.number))
+            return sorted(connection.execute(asked), key=_number)
 
     def keep(self, numbers: Sequence[int], owner: str, until_ms: int) -> list[int]:
         """Make claims of ours last longer; those that still are ours."""
@@ -107,39 +102,6 @@ class Claims:
             is_ours = and_(self._among(columns.number, numbers), self._is_new, columns.claimed_by == owner)
             connection.execute(update(self._send).where(is_ours).values(due_at_ms=until_ms))
             return [*connection.scalars(select(columns.number).where(is_ours, columns.due_at_ms == until_ms))]
-
-    def blockers(self, rows: Iterable[Row[Any]]) -> dict[Place, Blocker]:
-        """By place, the first unsent row that is not among these."""
-        ordered = [row for row in rows if row.is_ordered]
-        if not ordered:
-            return {}
-        columns = self._send.c
-        numbers = [row.number for row in ordered]
-        first = (
-            select(columns.topic, columns.business_id, func.min(columns.number))
-            .where(
-                self._is_new,
-                self._among(columns.business_id, {row.business_id for row in ordered}),
-                columns.number < max(numbers),
-                not_(self._among(columns.number, numbers)),
-                columns.is_ordered == 1,
-            )
-            .group_by(columns.topic, columns.business_id)
-        )
-        with self._engine.connect() as connection:
-            found = {(topic, business_id): number for topic, business_id, number in connection.execute(first)}
-            if not found:
-                return {}
-            asked = select(columns.number, columns.due_at_ms, columns.claimed_by)
-            chosen = asked.where(self._among(columns.number, found.values()), self._is_new)
-            facts = {row[0]: row for row in connection.execute(chosen)}
-        # One that was sent meanwhile blocks all the same: there may be another one behind it.
-        return {
-            place: Blocker(number, facts[number].due_at_ms, facts[number].claimed_by is not None)
-            if number in facts
-            else Blocker(number, 0, False)
-            for place, number in found.items()
-        }
 
     # --- what becomes of them -----------------------------------------------------------------------------------------
 
@@ -190,12 +152,10 @@ class Claims:
             with self._engine.begin() as connection:
                 self._put(connection, numbers, claimed_by=None, due_at_ms=due)
 
-    def _among(self, column: Column[Any], values: Iterable[Any]) -> ColumnElement[bool]:
+    def _among(self, column: Column[Any], values: Collection[Any]) -> ColumnElement[bool]:
         return among(self._engine.dialect.name, column, values)
 
     def _put(self, connection: Connection, numbers: Sequence[int], **values: Any) -> None:
         # A result may have come meanwhile and ended the row; its number says enough otherwise.
-        connection.execute(self._update(numbers).values(**values))
-
-    def _update(self, numbers: Sequence[int]) -> Update:
-        return update(self._send).where(self._among(self._send.c.number, numbers), self._is_new)
+        chosen = self._among(self._send.c.number, numbers)
+        connection.execute(update(self._send).where(chosen, self._is_still_new).values(**values))

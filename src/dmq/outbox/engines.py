@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
@@ -21,7 +21,25 @@ from dmq.errors import DatabaseDown, InvalidSettings
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["Engine", "background", "is_mysql", "open_engine", "sentence", "skips_locked", "sync_engine", "usable"]
+__all__ = [
+    "Engine",
+    "background",
+    "go_by_index",
+    "is_mysql",
+    "open_engine",
+    "sentence",
+    "skips_locked",
+    "sync_engine",
+    "usable",
+]
+
+# PostgreSQL's, for one transaction. JIT is for queries that cost much, as any does that has to do what is off.
+_BY_INDEX: Final = text(
+    "SELECT "
+    + ", ".join(
+        f"set_config('{name}', 'off', true)" for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
+    )
+)
 
 # asyncio driver -> the driver of the same database that blocks
 _SYNC: Final = {
@@ -78,6 +96,13 @@ def background(engine: Engine) -> Engine:
     if engine.dialect.name == "sqlite":
         return engine
     return engine.execution_options(isolation_level="READ COMMITTED")
+
+
+def go_by_index(connection: Connection) -> None:
+    """Have rows found by walking an index, in this transaction. A queue's table is never as it was when PostgreSQL last
+    counted it: of a backlog that it takes for a few rows, it would read and sort all for every batch."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_BY_INDEX)
 
 
 def skips_locked(engine: Engine) -> bool:

@@ -24,7 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, InvalidSettings
 from dmq.outbox.alerts import OnAlert, alert_with
-from dmq.outbox.claims import Blocker, Claims, Place
+from dmq.outbox.blocking import Blocker, Blockers, Place
+from dmq.outbox.claims import Claims
 from dmq.outbox.counts import Counts
 from dmq.outbox.dispatch import Dispatch, Sent
 from dmq.outbox.engines import sentence
@@ -97,7 +98,9 @@ class Relay:
         self.counts: Final = counts or Counts()
         self._engine = engine
         self._clock = clock or SystemClock()
-        self._claims = Claims(engine, (tables or default_tables()).send)
+        send = (tables or default_tables()).send
+        self._claims = Claims(engine, send)
+        self._blockers = Blockers(engine, send)
         self._dispatch = Dispatch(client, timeout, alert_after, alert_with(on_alert, self.counts), self.counts)
         self._hints = Hints(self._clock)
         self._batch = batch
@@ -268,7 +271,7 @@ class Relay:
 
     def _free(self, rows: Sequence[Row[Any]]) -> list[Row[Any]]:
         """Those that nobody holds back; the others are given back until their turn has come."""
-        blockers = self._claims.blockers(rows)
+        blockers = self._blockers.of(rows)
         if not blockers:
             return [*rows]
         now_ms = self._clock.now_ms()

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from dmq.testing.processes import BrokerProcess, free_port
 from tests.databases import DatabaseServers
 from tests.integration.outbox.receiving import KINDS, open_database, until, url_of
 from tests.integration.outbox.shop import TABLES, arrived, bodies, order, shop, states
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_database(f"sqlite:///{tmp_path / 'shop.db'}")
-    yield opened
-    opened.dispose()
 
 
 def command(*arguments: str) -> tuple[int, str, str]:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,16 +31,12 @@ from dmq.outbox import (
 )
 from dmq.testing import TestBroker
 from dmq.testing.clock import RunningClock
-from tests.databases import DatabaseServers
 from tests.integration.outbox.receiving import (
-    KINDS,
     SECONDS,
     effect,
     effects,
-    open_database,
     results,
     until,
-    url_of,
 )
 from tests.integration.test_cli import dmq as dmq_command
 
@@ -122,13 +117,6 @@ class Rig:
         for compensator in self.compensators:
             compensator.close()
         self.service.close()
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of(request.param, database_servers, tmp_path), pool_size=20)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -21,17 +19,9 @@ from dmq.outbox.asking import Asker
 from dmq.outbox.confirm_wire import IDS_MAX, Confirmed, ask_address
 from dmq.outbox.confirming import ConfirmServer
 from dmq.testing import TestBroker
-from tests.databases import DatabaseServers
-from tests.integration.outbox.receiving import open_database, outgoing, until, url_of
+from tests.integration.outbox.receiving import outgoing, until
 
 SUCCESS, ROLLBACK = BusinessState.SUCCESS, BusinessState.ROLLBACK
-
-
-@pytest.fixture
-def engine(database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of("sqlite", database_servers, tmp_path))
-    yield engine
-    engine.dispose()
 
 
 def consumed(inbox: Inbox, client: Client, *bodies: str) -> list[str]:
@@ -57,8 +47,8 @@ def consumed(inbox: Inbox, client: Client, *bodies: str) -> list[str]:
     return [message.properties["dmq.send_id"] for message in sent if message.properties]
 
 
-def test_it_answers_by_send_id_for_its_groups_alone(engine: Engine, client: Client) -> None:
-    inbox = Inbox(engine, client)
+def test_it_answers_by_send_id_for_its_groups_alone(plain: Engine, client: Client) -> None:
+    inbox = Inbox(plain, client)
     assert inbox.confirm is not None
     assert inbox.confirm.address == ""
     yes, no = consumed(inbox, client, "yes", "no")
@@ -73,9 +63,9 @@ def test_it_answers_by_send_id_for_its_groups_alone(engine: Engine, client: Clie
         ask_address(inbox.confirm.address, "mail", [yes], 5.0)
 
 
-def test_its_address_is_in_the_registry_as_long_as_it_lives(broker: TestBroker, engine: Engine, client: Client) -> None:
+def test_its_address_is_in_the_registry_as_long_as_it_lives(broker: TestBroker, plain: Engine, client: Client) -> None:
     other = broker.connect()
-    inboxes = [Inbox(engine, one) for one in (client, other)]
+    inboxes = [Inbox(plain, one) for one in (client, other)]
     for inbox in inboxes:
         inbox.begin("stock")
     until(lambda: len(client.registry.entries("dmq.confirm", "stock/")) == 2)
@@ -87,8 +77,8 @@ def test_its_address_is_in_the_registry_as_long_as_it_lives(broker: TestBroker, 
     assert client.registry.entries("dmq.confirm", "stock/") == {}
 
 
-def test_it_starts_with_the_consumer_not_with_the_first_message(engine: Engine, client: Client) -> None:
-    inbox = Inbox(engine, client)
+def test_it_starts_with_the_consumer_not_with_the_first_message(plain: Engine, client: Client) -> None:
+    inbox = Inbox(plain, client)
     consumer = client.consumer("orders", "stock")
     handler = inbox.consumes_messages(lambda session, message: SUCCESS)
     thread = threading.Thread(target=lambda: consumer.run(handler, workers=1))
@@ -98,8 +88,8 @@ def test_it_starts_with_the_consumer_not_with_the_first_message(engine: Engine, 
     thread.join()
 
 
-def test_any_live_instance_is_asked_and_many_ids_in_parts(engine: Engine, client: Client) -> None:
-    inbox = Inbox(engine, client)
+def test_any_live_instance_is_asked_and_many_ids_in_parts(plain: Engine, client: Client) -> None:
+    inbox = Inbox(plain, client)
     ids = consumed(inbox, client, *(["yes"] * 3))
     until(lambda: client.registry.entries("dmq.confirm", "stock/"))
     with socket.socket() as held:
@@ -116,7 +106,7 @@ def test_any_live_instance_is_asked_and_many_ids_in_parts(engine: Engine, client
     assert asker.ask("mail", ids) is None
 
 
-def test_strangers_and_slow_peers_do_not_stop_it(engine: Engine, client: Client) -> None:
+def test_strangers_and_slow_peers_do_not_stop_it(plain: Engine, client: Client) -> None:
     calls: list[str] = []
 
     def find(group: str, send_ids: list[str]) -> list[Confirmed]:
@@ -142,11 +132,11 @@ def test_strangers_and_slow_peers_do_not_stop_it(engine: Engine, client: Client)
         ask_address(server.address, "stock", ["a"], 1.0)
 
 
-def test_a_database_that_is_down_is_said_to_be_so(engine: Engine, client: Client) -> None:
-    inbox = Inbox(engine, client)
+def test_a_database_that_is_down_is_said_to_be_so(plain: Engine, client: Client) -> None:
+    inbox = Inbox(plain, client)
     consumed(inbox, client, "yes")
     assert inbox.confirm is not None
-    inbox.tables.consumer.drop(engine)
+    inbox.tables.consumer.drop(plain)
     with pytest.raises(dmq.NotConnected, match="cannot look"):
         ask_address(inbox.confirm.address, "stock", ["a"], 5.0)
 

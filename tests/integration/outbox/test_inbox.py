@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -22,27 +21,16 @@ from dmq.outbox.decorating import consumes_messages
 from dmq.outbox.inbox import Inbox
 from dmq.outbox.states import BusinessState
 from dmq.testing import TestBroker
-from tests.databases import DatabaseServers
 from tests.integration.outbox.receiving import (
-    KINDS,
     consumed,
     effect,
     effects,
-    open_database,
     outgoing,
     results,
     until,
-    url_of,
 )
 
 SUCCESS, ROLLBACK, UNKNOWN = BusinessState.SUCCESS, BusinessState.ROLLBACK, BusinessState.UNKNOWN
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of(request.param, database_servers, tmp_path), pool_size=20)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

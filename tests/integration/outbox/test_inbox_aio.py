@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -21,18 +20,14 @@ from dmq.outbox.confirm_wire import ask_address
 from dmq.outbox.consumption import Rollback
 from dmq.outbox.states import BusinessState
 from dmq.testing import TestBroker
-from tests.databases import DatabaseServers
 from tests.integration.outbox.receiving import (
-    KINDS,
     SECONDS,
     consumed,
     effect,
     effects,
     open_aio,
-    open_database,
     outgoing,
     results,
-    url_of,
 )
 
 SUCCESS, ROLLBACK, UNKNOWN = BusinessState.SUCCESS, BusinessState.ROLLBACK, BusinessState.UNKNOWN
@@ -42,13 +37,6 @@ SUCCESS, ROLLBACK, UNKNOWN = BusinessState.SUCCESS, BusinessState.ROLLBACK, Busi
 def broker() -> Iterator[TestBroker]:
     with TestBroker(retry_table="0.05") as broker:
         yield broker
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of(request.param, database_servers, tmp_path))
-    yield engine
-    engine.dispose()
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,40 +16,22 @@ from dmq.client.client import Client
 from dmq.client.received import ReceivedMessage
 from dmq.outbox import BusinessState, Inbox, Rollback
 from dmq.testing import TestBroker
-from tests.databases import DatabaseServers
 from tests.integration.outbox.receiving import (
-    KINDS,
     consumed,
     effect,
     effects,
-    open_database,
     outgoing,
     results,
     until,
-    url_of,
 )
 
 SUCCESS, ROLLBACK, UNKNOWN = BusinessState.SUCCESS, BusinessState.ROLLBACK, BusinessState.UNKNOWN
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of(request.param, database_servers, tmp_path))
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture
 def broker() -> Iterator[TestBroker]:
     with TestBroker(retry_table="0.05") as broker:
         yield broker
-
-
-@pytest.fixture
-def client(broker: TestBroker) -> Client:
-    client = broker.connect()
-    client.admin.create_topic("orders", queues=1)
-    return client
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -13,34 +12,16 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.received import ReceivedMessage
 from dmq.outbox import BusinessState, GapPolicy, Inbox, MessageService
-from dmq.testing import FakeClock, TestBroker
-from tests.databases import DatabaseServers
+from dmq.testing import FakeClock
 from tests.integration.outbox.receiving import (
-    KINDS,
     consumed,
     effect,
     effects,
-    open_database,
     outgoing,
     results,
-    url_of,
 )
 
 SUCCESS, ROLLBACK, UNKNOWN = BusinessState.SUCCESS, BusinessState.ROLLBACK, BusinessState.UNKNOWN
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of(request.param, database_servers, tmp_path))
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def client(broker: TestBroker) -> Client:
-    client = broker.connect()
-    client.admin.create_topic("orders", queues=1)
-    return client
 
 
 @pytest.fixture

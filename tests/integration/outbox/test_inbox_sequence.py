@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -18,27 +17,16 @@ from dmq.client.client import Client
 from dmq.client.received import ReceivedMessage
 from dmq.outbox import Alert, AlertKind, BusinessState, GapPolicy, Inbox
 from dmq.testing import FakeClock, TestBroker
-from tests.databases import DatabaseServers
 from tests.integration.outbox.receiving import (
-    KINDS,
     consumed,
     effect,
     effects,
-    open_database,
     outgoing,
     results,
     until,
-    url_of,
 )
 
 SUCCESS, ROLLBACK = BusinessState.SUCCESS, BusinessState.ROLLBACK
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    engine = open_database(url_of(request.param, database_servers, tmp_path), pool_size=20)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

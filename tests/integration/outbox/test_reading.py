@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,10 @@ from sqlalchemy import Engine, insert, select, update
 from dmq.errors import DatabaseDown, InvalidSettings
 from dmq.outbox.envelope import floor_send_id
 from dmq.outbox.reading import COLUMNS, OutboxReader, Period
-from tests.databases import DatabaseServers
-from tests.integration.outbox.receiving import KINDS, open_database, url_of
 from tests.integration.outbox.shop import TABLES
 
 AT = 1_900_000_000_000
 PERIOD = Period(AT, AT + 1000)
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    opened = open_database(url_of(request.param, database_servers, tmp_path))
-    yield opened
-    opened.dispose()
 
 
 def send_id(number: int, at_ms: int = AT) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
@@ -14,26 +11,10 @@ from dmq.client.client import Client
 from dmq.outbox import Alert, AlertKind, BusinessState, OutboxMessage, Result, SendState
 from dmq.outbox.envelope import result_topic
 from dmq.testing import TestBroker
-from tests.databases import DatabaseServers
-from tests.integration.outbox.receiving import KINDS, effect, effects, open_database, until, url_of
+from tests.integration.outbox.receiving import effect, effects, until
 from tests.integration.outbox.shop import TABLES, answer, arrived, order, shop, states
 
 SUCCESS, ROLLBACK = BusinessState.SUCCESS, BusinessState.ROLLBACK
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    opened = open_database(url_of(request.param, database_servers, tmp_path))
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Engine]:
-    """SQLite, where the database makes no difference."""
-    opened = open_database(f"sqlite:///{tmp_path / 'shop.db'}")
-    yield opened
-    opened.dispose()
 
 
 def undo(session: Session, message: OutboxMessage, result: Result) -> None:

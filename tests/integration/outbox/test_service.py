@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,24 +17,8 @@ from dmq.client.client import Client
 from dmq.outbox import MessageService, SendState, sends_messages, tables
 from dmq.outbox.envelope import unpack
 from dmq.testing import TestBroker
-from tests.databases import DatabaseServers
-from tests.integration.outbox.receiving import KINDS, effect, effects, open_aio, open_database, until, url_of
+from tests.integration.outbox.receiving import effect, effects, open_aio, until
 from tests.integration.outbox.shop import TABLES, arrived, bodies, order, send_ids, shop, states
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, database_servers: DatabaseServers, tmp_path: Path) -> Iterator[Engine]:
-    opened = open_database(url_of(request.param, database_servers, tmp_path))
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Engine]:
-    """SQLite, where the database makes no difference."""
-    opened = open_database(f"sqlite:///{tmp_path / 'shop.db'}")
-    yield opened
-    opened.dispose()
 
 
 def test_a_commit_sends_what_it_inserted_and_a_rollback_nothing(engine: Engine, client: Client) -> None:
