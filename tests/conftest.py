@@ -14,7 +14,8 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import dmq.deadletters.store  # noqa: F401  first by the main thread: CPython 3.11 breaks when two threads parse at once
 from dmq.testing.fixtures import dmq_broker
 from tests.databases import database_servers
-from tests.sampling import IS_SOAK, SEED
+from tests.ending import end_in_order
+from tests.sampling import IS_SOAK, SEED, SOAK, sample_size
 
 __all__ = ["database_servers", "dmq_broker"]
 
@@ -24,16 +25,19 @@ SPARK = ROOT / "tests" / "spark"
 # Hypothesis keeps tables of characters on disk; they belong with the other caches.
 set_hypothesis_home_dir(ROOT / ".venv" / "cache" / "hypothesis")
 hypothesis.settings.register_profile("share", derandomize=True, deadline=None, database=None, print_blob=True)
-hypothesis.settings.register_profile("soak", deadline=None, database=None, print_blob=True, max_examples=1000)
+hypothesis.settings.register_profile(
+    "soak", deadline=None, database=None, print_blob=True, max_examples=sample_size(share=100, whole=1000)
+)
 hypothesis.settings.load_profile("soak" if IS_SOAK else "share")
 
 
 def pytest_report_header() -> str:
-    return f"dmq: {'whole' if IS_SOAK else 'share of the'} sampling, DMQ_SEED={SEED}"
+    return f"dmq: {'share of the' if SOAK < 1 else 'whole'} sampling, DMQ_SOAK={SOAK:g}, DMQ_SEED={SEED}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "uncounted: its lines are not counted for coverage, which takes long")
+    end_in_order()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,7 @@ import glob
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -34,6 +35,8 @@ class DatabaseServer:
     """One server. What differs between the kinds is in the methods that raise here."""
 
     scheme = ""
+    ending = signal.SIGTERM
+    """What tells it to end without waiting for whoever is connected."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -42,6 +45,7 @@ class DatabaseServer:
         if self._user is not None:
             shutil.chown(self.folder, self._user)
         self.data = self.folder / "data"
+        self._environment = {**os.environ, "TMPDIR": str(self.folder)}  # another may be closed to its user
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -73,7 +77,13 @@ class DatabaseServer:
     def run(self, command: Sequence[str], text: str = "") -> str:
         """Run a program as the server's user; its output."""
         done = subprocess.run(
-            self._as_user(command), input=text, capture_output=True, text=True, timeout=SECONDS, cwd=self.folder
+            self._as_user(command),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            cwd=self.folder,
+            env=self._environment,
         )
         assert done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -100,7 +110,12 @@ class DatabaseServer:
         assert self._process is None, "it is running"
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                self._as_user(self.command()), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+                self._as_user(self.command()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=self._environment,
             )
         deadline = time.monotonic() + SECONDS
         while not self.is_ready():
@@ -127,14 +142,14 @@ class DatabaseServer:
     def stop(self) -> None:
         """End it in good order."""
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(self.ending)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(SECONDS)
         self.kill()
 
     def remove(self) -> None:
-        """End it, and remove its files."""
-        self.kill()
+        """End it, and remove its files. In good order: one that is killed leaves shared memory behind."""
+        self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -200,6 +215,7 @@ class PostgreSql(DatabaseServer):
     """PostgreSQL, without fsync for the same reason."""
 
     scheme = "postgresql"
+    ending = signal.SIGINT
 
     def install(self) -> None:
         self.run(
@@ -228,6 +244,7 @@ class PostgreSql(DatabaseServer):
             "unix_socket_directories": self.folder,
             "fsync": "off",
             "shared_buffers": "16MB",
+            "dynamic_shared_memory_type": "mmap",  # in its directory, which goes with it even if it was killed
         }
         postgres = _program("postgres", "/usr/lib/postgresql/*/bin/postgres")
         return [postgres, "-D", str(self.data), *(f"--{name}={value}" for name, value in options.items())]

@@ -63,8 +63,16 @@ class Life:
         self.done: list[str] = []
 
     def __enter__(self) -> Self:
-        self._broker.start()
         self._watch.start()
+        try:
+            self._begin()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _begin(self) -> None:
+        self._broker.start()
         with dmq.connect(self._broker.url, app="life", timeout=60.0) as client:
             client.admin.create_topic(plan.TOPIC, queues=plan.QUEUES)
             client.admin.create_topic(plan.URGENT, priority=True)
@@ -76,7 +84,6 @@ class Life:
                 self._start(f"{group.name}-{member}")
         for number in range(PRODUCERS):
             self._start(f"producer-{number}")
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
