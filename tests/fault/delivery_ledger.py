@@ -11,7 +11,7 @@ from dmq.client.letters import DeadLetter
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_plan import GROUPS, Name, name_of
 
-__all__ = ["Call", "Ledger", "Sent", "report"]
+__all__ = ["Call", "Ledger", "Sent", "lacks", "report"]
 
 # A word about a message has been written by the broker so long after it was said, or something broke in between.
 SAID_S: Final = 2.0
@@ -222,6 +222,25 @@ class Ledger:
 
 def _name(line: dict[str, Any]) -> Name:
     return line["name"][0], line["name"][1]
+
+
+def lacks(ledger: Ledger) -> list[str]:
+    """What never happened in a run: of that the run says nothing, however well it ended."""
+    kinds = ("plain", "stored", "ordered", "delayed", "expiring", "urgent", "together", "consumed", "transaction")
+    sent = [name[0] for name, sent in ledger.sent.items() if sent.answer == "ok" or name in ledger.seen]
+    wanted: dict[str, tuple[Iterable[str], Iterable[str]]] = {
+        "sending": (kinds, {kind for kind in kinds if any(f"-{kind}" in stream for stream in sent)}),
+        "refusing": (("refused",), {sent.answer for sent in ledger.sent.values()}),
+        "handling by": (GROUPS, {call.group for call in ledger.calls if call.word == "ack"}),
+        "a handler's": (("ack", "raise", "retry", "reject"), {call.word for call in ledger.calls}),
+        "ending with": (("commit", "rollback"), {tx.outcome for tx in ledger.transactions.values() if tx.is_prepared}),
+        "dead letters for": (
+            ("EXPIRED", "REJECTED", "RETRIES_EXHAUSTED"),
+            {letter.reason for letters in ledger.letters.values() for letter in letters},
+        ),
+        "a broker's": (("kill",), {found.kind for found in ledger.breaks if found.is_brokers}),
+    }
+    return [f"{what} {word}" for what, (words, found) in wanted.items() for word in words if word not in {*found}]
 
 
 def report(ledger: Ledger) -> str:

@@ -120,6 +120,7 @@ def test_nothing_acknowledged_is_lost_and_nobody_gets_stuck(tmp_path: Path) -> N
                 finally:
                     workload.close()
                 assert not workload.problems, workload.problems
+            assert chaos.kills == KILLS
             ledger.check(chaos.breaks)
         except BaseException as error:
             error.add_note(f"DMQ_SEED={SEED}, kill {chaos.kills}, last: {chaos.done[-8:]}")

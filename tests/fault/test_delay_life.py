@@ -37,6 +37,7 @@ class Life:
         self.latest_ms = NOW  # how far it had come in any life since the queues were last read
         self.dues: dict[str, int] = {}
         self.came: set[str] = set()
+        self.deaths = self.restarts = self.jumps = 0
         self.read = [0] * QUEUES
 
     def send(self, count: int) -> None:
@@ -57,6 +58,7 @@ class Life:
         self.time_ms += passed_ms
         if self.rng.random() < 0.5:
             self.clock.set_wall_ms(self.clock.now_ms() + self.rng.choice((-HOUR, HOUR)))
+            self.jumps += 1
 
     def end_and_start(self) -> None:
         """A restart, or a death at any moment, maybe in the middle of moving things; its time may go back by that."""
@@ -64,8 +66,10 @@ class Life:
         if self.rng.random() < 0.5:
             self.broker.kill()
             self.broker.start()
+            self.deaths += 1
         else:
             self.broker.restart()
+            self.restarts += 1
         self.time_ms = self.clock.now_ms()
 
     def settle(self) -> None:
@@ -115,6 +119,9 @@ def test_ten_thousand_delays_over_restarts_deaths_and_jumps_come_once_and_not_ea
                 life.end_and_start()
             if life.rng.random() < 0.7:
                 life.settle()
+        while not (life.deaths and life.restarts and life.jumps):  # chance may have left one of them out
+            life.pass_time()
+            life.end_and_start()
         # However far the clock was turned back: after three more hours all are due.
         behind_ms = max(life.dues.values()) - life.time_ms
         life.clock.advance(behind_ms / 1000 + 1.0)
@@ -124,5 +131,12 @@ def test_ten_thousand_delays_over_restarts_deaths_and_jumps_come_once_and_not_ea
         life.end_and_start()
         life.look()  # a start brings nothing back
         assert life.client.admin.stats("store_delays")["store_delays"] == 0
+        print(
+            f"DMQ_SEED={SEED}, life {number}: {len(life.came)} delays came, each once, over {life.deaths} deaths, "
+            f"{life.restarts} restarts and {life.jumps} jumps of the clock"
+        )
+    except BaseException as error:
+        error.add_note(f"DMQ_SEED={SEED}, life {number}")
+        raise
     finally:
         life.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_checking import check
-from tests.fault.delivery_ledger import Ledger, report
+from tests.fault.delivery_ledger import Ledger, lacks, report
 from tests.fault.delivery_life import Life
 from tests.sampling import SEED, sample_size
 
@@ -34,6 +34,7 @@ def test_all_delivery_features_hold_while_processes_are_killed(tmp_path: Path, n
     ledger = Ledger(life.events(), letters)
     try:
         check(ledger)
+        assert not lacks(ledger), f"of this the run says nothing: {lacks(ledger)}"
     except AssertionError as error:
         error.add_note(f"DMQ_SEED={SEED}, life {number}, {life.done}\n{report(ledger)}")
         raise
@@ -127,6 +128,12 @@ def test_the_checker_finds_what_is_wrong(spoil: Callable[[Events], None], what: 
     spoil(events)
     with pytest.raises(AssertionError, match=what):
         check(Ledger(events, []))
+
+
+def test_a_run_in_which_things_never_happened_says_so() -> None:
+    missing = lacks(Ledger(story(), []))
+    assert {"sending delayed", "handling by urgent", "a handler's reject", "a broker's kill"} <= {*missing}
+    assert "handling by push" not in missing
 
 
 def test_what_a_kill_explains_is_not_wrong() -> None:

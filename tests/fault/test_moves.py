@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 
 import pytest
@@ -31,8 +30,11 @@ def lived(seed: int, crash_at: int | None) -> Failing:
         failing.begin()
         if crash_at is not None:
             files.crash_at = files.operations + crash_at
-        with contextlib.suppress(CrashNow):
+        try:
             await failing.work(rng, ROUNDS)
+        except CrashNow:
+            return failing
+        assert crash_at is None, f"seed {seed}: there was no crash at {crash_at}"
         return failing
 
     return asyncio.run(live())

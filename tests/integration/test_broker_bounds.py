@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import socket
 import struct
 import threading
@@ -147,13 +148,16 @@ def fill(url: str, topic: str, size: int, body_bytes: int) -> None:
 
 
 @pytest.fixture(scope="module", params=[1000, 20_000], ids=["1 KB", "20 KB"])
-def filled(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> BrokerProcess:
+def filled(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
     """A broker with a backlog that is not running: whoever starts it finds its memory as a start leaves it."""
     folder = tmp_path_factory.mktemp("backlog") / "data"
     broker = BrokerProcess(folder, ("--auto-create", "--log-level", "error"))
     with broker:
         fill(broker.url, "backlog", BACKLOG_BYTES, request.param)
-    return broker
+        with dmq.connect(broker.url) as client:
+            assert client.admin.topic("backlog").messages == BACKLOG_BYTES // request.param
+    yield broker
+    shutil.rmtree(folder)
 
 
 @pytest.mark.sampled
@@ -186,6 +190,7 @@ def test_stalled_consumers_over_a_backlog_cost_bounded_memory(filled: BrokerProc
                 assert len(batch) > 0
                 batch.ack()
         growth = resident_bytes(broker.pid) - before
+        assert before > 0 < growth + before, "nothing was measured"
     print(f"{STALLED} stalled consumers over {BACKLOG_BYTES >> 20} MiB: {growth >> 20} MiB more, {delivered:.0f} out")
     assert growth < GROWTH_BYTES_MAX
 

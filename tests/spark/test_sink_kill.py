@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,31 +12,11 @@ from pyspark.sql import SparkSession
 import dmq
 from dmq.testing.processes import BrokerProcess
 from tests.integration.test_write_rows import stored
+from tests.spark.driving import run_driver
 from tests.spark.dying_sink import stream
 
 FILES = 8
 FILE_ROWS = 7000
-SECONDS = 600
-
-
-def run_driver(url: str, source: Path, home: Path, point: str) -> subprocess.CompletedProcess[str]:
-    """Run the stream until it has died; nothing of it is left then."""
-    scratch = home / "scratch"
-    scratch.mkdir(exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.spark.dying_sink",
-        url,
-        "rows",
-        str(source),
-        str(home / "checkpoint"),
-        point,
-    ]
-    environment = {**os.environ, "TMPDIR": str(scratch), "SPARK_LOCAL_IP": "127.0.0.1"}
-    return subprocess.run(
-        command, env=environment, start_new_session=True, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
 
 
 @pytest.mark.soak  # two drivers of their own
@@ -56,7 +33,8 @@ def test_each_row_is_there_once_though_the_driver_is_killed_in_a_write_and_in_a_
     with BrokerProcess() as broker, dmq.connect(broker.url) as client:
         client.admin.create_topic("rows", queues=3)
         for point in ("write", "commit"):
-            killed = run_driver(broker.url, source, tmp_path, point)
+            words = (broker.url, "rows", str(source), str(tmp_path / "checkpoint"), point)
+            killed = run_driver(tmp_path / "scratch", "tests.spark.dying_sink", *words)
             assert killed.returncode == -9, killed.stderr
         assert FILE_ROWS < client.admin.topic("rows").messages < len(expected), "it died in the middle"
         stream(spark, broker.url, "rows", str(source), str(tmp_path / "checkpoint"), "never")
