@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 
@@ -210,8 +211,8 @@ class Rig:
     def checkpoint(self) -> None:
         self.upkeep(self.store.checkpoint)
 
-    def retain(self) -> None:
-        self.upkeep(self.store.retain)
+    def retain(self, carried_max: int = sys.maxsize) -> None:
+        self.upkeep(lambda: self.store.retain(carried_max))
         self.start = self.store.start
 
     # --- ends and beginnings ----------------------------------------------------------------------------------------

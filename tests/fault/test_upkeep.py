@@ -54,6 +54,38 @@ def test_a_message_that_is_handed_out_is_not_carried_forward_as_well() -> None:
     rig.check()
 
 
+def test_what_is_wanted_is_carried_a_little_at_a_time_while_some_of_it_ends() -> None:
+    """No call writes more than it was allowed; what is delivered or ends in between is not carried as well."""
+    rig = rig_with()
+    later, soon = rig.clock.now_ms() + 90 * 86_400_000, rig.clock.now_ms() + 1000
+    rig.append([rig.delayed(0, rig.messages(10), [later] * 6 + [soon] * 4, "orders")])
+    rig.append([rig.half(0, rig.messages(4), "orders"), rig.batch("%DLQ%g", 0, rig.messages(5))])
+    rig.append([rig.settle("g", "%DLQ%g", 0, 1, 2)])
+    fill(rig, 3)
+    segments = rig.store.stats()["segments"]
+    rig.clock.advance(DAY)
+    rig.retain(2)
+    assert rig.store.stats()["segments"] == segments
+    rig.flush()
+    for delay in rig.store.take_due(rig.clock.now_ms(), 10):
+        rig.deliver(delay)
+    cancelled = rig.store.delays_after(soon, 1 << 60, 1)
+    rig.append([DelaysDone(pack_offsets([cancelled[0].offset]), "cancelled")])
+    rig.flush()
+    calls = 0
+    while rig.store.start == 0:
+        before = rig.store.end
+        rig.retain(2)
+        assert rig.store.stats()["segments"] <= segments + 1, f"{rig.store.end - before} bytes were written"
+        calls += 1
+        assert calls < 20
+    assert calls > 4
+    assert not rig.store.is_retaining
+    assert rig.store.delays_pending == 5
+    assert len(rig.store.transactions()) == 4
+    rig.check()
+
+
 def test_what_ended_but_is_not_visible_yet_is_not_carried_behind_its_end() -> None:
     """A cancelled delay, a rolled back transaction and a settled dead letter stay ended."""
     rig = rig_with()

@@ -108,9 +108,14 @@ def test_a_message_that_fails_is_followed_through_retry_and_dead_letter(broker: 
     assert [word for word in words(found) if word != "group placed"] == [
         "sent", "stored", "delivered", "failed", "retry", "offered again", "delivered", "gave up", "dead letter",
     ]  # fmt: skip
+    assert [step.attempt for step in found.steps if step.what == "delivered"] == [1, 2]
     eventually(client.admin.dead_letters)  # it takes a moment to get into the database
     client.admin.resend_dead_letters(group="billing")
     eventually(lambda: "resent" in words(client.admin.trace(receipt.id)))
+    (message,) = consumer.pull(1, wait=PATIENCE)
+    assert message.attempt == 3
+    assert client.admin.trace(receipt.id).steps[-1].attempt == 3
+    assert "attempt 3" in client.admin.why(receipt.id).text
 
 
 def test_delays_say_when_they_are_due_or_that_they_were_taken_back(broker: TestBroker, client: Client) -> None:
@@ -164,6 +169,8 @@ def test_an_expired_message_says_so(broker: TestBroker, client: Client) -> None:
     assert len(consumer.pull(1, wait=0.2)) == 0
     eventually(lambda: states(client, receipt.id) == {"billing": "dead"})
     assert "EXPIRED" in client.admin.why(receipt.id).text
+    assert words(client.admin.trace(receipt.id))[-2:] == ["expired", "dead letter"]
+    assert "delivered" not in words(client.admin.trace(receipt.id)), "it was not handed out"
 
 
 def test_each_member_of_a_broadcast_group_is_told_apart(broker: TestBroker, client: Client) -> None:

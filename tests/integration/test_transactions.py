@@ -203,6 +203,67 @@ def test_checks_go_on_after_a_restart_of_the_broker(broker: TestBroker, client: 
     eventually(lambda: bodies(client) == [b"survivor"])
 
 
+def test_one_answer_holds_for_all_messages_of_a_transaction(broker: TestBroker, client: Client) -> None:
+    asked: list[bytes] = []
+
+    def check(message: StoredMessage) -> str:
+        asked.append(message.body)
+        return "commit" if message.body == b"one" else "rollback"
+
+    producer = client.producer(group="shop", check=check)
+    tx = producer.transaction("orders", b"one")
+    broker.clock.advance(3.0)
+    tx.send("orders", b"two")
+    alone = producer.transaction("orders", b"another")
+    tx.send("orders", b"three", ttl=60.0)
+    assert len(client.admin.transactions()) == 4
+    broker.clock.advance(3.5)
+    eventually(lambda: bodies(client) == [b"one", b"two", b"three"])
+    assert [report.id for report in client.admin.transactions()] == [alone.id]
+    broker.clock.advance(3.5)
+    eventually(lambda: not client.admin.transactions())
+    assert asked == [b"one", b"another"]
+    tx.commit()
+    assert bodies(client) == [b"one", b"two", b"three"]
+
+
+def test_all_messages_of_a_transaction_are_given_up_together(broker: TestBroker, client: Client) -> None:
+    tx = client.producer(group="shop").transaction("orders", b"one")
+    tx.send("orders", b"two")
+    broker.restart()
+    broker.clock.advance(7.0)
+    for number in range(1, 16):
+        eventually(partial(lambda wanted: [t.checks for t in client.admin.transactions()] == [wanted] * 2, number))
+        broker.clock.advance(30.5)
+    eventually(lambda: not client.admin.transactions())
+    assert bodies(client, "%DLQ%shop") == [b"one", b"two"]
+    with pytest.raises(dmq.TransactionOver, match="given up"):
+        tx.commit()
+
+
+def test_a_message_that_comes_when_its_transaction_is_over_ends_as_that_did(client: Client) -> None:
+    producer = client.producer(group="shop")
+    rolled_back = producer.transaction("orders", b"never")
+    assert ended(client, rolled_back, TransactionOutcome.ROLLBACK) == []
+    rolled_back.send("orders", b"nor this")
+    committed = producer.transaction("orders", b"one")
+    assert ended(client, committed, TransactionOutcome.COMMIT) == []
+    committed.send("orders", b"two")
+    eventually(lambda: not client.admin.transactions())
+    assert bodies(client) == [b"one", b"two"]
+    committed.commit()
+    with pytest.raises(dmq.TransactionOver, match="rolled back"):
+        rolled_back.commit()
+
+
+def test_a_message_is_added_to_one_that_is_still_on_its_way(client: Client) -> None:
+    producer = client.producer(group="shop")
+    tx = producer.transaction_async("orders", b"one")
+    tx.send("orders", b"two")
+    assert ended(client, tx, COMMIT) == []
+    assert bodies(client) == [b"one", b"two"]
+
+
 # --- late, again, and for others --------------------------------------------------------------------------------------
 
 

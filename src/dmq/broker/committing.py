@@ -1,8 +1,9 @@
 """Ending transactions: half messages leave for their topics, or are rolled back, many of them in one unit.
 
 What always holds: a half message ends once; its end and its copy in its topic are in one unit, so that it is neither
-lost nor doubled wherever the broker dies; asking again for what has happened is answered as the first time, and
-asking for the opposite is refused. What waits to be ended, and what is remembered of what ended, is bounded.
+lost nor doubled wherever the broker dies; all of a transaction end with its first, in that unit, and only the first is
+asked about; asking again for what has happened is answered as the first time, and asking for the opposite is refused.
+What waits to be ended, and what is remembered of what ended, is bounded.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Transactions:
             int(settings.transaction_check_seconds * 1000),
             settings.transaction_checks_max,
         )
-        for message_id in broker.store.transactions():
-            self.checks.opened(message_id.to_bytes(), broker.now_ms)
+        self._late: list[bytes] = []  # were stored when the first of their transaction had ended
+        self.opened(message_id.to_bytes() for message_id in broker.store.transactions())
         self._members: dict[str, OrderedDict[Session, int]] = {}  # and how many producers each has
         self._waiting: deque[Ending] = deque()
         self._waiting_count = 0
@@ -136,10 +137,19 @@ class Transactions:
 
     def opened(self, ids: Iterable[bytes]) -> None:
         """Half messages were stored."""
-        now_ms = self._broker.now_ms
+        now_ms, store = self._broker.now_ms, self._broker.store
         for message_id in ids:
-            if self._broker.store.is_open(message_id):
+            if not store.is_open(message_id):
+                continue
+            first = store.transaction_first(message_id)
+            if first == message_id:
                 self.checks.opened(message_id, now_ms)
+            elif not store.is_open(first):
+                self._late.append(message_id)
+
+    def times_asked(self, message_id: bytes) -> int:
+        """How often the transaction of a half message was asked about."""
+        return self.checks.attempts(self._broker.store.transaction_first(message_id))
 
     def end(self, ending: Ending) -> None:
         """End half messages with the next unit.
@@ -176,6 +186,7 @@ class Transactions:
             ending = self._waiting.popleft()
             self._waiting_count -= len(ending.ids)
             together.append(ending)
+            ending.ids = self._whole(ending.ids)
             count += len(ending.ids)
             halves = [self._broker.store.half(message_id) for message_id in ending.ids]
             size += sum(half.length for half in halves if half is not None)
@@ -193,15 +204,23 @@ class Transactions:
         self._is_ending = False
         self._work()
 
+    def _whole(self, ids: Iterable[bytes]) -> list[bytes]:
+        """Half messages, and those that end with them."""
+        members = self._broker.store.transaction_members
+        return [*dict.fromkeys(one for message_id in ids for one in (message_id, *members(message_id)))]
+
     async def _decide(self, ending: Ending, ends: dict[bytes, str]) -> None:
         """Which of them end now as asked, and why not the others."""
         looked = 0
         for message_id in ending.ids:
             outcome = ends.get(message_id) or self._ended.get(message_id)
-            if outcome is None:
-                if self._broker.store.is_open(message_id):
+            if outcome is None and self._broker.store.is_open(message_id):
+                first = self._broker.store.transaction_first(message_id)
+                if first == message_id:
                     ends[message_id] = ending.outcome
                     continue
+                outcome = ends[message_id] = await self._outcome_with(first, ending, ends)
+            if outcome is None:
                 looked += 1
                 if looked % _LOOKED_TURN == 0:
                     await asyncio.sleep(0)
@@ -217,6 +236,18 @@ class Transactions:
                     f"{ending.outcome}",
                     outcome=outcome,
                 )
+
+    async def _outcome_with(self, first: bytes, ending: Ending, ends: dict[bytes, str]) -> str:
+        """How an open half message ends now: as asked, unless the first of its transaction was over when it came.
+
+        Its producer may still take back one alone, whose sending it has given up.
+        """
+        if ending.outcome == ROLLED_BACK and first not in ending.ids:
+            return ending.outcome
+        outcome = ends.get(first)
+        if outcome is None and not self._broker.store.is_open(first):
+            outcome = self._ended.get(first) or await self._outcome_of(first)
+        return outcome if outcome in (COMMITTED, ROLLED_BACK) else ending.outcome
 
     async def _outcome_of(self, message_id: bytes) -> str | None:
         """How a transaction ended that is no longer remembered, by what the journal has of it."""
@@ -277,6 +308,7 @@ class Transactions:
         for message_id, outcome in ends.items():
             self.checks.ended(message_id)
             self._ended[message_id] = outcome
+            self._late += broker.store.transaction_members(message_id)  # that came while this was written
         while len(self._ended) > _REMEMBERED_MAX:
             self._ended.popitem(last=False)
         outcomes = [*ends.values()]
@@ -289,6 +321,9 @@ class Transactions:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed: ask about what is open for long."""
+        if self._late:
+            late, self._late = self._late, []
+            self._broker.run(self._follow(late), lambda error: self._late.extend(late))
         if self._is_checking or self._broker.is_stopping or self._broker.store.has_failed:
             return
         actions = self.checks.due(now_ms, _CHECKS_AT_ONCE)
@@ -303,6 +338,17 @@ class Transactions:
                 self.checks.postpone(action.message_id, self._broker.now_ms, _AGAIN_MS)
 
         self._broker.run(self._check(actions), failed)
+
+    async def _follow(self, late: list[bytes]) -> None:
+        """End half messages as the first of their transaction has ended."""
+        store = self._broker.store
+        for message_id in late:
+            first = store.transaction_first(message_id)
+            outcome = self._ended.get(first) or await self._outcome_of(first)
+            if outcome in (COMMITTED, ROLLED_BACK):
+                self.end(Ending([message_id], outcome, lambda ending, error: None))
+            else:
+                self.checks.opened(message_id, self._broker.now_ms)
 
     async def _check(self, actions: list[Action]) -> None:
         broker = self._broker
@@ -351,7 +397,10 @@ class Transactions:
         self._is_ending = True
         try:
             still = {
-                message_id: group for message_id, group in groups.items() if self._broker.store.is_open(message_id)
+                one: group
+                for message_id, group in groups.items()
+                if self._broker.store.is_open(message_id)
+                for one in self._whole([message_id])
             }
             if still:
                 await self._write(dict.fromkeys(still, GIVEN_UP), still)

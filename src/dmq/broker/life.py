@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import DMQError, UnknownMessage
 from dmq.model import MessageId
+from dmq.records import Attributes
 from dmq.storage.event_search import SeenEvent, Wanted, covers, find_events
 from dmq.storage.events import PositionSet, Settled
 from dmq.storage.retrying import RETRY_PREFIX
@@ -48,7 +49,7 @@ class Copy(NamedTuple):
     is_pending: bool = False  # it waits in the schedule for its time
     target: str = ""  # the topic it was sent to, or goes to when it is due
     group: str = ""
-    attempt: int = 0
+    attempt: int = 0  # how many were made before it was written
     error: str = ""
     reason_code: int = 0
     expires_ms: int | None = None
@@ -158,13 +159,19 @@ def _copies(store: MessageStore, message_id: MessageId) -> list[Copy]:
                     topic.name == SCHEDULE_TOPIC and _is_pending(store, due_ms, int(journal_offset)),
                     target,
                     said.group or "",
-                    said.attempt or 0,
+                    _attempts(said),
                     said.reason or "",
                     said.reason_code or 0,
                     said.expires_at_ms,
                 )
             )
     return sorted(found, key=lambda copy: copy.journal_offset)
+
+
+def _attempts(said: Attributes) -> int:
+    # A dead letter counts what was before it was resent; a retry does not, and has as many again.
+    before = 0 if said.reason_code else said.attempts_before or 0
+    return before + (said.attempt or 0)
 
 
 def _is_pending(store: MessageStore, due_ms: int, journal_offset: int) -> bool:

@@ -150,8 +150,10 @@ def _settled(life: Life, copy: Copy, placed: _Order, stored_ms: int) -> None:
             note = f"at offset {event.offset}, {side} the message"
             since_ms = placed.add(Step(seen.stored_at_ms, "group placed", *place, event.group, note=note), since_ms)
         elif covers(event, copy.offset):
-            where = (*place, event.group, event.member, event.attempt)
-            if event.leased_at_ms:
+            is_expired = event.outcome == Outcome.EXPIRED  # found so when it was to be handed out: it was not
+            attempt = copy.attempt if is_expired else copy.attempt + event.attempt
+            where = (*place, event.group, event.member, attempt)
+            if event.leased_at_ms and not is_expired:
                 since_ms = placed.add(Step(event.leased_at_ms, "delivered", *where), since_ms)
             what = _OUTCOMES.get(event.outcome, f"outcome {event.outcome}")
             since_ms = placed.add(Step(event.settled_at_ms or seen.stored_at_ms, what, *where, event.error), since_ms)

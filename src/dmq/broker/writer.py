@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 0.25
 _RETAIN_SECONDS: Final = 10.0
+_CARRIED_MAX: Final = 512  # records written again at a time: the loop waits for them
 # A disk is quick if so many flushes in a row took no longer than that; one that takes longer begins the count anew.
 _QUICK_SECONDS: Final = 0.001
 _QUICK_FLUSHES: Final = 16
@@ -403,9 +404,9 @@ class JournalWriter:
                 self._start_flush()
             elif self.store.is_ahead_of_checkpoint and now - self._checkpointed_at >= settings.checkpoint_seconds:
                 self._start_checkpoint()
-            elif now - self._retained_at >= _RETAIN_SECONDS:
+            elif self.store.is_retaining or now - self._retained_at >= _RETAIN_SECONDS:
                 self._retained_at = now
-                self.store.retain()
+                self.store.retain(_CARRIED_MAX)
         except DMQError as error:
             log.error("upkeep failed", extra={"error": str(error)})
 

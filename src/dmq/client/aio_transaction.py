@@ -83,7 +83,7 @@ class AioTransaction:
     async def send(self, topic: str, body: object, **options: Any) -> None:
         """Add a message: it becomes visible with the others, or not at all."""
         self._check_open()
-        self._halves.append(await self._prepare(topic, body, **options))
+        self._halves.append(await self._prepare(topic, body, first=self._halves[0], **options))
 
     async def commit(self, timeout: float | None = None) -> None:
         """Make its messages visible, all at once. Raises as of `dmq.client.transaction.Transaction.commit`."""

@@ -95,7 +95,7 @@ class Transaction:
     def send(self, topic: str, body: object, **options: Any) -> None:
         """Add a message: it becomes visible with the others, or not at all. Parameters as of `Producer.transaction`."""
         self._check_open()
-        self._halves.append(self._prepare(topic, body, **options))
+        self._halves.append(self._prepare(topic, body, first=self._halves[0], **options))
 
     def commit(self, timeout: float | None = None) -> None:
         """Make its messages visible, all at once.

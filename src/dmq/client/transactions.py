@@ -37,7 +37,7 @@ from dmq.protocol.producing import (
     TransactionSpan,
 )
 from dmq.protocol.status import ErrorHeader, error_from_status
-from dmq.records import RecordView
+from dmq.records import Attributes, RecordView, encode_attributes
 
 __all__ = ["Check", "End", "Spans", "Transactions", "check_options", "roll_back_late", "spans_of"]
 
@@ -133,8 +133,12 @@ class Transactions:
         priority: int = 4,
         ttl: float | None = None,
         properties: Mapping[str, str] | None = None,
+        first: tuple[Batch, int] | None = None,
     ) -> Draft:
         """A half message out of the arguments of a send.
+
+        Parameters:
+            first: the first one of its transaction, which is stored, if this is a further one.
 
         Raises:
             InvalidMessage, MessageTooLarge: it cannot be sent.
@@ -143,7 +147,10 @@ class Transactions:
         check_message(topic, message, self._core.sender.body_bytes_max)
         choose_queue(route, message)  # refuses what could not be placed at the commit
         lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, self.group, True))
-        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, expiry(ttl, self._clock.now_ms()))
+        extra = expiry(ttl, self._clock.now_ms())
+        if first is not None:
+            extra += encode_attributes(Attributes(transaction=first[0].first_sequence + first[1]))
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, extra)
 
     # --- ending -----------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ class ProduceFlag(IntFlag):
     HALF = 0x04  # the messages are prepared: invisible until TRANSACTION_END
     EXPIRING = 0x08  # some of the messages expire: whoever hands them out has to look
     REPLAYED = 0x10  # the messages were stored before and come back: their records carry their ids
+    JOINED = 0x20  # HALF: some belong to transactions that were begun before; their records say to which
 
 
 class Produce(Header, frozen=True):

@@ -10,6 +10,7 @@
                                                                  19 attempts before it was resent, u32
                                                                  20 replay it came back with, UTF-8
                                                                  21 mark: what its sender had sent so far, u64
+                                                                 22 sequence of its transaction's first message, u64
 
 What always holds: a kind below 0x80 occurs at most once, a property key too; properties keep their order. A reader
 skips kinds it does not know, and whoever moves a record copies them: a newer writer loses nothing to an older broker.
@@ -50,6 +51,7 @@ FIRST_ERROR: Final = 18
 ATTEMPTS_BEFORE: Final = 19
 REPLAY: Final = 20
 MARK: Final = 21
+TRANSACTION: Final = 22
 PROPERTY: Final = 0x80
 
 ANY_QUEUE: Final = 255
@@ -80,6 +82,7 @@ _FIELDS: Final[dict[int, tuple[str, str | int]]] = {  # kind -> (field of Attrib
     ATTEMPTS_BEFORE: ("attempts_before", 4),
     REPLAY: ("replay", _TEXT),
     MARK: ("mark", 8),
+    TRANSACTION: ("transaction", 8),
 }
 
 
@@ -106,6 +109,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts_before: int | None = None  # what it had used up when it was resent from the dead letters
     replay: str | None = None  # the id of the replay that brought it; true only of records with the flag REPLAYED
     mark: int | None = None  # a checksum over all a named producer had sent until then, see `dmq.pipeline.resuming`
+    transaction: int | None = None  # of a further half message: the sequence of the first one of its transaction
     codec: int = 0
     raw_size: int | None = None
     properties: dict[str, str] = {}
@@ -164,6 +168,8 @@ def property_entries(properties: Mapping[str, str]) -> bytes:
     Raises:
         InvalidMessage: a key or value is no text, or too short or long, or they are too long together.
     """
+    if not isinstance(properties, Mapping):
+        raise InvalidMessage(f"properties map names to texts, as in {{'k': 'v'}}, not {properties!r:.80}")
     parts = []
     size = 0
     for key, value in properties.items():

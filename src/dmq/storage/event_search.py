@@ -50,7 +50,7 @@ def covers(event: Settled, offset: int) -> bool:
     return not event.bitmap or (at >> 3 < len(event.bitmap) and bool(event.bitmap[at >> 3] >> (at & 7) & 1))
 
 
-def find_events(raw: bytes, wanted: Wanted) -> list[SeenEvent]:
+def find_events(raw: bytes | memoryview, wanted: Wanted) -> list[SeenEvent]:
     """The events of whole units, one after another, that concern the message.
 
     What a position was set to is among them whatever its queue holds of the message: it may pass over it.

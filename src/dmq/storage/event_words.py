@@ -25,6 +25,7 @@ from dmq.storage.events import (
     TransactionEnded,
     TransactionGroup,
     TransactionsEnded,
+    TransactionsJoined,
     unpack_offsets,
 )
 
@@ -61,6 +62,9 @@ def event_words(event: Event) -> str:
         case TransactionsEnded(message_ids, outcome):
             count = len(message_ids) // 16
             return f"{count} transactions ended ({outcome}), the first {message_ids[:16].hex()}"
+        case TransactionsJoined(pairs):
+            one, first = pairs[:16].hex(), pairs[16:32].hex()
+            return f"{len(pairs) // 32} half messages joined transactions, {one} that of {first}"
         case SubscriptionPut(group, topic_id, tags, version):
             order = "ordered" if event.is_ordered else "unordered"
             return f"group {group} consumes topic {topic_id} with tags {tags or '*'}, {order}, version {version}"

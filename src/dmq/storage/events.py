@@ -38,6 +38,7 @@ __all__ = [
     "TransactionEnded",
     "TransactionGroup",
     "TransactionsEnded",
+    "TransactionsJoined",
     "decode_event",
     "encode_event",
     "pack_offsets",
@@ -140,6 +141,12 @@ class TransactionGroup(_Event, frozen=True, tag=12):
     group: str
 
 
+class TransactionsJoined(_Event, frozen=True, tag=16):
+    """Half messages that end with another one: pairs of ids, 16 bytes each, its own and that of the first."""
+
+    pairs: bytes
+
+
 class SubscriptionPut(_Event, frozen=True, tag=13):
     """What the members of a group agreed on in a topic, by a version above 0: it never falls."""
 
@@ -205,6 +212,7 @@ Event = (
     | SubscriptionPut
     | LimitPut
     | KeyPut
+    | TransactionsJoined
 )
 
 _encoder = msgspec.msgpack.Encoder()

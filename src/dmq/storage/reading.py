@@ -295,7 +295,7 @@ class Reader:
         assert header is not None
         return units.parse(header, self.bytes_at(start, start + header.length))
 
-    def raw_units(self, offset: int, visible: int, max_bytes: int) -> tuple[bytes, int]:
+    def raw_units(self, offset: int, visible: int, max_bytes: int) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on: at least one if there is any.
 
         Returns them and the offset to go on with. Not verified: the reader does that where it decodes.
@@ -317,7 +317,7 @@ class Reader:
             end = 0 if header is None else units.whole_units(raw, offset, RAW_UNITS_MAX)
             if not end:
                 raise self._quarantine(self.derived.lookup.unit_holding(offset))
-            return raw[:end], offset + end
+            return (raw if end == len(raw) else memoryview(raw)[:end]), offset + end
         return b"", offset
 
     def _start_of(self, offset: int, visible: int) -> int:

@@ -2,7 +2,8 @@
 
 `segments_to_drop` is pure. What always holds: segments go oldest first and whole; the last one stays; what is still
 wanted of a segment (pending delays, open transactions, unsettled messages of topics that are carried for a group)
-stands at the tail, flushed, before the segment goes.
+stands at the tail, flushed, before the segment goes. Carrying forward may take many calls: each looks anew at what it
+writes, so what has ended meanwhile is left.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dmq.errors import Damaged
 from dmq.model import MessageId
@@ -22,10 +23,12 @@ from dmq.storage.derived import Derived
 from dmq.storage.events import DelaysDone, Event, Outcome, Settled, pack_offsets
 from dmq.storage.files import DiskUsage
 from dmq.storage.journal import Journal
+from dmq.storage.positions import Position
 from dmq.storage.reading import Found, Reader
 from dmq.storage.scanning import Scanner
 from dmq.storage.state import HALF_TOPIC, SCHEDULE_TOPIC, queue_key
 from dmq.storage.units import SNAPSHOT
+from dmq.storage.wheel import Delay
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +44,10 @@ class SegmentAge(NamedTuple):
 
 
 class Going(NamedTuple):
-    """The oldest segments, about to go: how many, where the journal begins after, and where each queue does."""
+    """The oldest segments, about to go: how many, where they begin and end, and where each queue begins after."""
 
     segments: int
+    start: int
     kept_from: int
     firsts: dict[int, int]
 
@@ -73,7 +77,7 @@ def going_segments(
         # Its header was read unchecked when the store was opened: what follows from that time is decided anew.
         segment.stored_at_ms = unit.header.stored_at_ms
         return going_segments(journal, derived, settings, disk, now_ms)
-    return Going(count, kept_from, derived.firsts_of(derived.snapshot_in(unit)))
+    return Going(count, journal.start, kept_from, derived.firsts_of(derived.snapshot_in(unit)))
 
 
 def segments_to_drop(
@@ -126,13 +130,22 @@ def protected_offset(derived: Derived, settings: StoreSettings, end: int) -> int
     return protected
 
 
+DELAYS_AT_ONCE: Final = 1 << 16
+
+
 def carried_forward(
-    derived: Derived, reader: Reader, start: int, going: Going, now_ms: int
+    derived: Derived, reader: Reader, going: Going, delays: list[Delay], now_ms: int
 ) -> Iterator[list[Batch | Event]]:
-    """What must be written again before segments go; each list belongs into one unit."""
-    end = going.kept_from
-    for delay in derived.wheel.pending_between(start, end):
-        found = _readable(reader, delay.offset)
+    """What must be written again before segments go; each list belongs into one unit.
+
+    Parameters:
+        delays: those that were pending there when somebody looked, the first one last; taken out one by one.
+    """
+    start, end = going.start, going.kept_from
+    while delays:
+        delay = delays.pop()
+        is_pending = start <= delay.offset < end and derived.wheel.is_pending(delay.due_ms, delay.offset)
+        found = _readable(reader, delay.offset) if is_pending else None
         if found is not None:
             done = DelaysDone(pack_offsets([delay.offset]), "carried")
             yield [_copy(found, SCHEDULE_TOPIC, now_ms, due_ms=delay.due_ms), done]
@@ -148,14 +161,22 @@ def carried_forward(
         for queue in range(topic.config.queues):
             key = queue_key(topic.id, queue)
             position = derived.state.positions.get(group, topic.id, queue)
-            for offset in range(derived.state.first.get(key, 0), going.firsts.get(key, 0)):
-                if position is None or not position.is_settled(offset):
-                    columns = next(iter(derived.queues.columns(key, offset, offset + 1)))
-                    found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None
-                    if found is not None:
-                        # Settled with its copy: should the segment stay after all, it is not carried again.
-                        settled = Settled(group, topic.id, queue, offset, 1, Outcome.CARRIED, settled_at_ms=now_ms)
-                        yield [_copy(found, topic.name, now_ms), settled]
+            for offset in _unsettled(position, derived.state.first.get(key, 0), going.firsts.get(key, 0)):
+                columns = next(iter(derived.queues.columns(key, offset, offset + 1)))
+                found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None
+                if found is not None:
+                    # Settled with its copy: should the segment stay after all, it is not carried again.
+                    settled = Settled(group, topic.id, queue, offset, 1, Outcome.CARRIED, settled_at_ms=now_ms)
+                    yield [_copy(found, topic.name, now_ms), settled]
+
+
+def _unsettled(position: Position | None, start: int, end: int) -> Iterator[int]:
+    """Offsets of a queue in [start, end) that a group has not settled."""
+    at = start if position is None else max(start, position.floor)
+    for low, high in () if position is None else position.ranges:
+        yield from range(at, min(low, end))
+        at = max(at, high)
+    yield from range(at, end)
 
 
 def _readable(reader: Reader, offset: int) -> Found | None:

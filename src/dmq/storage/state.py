@@ -34,7 +34,9 @@ from dmq.storage.events import (
     TransactionEnded,
     TransactionGroup,
     TransactionsEnded,
+    TransactionsJoined,
 )
+from dmq.storage.joining import JoinedTransactions
 from dmq.storage.keys import KeyTable
 from dmq.storage.positions import PositionTable, bitmap_ranges
 from dmq.storage.producers import Dumped, Place, ProducerTable
@@ -88,6 +90,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     seeks: int = 0
     sought: list[tuple[str, int, int, int]] = []
     keys: list[KeyPut] = []
+    joined: list[tuple[bytes, bytes]] = []
 
     def encode(self) -> bytes:
         return _encoder.encode(self)
@@ -128,6 +131,7 @@ class State:
         self.seeks = 0  # how often a position was set that was there before
         self.sought: dict[tuple[str, int, int], int] = {}  # by group, topic id and queue, which of them was the last
         self.keys = KeyTable()
+        self.joined = JoinedTransactions()
 
     # --- applying ---------------------------------------------------------------------------------------------------
 
@@ -160,12 +164,13 @@ class State:
             case TopicDropped(topic_id):
                 self._drop_topic(topic_id)
             case TransactionEnded(message_id):
-                self.transactions.pop(message_id, None)
+                self._end_transactions(message_id)
             case TransactionGroup(producer_id, group):
                 self._name_group(producer_id, group)
             case TransactionsEnded(message_ids):
-                for at in range(0, len(message_ids), 16):
-                    self.transactions.pop(message_ids[at : at + 16], None)
+                self._end_transactions(message_ids)
+            case TransactionsJoined(pairs):
+                self.joined.join(pairs)
             case Archived(offset):
                 self.archived = max(self.archived, offset)
             case SubscriptionPut(group, topic_id):
@@ -244,6 +249,12 @@ class State:
             stored_at_ms, group = before.stored_at_ms, before.group
         self.transactions[raw] = OpenTransaction(journal_offset, length, stored_at_ms, group)
 
+    def _end_transactions(self, packed: bytes) -> None:
+        ids = [packed[at : at + 16] for at in range(0, len(packed), 16)]
+        for message_id in ids:
+            self.transactions.pop(message_id, None)
+        self.joined.ended(ids, self.transactions)
+
     def _name_group(self, producer_id: int, group: str) -> None:
         self.transaction_groups.pop(producer_id, None)
         self.transaction_groups[producer_id] = group
@@ -279,6 +290,7 @@ class State:
             self.seeks,
             [(*place, last) for place, last in self.sought.items()],
             self.keys.dump(),
+            self.joined.dump(),
         )
 
     def restore(self, raw: bytes) -> None:
@@ -311,6 +323,7 @@ class State:
         self.seeks = snapshot.seeks
         self.sought = {(group, topic_id, queue): last for group, topic_id, queue, last in snapshot.sought}
         self.keys.load(snapshot.keys)
+        self.joined.load(snapshot.joined)
 
     def start_at_snapshot(self) -> None:
         """After restoring the snapshot at the journal's start: what lies before it is gone, so queues begin there."""

@@ -11,6 +11,7 @@ nothing more becomes visible, and every call says `StoreFailed`.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -33,6 +34,7 @@ from dmq.storage.scanning import Scanner
 from dmq.storage.state import Topic
 from dmq.storage.view import StoreView
 from dmq.storage.visibility import Durability
+from dmq.storage.wheel import Delay
 from dmq.storage.writer import FlushTicket, Writer
 
 __all__ = ["FlushTicket", "MessageStore"]
@@ -101,6 +103,8 @@ class MessageStore(StoreView):
         self._checkpointer = opened.checkpointer
         self.recovered = opened.recovered
         self._flushed_at = self._checkpointed_at = self._clock.monotonic()
+        self._delays_left: list[Delay] = []  # of segments about to go, still to be carried forward
+        self.is_retaining = False  # segments are about to go, and not all of what is wanted of them is carried
         self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
         mark_running(self._files)
         self._writer = Writer(
@@ -374,15 +378,23 @@ class MessageStore(StoreView):
             log.warning("disk nearly full", extra={"error": str(error)})
         self.retain()
 
-    def retain(self) -> int:
-        """Drop segments that are not wanted any more; returns how many."""
+    def retain(self, carried_max: int = sys.maxsize) -> int:
+        """Drop segments that are not wanted any more; returns how many.
+
+        Parameters:
+            carried_max: how much that is still wanted of them may be written again now. If that is not all of it, none
+                goes, `is_retaining` is true afterwards, and the next call goes on.
+        """
+        if self.is_retaining and self.visible != self.end:
+            self.flush()  # what was carried before is not to be carried again
+        self.is_retaining = False
         try:
-            return self._retain()
+            return self._retain(carried_max)
         except DerivedDamaged as error:
             self._rebuild(error)
             return 0  # the next call goes on
 
-    def _retain(self) -> int:
+    def _retain(self, carried_max: int) -> int:
         going = retention.going_segments(
             self._journal, self._derived, self.settings, self._files.disk_usage(), self._clock.now_ms()
         )
@@ -393,8 +405,9 @@ class MessageStore(StoreView):
             self.flush()
             if self.visible != self.end:
                 return 0
-        for items in retention.carried_forward(self._derived, self._reader, self.start, going, self._clock.now_ms()):
-            self._writer.append(items, Durability.FLUSHED, atomic=True, upkeep=True)
+        if not self._carry(going, carried_max):
+            self.is_retaining = True
+            return 0
         # The checkpoint in force should not need what goes, or the next start must build everything anew.
         in_force = self._checkpointer.in_force
         if in_force is None or in_force.offset < going.kept_from:
@@ -408,6 +421,25 @@ class MessageStore(StoreView):
         self._journal.drop_first(going.segments)
         log.info("segments dropped", extra={"count": going.segments, "journal_start": self.start})
         return going.segments
+
+    def _carry(self, going: retention.Going, carried_max: int) -> bool:
+        """Write again what is still wanted of segments about to go; returns whether that was all."""
+        is_all = not self._delays_left
+        if is_all:
+            found = self._derived.wheel.pending_between(going.start, going.kept_from, retention.DELAYS_AT_ONCE)
+            is_all = len(found) < retention.DELAYS_AT_ONCE
+            self._delays_left = found[::-1]
+        now_ms = self._clock.now_ms()
+        wanted = retention.carried_forward(self._derived, self._reader, going, self._delays_left, now_ms)
+        try:
+            for count, items in enumerate(wanted, 1):
+                self._writer.append(items, Durability.FLUSHED, atomic=True, upkeep=True)
+                if count == carried_max:
+                    return False
+        except DMQError:
+            self._delays_left = []  # the one that was not written is to be found again
+            raise
+        return is_all
 
     def close(self) -> None:
         """Flush, checkpoint, and leave; the next start has nothing to recover. Safe to call twice."""

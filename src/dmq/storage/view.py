@@ -273,7 +273,7 @@ class StoreView(ABC):
         reader, lookup = self._reader, self._derived.lookup
         return self._healed(lambda: origin_runs(reader.bytes_at, lookup.unit_holding, topic.id, queue, offsets, pieces))
 
-    def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes, int]:
+    def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on, and the offset to go on with."""
         return self._healed(lambda: self._reader.raw_units(offset, self.visible, max_bytes))
 
@@ -387,6 +387,15 @@ class StoreView(ABC):
     def half(self, message_id: bytes) -> OpenTransaction | None:
         """A half message that is neither committed nor rolled back."""
         return self._derived.state.transactions.get(message_id)
+
+    def transaction_first(self, message_id: bytes) -> bytes:
+        """The first half message of the transaction that one belongs to; often itself."""
+        return self._derived.state.joined.first_of(message_id)
+
+    def transaction_members(self, first: bytes) -> list[bytes]:
+        """The further half messages of a transaction that are open, by its first one."""
+        state = self._derived.state
+        return [member for member in state.joined.members_of(first) if member in state.transactions]
 
     def is_resent(
         self, topic: Topic, queue: int, producer_id: int, epoch: int, first_sequence: int, count: int

@@ -125,18 +125,28 @@ class Wheel:
 
     def claim(self, due_ms: int, offset: int) -> bool:
         """Take one record, due or not, to end it otherwise; False if it is not pending or somebody has it already."""
-        if offset in self._done or offset in self._ending or offset in self._flights:
+        found = self._find(due_ms, offset)
+        if found is None:
             return False
+        # It stays where it is, and is passed over when it is met there.
+        flight = self._flights[offset] = found
+        flight.copied = True
+        return True
+
+    def is_pending(self, due_ms: int, offset: int) -> bool:
+        """Whether a record waits, and nobody has it."""
+        return self._find(due_ms, offset) is not None
+
+    def _find(self, due_ms: int, offset: int) -> _Flight | None:
+        if offset in self._done or offset in self._ending or offset in self._flights:
+            return None
         for number, mine in enumerate(self._fragments):
             sources = [run.sources[number] for run in self._runs]
             tables = [*mine.after(due_ms, offset - 1, 1), *(source.after(due_ms, offset - 1, 1) for source in sources)]
             for table in tables:
-                for due, at, length, _ in table[table["offset"].astype(np.uint64) == np.uint64(offset)].tolist():
-                    # It stays where it is, and is passed over when it is met there.
-                    flight = self._flights[at] = _Flight(due, length, number)
-                    flight.copied = True
-                    return True
-        return False
+                for due, _, length, _ in table[table["offset"].astype(np.uint64) == np.uint64(offset)].tolist():
+                    return _Flight(due, length, number)
+        return None
 
     def take_over_flights(self, other: Wheel) -> None:
         """After a rebuild: what the replaced wheel had handed out stays handed out, what was ending is ending."""
@@ -210,14 +220,15 @@ class Wheel:
                 return found[:limit]
             count *= 4
 
-    def pending_between(self, start: int, end: int) -> list[Delay]:
-        """Pending records whose journal offset lies in [start, end), by offset."""
-        found: list[Delay] = []
+    def pending_between(self, start: int, end: int, limit: int) -> list[Delay]:
+        """Pending records whose journal offset lies in [start, end), by offset, at most so many of the first."""
+        hits = [np.empty(0, ENTRY)]
         for table in self.each():
             offsets = table["offset"].astype(np.uint64)
-            hits = table[(offsets >= np.uint64(start)) & (offsets < np.uint64(end))]
-            found += [Delay(due, offset, length) for due, offset, length, _ in hits.tolist()]
-        return sorted(found, key=lambda delay: delay.offset)
+            hits.append(table[(offsets >= np.uint64(start)) & (offsets < np.uint64(end))])
+        found = np.concatenate(hits)
+        first = np.argsort(found["offset"].astype(np.uint64), kind="stable")[:limit]
+        return [Delay(due, offset, length) for due, offset, length, _ in found[first].tolist()]
 
     def oldest_handed_out(self) -> int | None:
         """The lowest journal offset of a record that was handed out and is not done."""

@@ -70,6 +70,7 @@ def test_a_message_that_failed_was_retried_and_given_up() -> None:
         (1300, "dead letter"),
         (1500, "resent"),
     ]
+    assert [step.attempt for step in steps if step.what in ("delivered", "failed", "gave up")] == [1, 1, 2, 2]
     assert steps[4].note == "gets it again at 1970-01-01 00:00:01.200Z: boom"
     assert steps[8].note == "REJECTED: bad"
     assert steps[-1].note == "by ann"

@@ -34,9 +34,10 @@ attributes = st.builds(
     attempts_before=U32,
     replay=TEXT,
     mark=U64,
+    transaction=U64,
     properties=st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9), max_size=4),
     unknown=st.lists(
-        st.tuples(st.integers(22, 0x7F), st.binary(max_size=9)), max_size=3, unique_by=lambda pair: pair[0]
+        st.tuples(st.integers(23, 0x7F), st.binary(max_size=9)), max_size=3, unique_by=lambda pair: pair[0]
     ).map(tuple),
 )
 

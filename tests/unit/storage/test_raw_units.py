@@ -65,7 +65,7 @@ def test_a_message_that_looks_like_a_unit_is_none() -> None:
     store.create_topic("orders")
     filled(store, 1, body=struct.pack(">4sIHHIQIIIIIIQQQ", b"DMQU", 0, 1, 0, 0, 0, 72, 0, 0, 0, 0, 0, 0, 0, 0) * 3)
     unit = starts_of(store)[-1]
-    raw = store.read_units(unit)[0]
+    raw = bytes(store.read_units(unit)[0])
     fake_at = raw.index(b"DMQU", 1)
     data, end = store.read_units(unit + fake_at)
     assert (end - len(data), end) == (unit, store.visible)

@@ -109,14 +109,16 @@ class Bench:
         saved = Wheel(self.files, FilePool(self.files, 16), BlockCache(16), self.fragments)
         saved.restore(*self.saved)
         assert saved.pending == len(self.set_aside)
-        found = {delay.offset: (delay.due_ms, delay.length) for delay in saved.pending_between(0, FOREVER)}
+        found = {delay.offset: (delay.due_ms, delay.length) for delay in saved.pending_between(0, FOREVER, 1 << 20)}
         assert found == {offset: (due, length) for offset, (due, length, _) in self.set_aside.items()}
 
     def check(self) -> None:
         assert self.wheel.pending == len(self.pending)
         low, high = self.offset // 4, self.offset // 2
         expected = [Delay(due, at, length) for at, (due, length, _) in sorted(self.pending.items()) if low <= at < high]
-        assert self.wheel.pending_between(low, high) == expected
+        assert self.wheel.pending_between(low, high, 1 << 20) == expected
+        assert self.wheel.pending_between(low, high, 3) == expected[:3]
+        assert all(self.wheel.is_pending(due, at) == (at not in self.out) for due, at, _ in expected[:1])
         assert self.wheel.oldest_handed_out() == min(self.out, default=None)
 
     def drain(self) -> None:

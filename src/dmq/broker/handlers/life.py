@@ -89,7 +89,7 @@ def _about(broker: Broker, life: Life) -> tuple[str, str]:
     half = broker.store.half(life.message_id.to_bytes())
     if half is not None:
         who = f"producer group {half.group!r}" if half.group else "its producer"
-        checks = broker.transactions.checks.attempts(life.message_id.to_bytes())
+        checks = broker.transactions.times_asked(life.message_id.to_bytes())
         return "prepared", (
             f"{name} belongs to a transaction that is open since {moment(half.stored_at_ms)}: nobody gets it before "
             f"{who} commits it. It was asked about it {checks} times so far."

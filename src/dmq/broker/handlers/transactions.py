@@ -15,6 +15,7 @@ from dmq.broker.refusals import RefusalTexts
 from dmq.broker.session import Session
 from dmq.errors import DMQError, InvalidRequest, LimitReached, StaleEpoch
 from dmq.model import check_name
+from dmq.protocol.batch import Batch
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import LIST_MAX, Header
 from dmq.protocol.producing import (
@@ -29,7 +30,8 @@ from dmq.protocol.producing import (
     TransactionOutcome,
     TransactionRefusal,
 )
-from dmq.storage.events import TransactionGroup
+from dmq.records import RecordView
+from dmq.storage.events import Event, TransactionGroup, TransactionsJoined
 from dmq.storage.state import HALF_TOPIC
 
 __all__ = ["end_transactions", "join_transactions", "list_transactions", "produce_half"]
@@ -52,7 +54,12 @@ def produce_half(broker: Broker, session: Session, frame: Frame, asked: Produce)
             limit=store.settings.transactions_max,
         )
     ids = [_ID.pack(asked.producer_id, asked.first_sequence + index) for index in range(asked.count)]
-    is_known = store.transaction_group(asked.producer_id) == asked.group
+    queue = schedule_queue(asked.producer_id, asked.queue)
+    before: list[Event] = []
+    if store.transaction_group(asked.producer_id) != asked.group:
+        before.append(TransactionGroup(asked.producer_id, asked.group))
+    if asked.flags & ProduceFlag.JOINED:
+        before += _joined(asked, batch, ids)
     store_aside(
         broker,
         session,
@@ -60,10 +67,22 @@ def produce_half(broker: Broker, session: Session, frame: Frame, asked: Produce)
         asked,
         batch,
         HALF_TOPIC,
-        schedule_queue(asked.producer_id, asked.queue),
+        queue,
         lambda: broker.transactions.opened(ids),
-        [] if is_known else [TransactionGroup(asked.producer_id, asked.group)],
+        before,
     )
+
+
+def _joined(asked: Produce, batch: Batch, ids: list[bytes]) -> list[Event]:
+    """What the records of a batch say about transactions that began before them."""
+    pairs = []
+    start = 0
+    for message_id, length in zip(ids, batch.lengths, strict=True):
+        first = RecordView(batch.data, start, start + int(length)).attributes.transaction
+        start += int(length)
+        if first is not None:
+            pairs += [message_id, _ID.pack(asked.producer_id, first)]
+    return [TransactionsJoined(b"".join(pairs))] if pairs else []
 
 
 def end_transactions(broker: Broker, session: Session, frame: Frame, asked: TransactionEnd) -> None:
@@ -125,7 +144,7 @@ async def list_transactions(broker: Broker, session: Session, frame: Frame, aske
         page = nsmallest(asked.limit, (key for key in keys if key[:2] > after))
         parts, _ = await broker.reads.ask(lambda: broker.store.gather([key[2] for key in page]))
         topics = {at: half_target(part, index) for part in parts for index, at in enumerate(part.offsets.tolist())}
-        attempts = broker.transactions.checks.attempts
+        attempts = broker.transactions.times_asked
         infos = [
             TransactionInfo(message_id, topics[offset], group, begun_at_ms, attempts(message_id))
             for begun_at_ms, message_id, offset, group in page
