@@ -192,6 +192,8 @@ class ConsumeTimeout(DMQError):
     """Stored, but the named group has not acked it in time. The message stays: sending it again makes a second one."""
 
     code = "CONSUME_TIMEOUT"
+    receipt: Any = None
+    """The message's `dmq.Receipt`; none of a call with many messages, whose `detail` has where they begin."""
 
 
 class DeadLettered(DMQError):

@@ -154,6 +154,8 @@ def check_name(name: str, what: str, *, system: bool = False) -> str:
     Raises:
         InvalidName: with a sentence that says what is allowed.
     """
+    if not isinstance(name, str):
+        raise InvalidName(f"{what} name is text, not {type(name).__name__}: {name!r}")
     bytes_max = GROUP_BYTES_MAX if what == "group" else NAME_BYTES_MAX
     if len(name.encode("utf-8", "surrogatepass")) > bytes_max:
         raise InvalidName(f"{what} name is too long: at most {bytes_max} bytes of UTF-8; shorten it", name=name)
@@ -172,9 +174,11 @@ def check_target(name: str) -> str:
     Raises:
         InvalidName: with a sentence that says what is allowed.
     """
-    if name.startswith(RESULT_PREFIX):
+    given: object = name
+    is_result = isinstance(given, str) and given.startswith(RESULT_PREFIX)
+    if is_result:
         check_name(name[len(RESULT_PREFIX) :], "topic")
-    return check_name(name, "topic", system=name.startswith(RESULT_PREFIX))
+    return check_name(name, "topic", system=is_result)
 
 
 def result_topic_name(topic: str) -> str:

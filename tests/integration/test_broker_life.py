@@ -242,6 +242,9 @@ def test_a_send_that_is_not_consumed_in_time_says_where_the_message_is(fate: str
         assert caught.value.detail["queue"] == 0
         assert caught.value.detail["offset"] == 1
         assert caught.value.detail["topic"] == "orders"
+        receipt = caught.value.receipt
+        assert (receipt.topic, receipt.queue, receipt.offset, receipt.durability) == ("orders", 0, 1, "flushed")
+        assert [found.body for found in client.admin.find(topic="orders", id=receipt.id)] == [b"x"]
         assert [message.body for message in client.admin.peek("orders", queue=0, at=1, limit=1)] == [b"x"]
         if fate != "nobody":
             helper.join(30)

@@ -251,8 +251,12 @@ def test_a_body_that_is_too_large_is_an_error_that_names_the_limit(url: str) -> 
 
 def test_a_bad_json_line_is_named_and_what_came_before_it_is_sent(url: str) -> None:
     done = dmq("send", "t-bad", "--stdin", "--json-lines", "--url", url, stdin='{"body": "a"}\nnonsense\n')
-    fails(done, 1, "stdin, line 2", "not JSON")
+    fails(done, 1, "stdin, line 2", "not JSON", "1 message was sent before that")
     assert dmq("topic", "show", "t-bad", "--url", url, "--format", "json").json["messages"] == 1
+    lines = '{"body": "a"}\n{"body": "b", "priority": 12}\n'
+    done = dmq("send", "t-bad", "--stdin", "--json-lines", "--url", url, stdin=lines)
+    fails(done, 1, "priority is 0 to 9", "1 message was sent before that")
+    assert "flushed" in done.out
 
 
 @pytest.mark.parametrize(
@@ -324,6 +328,11 @@ def test_a_directory_in_use_is_an_error(broker: BrokerProcess) -> None:
     fails(done, 1, "in use", str(broker.pid))
 
 
+def test_a_directory_that_cannot_be_made_is_an_error_and_no_traceback() -> None:
+    done = dmq("broker", "--data", "/proc/dmq", "--port", "0", "--metrics-port", "0", "--telnet-port", "none")
+    fails(done, 1, "could not create /proc/dmq")
+
+
 def test_an_address_for_strangers_needs_insecure(tmp_path: Path) -> None:
     done = dmq("dev", "--host", "0.0.0.0", "--port", "0", "--data", str(tmp_path / "data"))
     fails(done, 1, "--insecure")
@@ -367,6 +376,7 @@ def test_config_show_tells_where_each_setting_came_from(tmp_path: Path) -> None:
         ("topic", "update", "t"),
         ("topic", "create"),
         ("bench", "produce", "--size", "0"),
+        ("bench", "produce", "--async", "--connections", "5"),
     ],
 )
 def test_a_wrong_call_is_exit_code_2_before_anybody_is_asked(arguments: tuple[str, ...]) -> None:

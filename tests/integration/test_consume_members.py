@@ -224,3 +224,20 @@ def test_in_plain_mode_a_broken_connection_is_an_error(broker: TestBroker) -> No
         cut(client)
         handling.join()
         assert isinstance(handling.error, dmq.NotConnected)
+
+
+def test_a_consumer_that_pulled_and_closed_is_no_member_any_more_and_holds_up_no_other_tags(client: Client) -> None:
+    client.producer().send("orders", b"x", tag="created")
+    first = client.consumer("orders", "alerts", tags="created")
+    other = client.consumer("orders", "alerts", tags="created")
+    assert len(other.pull(1, wait=PATIENCE)) == 1
+    assert len(first.pull(1, wait=0.0)) == 0
+    assert client.admin.group("alerts").members == 2
+    other.close()
+    (again,) = first.pull(1, wait=PATIENCE)
+    assert again.attempt == 1, "it was given back untried"
+    again.ack()
+    assert client.admin.group("alerts").members == 1
+    first.close()
+    assert client.admin.group("alerts").members == 0
+    client.consumer("orders", "alerts", tags="paid").pull(1, wait=0.0)

@@ -57,16 +57,17 @@ def test_what_is_over_the_limit_is_refused_and_says_when_to_try_again(broker: Te
     assert bodies(client) == [b"0", b"1", b"2", b"4"]
 
 
-def test_a_send_waits_for_its_turn_within_its_timeout(broker: TestBroker, client: Client) -> None:
+def test_every_way_to_send_is_refused_at_once(broker: TestBroker, client: Client) -> None:
     client.admin.set_limit(topic="orders", messages=1)
-    producer = client.producer(timeout=PATIENCE)
+    producer = client.producer(timeout=None)
     producer.send("orders", b"first")
-    future = producer.send_async("orders", b"second")
-    eventually(lambda: client.admin.stats("broker_limited")["broker_limited"] >= 1)
-    assert not future.done()
+    assert isinstance(producer.send_async("orders", b"second").exception(PATIENCE), dmq.RateLimited)
+    with pytest.raises(dmq.RateLimited):
+        producer.send_many("orders", [dmq.Message(b"third")])
     broker.clock.advance(1.0)
-    future.result(PATIENCE)
-    assert bodies(client) == [b"first", b"second"]
+    producer.send("orders", b"fourth")
+    assert bodies(client) == [b"first", b"fourth"]
+    assert client.admin.stats("broker_limited")["broker_limited"] == 2
 
 
 def test_bytes_are_limited_as_well(broker: TestBroker, client: Client) -> None:

@@ -16,6 +16,7 @@ from dmq.broker.server import BrokerServer
 from dmq.errors import NotAllowed
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing import MemoryFiles
+from dmq.testing.clock import RunningClock
 from tests.integration.raw import eventually
 from tests.integration.serving import ServedBroker
 
@@ -172,9 +173,39 @@ def test_the_status_page_shows_topics_groups_and_lag(broker: ServedBroker) -> No
     assert (status, kind) == (200, "text/html; charset=utf-8")
     page = Tables(text)
     assert page.title == "DMQ broker shop & <co>"
-    assert page.rows["Topics"][1:] == [["orders", "2", "5", "5", "1"]]
-    assert page.rows["Groups"][1:] == [["billing", "orders", "1", "0", str(5 - len(batch))]]
+    assert page.rows["Topics"][1:] == [["orders", "2", "5", "5", "-", "1"]]
+    assert page.rows["Groups"][1:] == [["billing", "orders", "1", "0", "-", str(5 - len(batch))]]
     assert ["broker_messages_in", "5"] in page.rows["Numbers"]
+
+
+def test_the_status_page_shows_rates_from_the_second_look_on() -> None:
+    clock = RunningClock()
+    with ServedBroker(MemoryFiles(), status_port=0, clock=clock) as broker, dmq.connect(broker.url) as client:
+        client.admin.create_topic("orders", queues=1)
+        client.admin.create_group("billing", "orders")
+        assert rows_of(broker)["Rates"][1] == ["messages in", "-"]
+        client.producer().send_many("orders", [dmq.Message(b"x")] * 4000)
+        consumer = client.consumer("orders", "billing")
+        batch = consumer.pull(2000)
+        consumer.ack(batch)
+        eventually(lambda: client.admin.lag("orders", "billing").total == 4000 - len(batch))
+        clock.advance(3)
+        rows = rows_of(broker)
+        # The clock runs as well, so the rates are at most these.
+        assert rows["Rates"][1][0] == "messages in"
+        assert 0 < int(rows["Rates"][1][1]) <= 1333
+        assert rows["Topics"][1][:4] == ["orders", "1", "4000", "4000"]
+        assert 0 < int(rows["Topics"][1][4]) <= 1333
+        assert rows["Groups"][1][:2] == ["billing", "orders"]
+        assert 0 < int(rows["Groups"][1][4]) <= 667
+        clock.advance(6)
+        rows_of(broker)
+        clock.advance(6)
+        assert rows_of(broker)["Rates"][1] == ["messages in", "0"]
+
+
+def rows_of(broker: ServedBroker) -> dict[str, list[list[str]]]:
+    return Tables(get(broker.server.status_port, "/")[2]).rows
 
 
 def test_looking_at_an_ordered_group_does_not_disorder_it(broker: ServedBroker) -> None:

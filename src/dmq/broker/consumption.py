@@ -147,9 +147,10 @@ class Consumption(Fetching):
             )
         self._pulls.append(pull)
 
-    def cancel_pulls(self, owner: object) -> None:
-        """Whoever waited is gone."""
-        self._pulls = deque(pull for pull in self._pulls if pull.owner is not owner)
+    def cancel_pulls(self, owner: object, member: Member | None = None) -> None:
+        """Whoever waited is gone; with a member, only that one is."""
+        gone = [p for p in self._pulls if p.owner is owner and member in (None, p.member)]
+        self._pulls = deque(pull for pull in self._pulls if pull not in gone)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,8 @@ def _disk(folder: Path, settings: StoreSettings) -> Finding:
         usage = shutil.disk_usage(_existing(folder))
     except OSError as error:
         return Finding("disk space", State.PROBLEM, f"the disk cannot be asked: {error.strerror}", "check the disk")
+    if not usage.total:
+        return Finding("disk space", State.PROBLEM, f"{folder} is on no disk", "name a directory on one with --data")
     share = 1 - usage.free / usage.total
     what = f"{share:.0%} in use, {usage.free / _GIB:.1f} GiB free"
     advice = "free some space, shorten store.retention_hours, or use another disk with --data"

@@ -21,7 +21,7 @@ from dmq.broker.handlers import HANDLERS
 from dmq.broker.handlers.session import hello
 from dmq.broker.letters import open_letters
 from dmq.broker.metrics import exposition
-from dmq.broker.status import status_page
+from dmq.broker.status import StatusPage
 from dmq.broker.telnet import TelnetServer
 from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
@@ -138,8 +138,9 @@ class BrokerServer:
             if settings.telnet_port is not None:
                 self.telnet_port = await self._telnet.listen(settings.host, settings.telnet_port)
             if self._status_port is not None:
+                page = StatusPage(self.broker)
                 self.status_port = await self._serve_pages(
-                    self._status_port, {"/": lambda: Page(status_page(self.broker), kind="text/html; charset=utf-8")}
+                    self._status_port, {"/": lambda: Page(page(), kind="text/html; charset=utf-8")}
                 )
         except BaseException:
             await self.stop(0.0)

@@ -68,12 +68,16 @@ class Session:
                 self._away(pusher.consumption, pusher.member.name, grace_ms)
         for consumption, member in self.pulling:
             consumption.cancel_pulls(self)
-            if (
-                consumption.group.members.get(member.name) is member
-                and member.name not in consumption.sinks
-                and not any((consumption, member) in other.pulling for other in self.broker.sessions)
-            ):
+            if self.is_last_of(consumption, member):
                 self._away(consumption, member.name, grace_ms)
+
+    def is_last_of(self, consumption: Consumption, member: Member) -> bool:
+        """Whether a member that pulled here is one, and gets nothing over another connection either."""
+        return (
+            consumption.group.members.get(member.name) is member
+            and member.name not in consumption.sinks
+            and not any((consumption, member) in other.pulling for other in self.broker.sessions)
+        )
 
     def _away(self, consumption: Consumption, name: str, grace_ms: int) -> None:
         now_ms = self.broker.now_ms

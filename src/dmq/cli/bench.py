@@ -77,6 +77,8 @@ def produce(
 
     Beside it stands a process that only receives the same bytes on loopback and writes them to a file.
     """
+    if is_async and connections > 1:
+        raise typer.BadParameter("--async and --connections exclude each other: connections send one at a time")
     load = _load(messages, size, batch, durability, body, rounds, seed)
     from dmq.testing.throughput import produce as measure
     from dmq.testing.throughput import produce_connections

@@ -134,6 +134,8 @@ def _publish(
                 elif len(listed) <= _LISTED:
                     listed.append(row)
         except DMQError as error:
+            if listed and sent <= _LISTED:
+                show_rows(listed, form, empty="")
             raise type(error)(_so_far(error.message, sent), **error.detail) from error
     if form == Format.JSON:
         return
@@ -145,7 +147,7 @@ def _publish(
 
 
 def _so_far(message: str, sent: int) -> str:
-    return f"{message} ({sent:,} messages were sent before that)" if sent else message
+    return f"{message} ({sent:,} message{'s were' if sent > 1 else ' was'} sent before that)" if sent else message
 
 
 # --- where messages come from -----------------------------------------------------------------------------------------

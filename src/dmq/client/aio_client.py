@@ -15,6 +15,7 @@ from dmq.client.aio_admin import AioAdmin
 from dmq.client.aio_consumer import AioConsumer
 from dmq.client.aio_producer import AioProducer
 from dmq.client.aio_transport import AioTransport
+from dmq.client.arguments import check_timeout
 from dmq.client.client import make_hello
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
@@ -89,7 +90,7 @@ class AioClient:
         self._addresses = parse_url(url)
         self._hello = make_hello(app, client_id)
         self._reconnect = reconnect
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self._clock = clock or SystemClock()
         self._routes = Routes()
         self._parts: list[AioClosable] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,16 +21,15 @@ from dmq.client.consuming import extension
 from dmq.client.delivery import Delivery
 from dmq.client.handling import RateLimit
 from dmq.client.prefetch import Part
-from dmq.client.pulling import Ask, Pulling
-from dmq.client.received import Batch, ReceivedMessage
+from dmq.client.pulling import Ask, Pulling, unreached
+from dmq.client.received import Batch, ReceivedMessage, parts_to_ack
 from dmq.client.subscribing import ConsumerOptions
 from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, check_extended
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
 from dmq.protocol import Command, Frame, decode_response
-from dmq.protocol.consuming import PullReply, Seek, Settle, SettleReply, Unsubscribe
+from dmq.protocol.consuming import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
-from dmq.records import ANY_QUEUE
 
 __all__ = ["AioBatch", "AioConsumer", "AioMessage"]
 
@@ -60,6 +59,13 @@ class AioMessage(ReceivedMessage, eq=False, gc=False):
     def reject(self, reason: str = "") -> Awaitable[None]:
         super().reject(reason)
         return DONE
+
+
+class OpenedAioMessage(AioMessage, eq=False, gc=False):
+    """A message whose body and key were taken out with those of others."""
+
+    body: Any
+    key: str | None
 
 
 class AioBatch(Batch[AioMessage]):
@@ -162,15 +168,14 @@ class AioConsumer(Pulling):
 
     async def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> AioBatch:
         """A batch of messages; parameters and errors as of `dmq.client.consumer.Consumer.pull`."""
-        self._check_pull()
+        ask = self._check_pull(max_messages, wait, queue)
         self._ack_previous()
-        ask = Ask(max_messages, ANY_QUEUE if queue is None else queue)
         await self._ahead()
         parts = self._from_stock(ask)
         if not parts:
             self._flush()
             parts = await self._pull_now(ask, wait)
-        batch = AioBatch(AioMessage, parts)
+        batch = AioBatch(AioMessage, parts, OpenedAioMessage)
         self._read_ahead(self._transport.current(), ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
@@ -193,8 +198,10 @@ class AioConsumer(Pulling):
             try:
                 frame = await self._pull_once(ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
-                if left <= 0 or self._transport.closed_by is not None:
+                if self._transport.closed_by is not None:
                     raise
+                if left <= 0:
+                    raise unreached(error, wait) from None
                 await asyncio.sleep(min(left, error.retry_after or 0.1))
                 continue
             reply: PullReply = decode_response(frame)
@@ -210,9 +217,11 @@ class AioConsumer(Pulling):
             decode_response(frame)
         return frame
 
-    def ack(self, messages: AioMessage | AioBatch) -> Awaitable[None]:
-        """These are done."""
-        return messages.ack()
+    def ack(self, messages: AioMessage | Iterable[AioMessage]) -> Awaitable[None]:
+        """These are done: a message, a batch, or some messages."""
+        for part in parts_to_ack(messages):
+            part.ack()
+        return DONE
 
     # --- with a handler ---------------------------------------------------------------------------------------------
 
@@ -261,6 +270,7 @@ class AioConsumer(Pulling):
     async def seek(self, to: When) -> None:
         """Move the group to a place; as `dmq.client.consumer.Consumer.seek`."""
         point = parse_point(to)
+        self._check_open()
         self._flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         try:
@@ -332,9 +342,10 @@ class AioConsumer(Pulling):
         self._core.release_all()
         connection = await self._last_connection()
         self._flush()
-        if self._is_started and connection is not None:
+        farewell = None if connection is None else self._farewell(connection)
+        if connection is not None and farewell is not None:
             try:
-                await connection.request(Command.UNSUBSCRIBE, Unsubscribe(self._number), timeout=ANSWER_SECONDS)
+                await connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
             except DMQError:
                 pass  # the broker notices by itself
         self._transport.unwatch(self)

@@ -41,7 +41,7 @@ class AioExecutor:
         policy: str | RateLimit,
         local_retries: int,
     ) -> None:
-        check_pool(workers, local_retries)
+        check_pool(handler, workers, local_retries)
         self._policy = check_policy(policy)
         self._consumer = consumer
         self._core = core

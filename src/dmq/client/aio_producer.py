@@ -17,9 +17,10 @@ from dmq.client.accumulator import Batch
 from dmq.client.aio_connection import AioConnection
 from dmq.client.aio_transaction import AioTransaction
 from dmq.client.aio_transport import AioTransport
+from dmq.client.arguments import check_function
 from dmq.client.futures import Receipts, SendFuture
 from dmq.client.outcomes import receipts_of, too_late
-from dmq.client.producing import Core, Draft, Options
+from dmq.client.producing import Core, Draft, Options, listed
 from dmq.client.routes import Route, Routes
 from dmq.client.sender import Sender
 from dmq.client.session import Push
@@ -154,7 +155,7 @@ class AioProducer:
             self._sender.pump(batch.lane)
         await self._wait(batch, deadline)
         if batch.error is not None:
-            raise batch.error
+            raise batch.error_of(index)
         return batch.receipt(index)
 
     async def send_async(
@@ -180,6 +181,7 @@ class AioProducer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
+        check_function("on_delivery", on_delivery)
         route = self._routes.get(topic) or await self._route(topic)
         draft = self._core.draft(
             route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
@@ -190,7 +192,7 @@ class AioProducer:
         if on_delivery is not None:
             tell = on_delivery
             future.add_done_callback(
-                lambda done: tell(None, batch.error) if batch.error is not None else tell(done.result(), None)
+                lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
             )
         if batch.is_worth_a_look:
             self._sender.pump(draft.lane)
@@ -211,6 +213,7 @@ class AioProducer:
         Raises:
             DMQError: the first error; `detail["stored"]` says how many messages are stored nevertheless.
         """
+        messages = listed(messages)
         if not messages:
             return Receipts((), 0)
         route = self._routes.get(topic) or await self._route(topic)

@@ -84,7 +84,9 @@ class AioTransport:
                     break
                 await asyncio.sleep(min(attempt.pause, left))
             try:
-                self._use(await self._connect(attempt.address))
+                self._use(
+                    await self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS))
+                )
             except DMQError as error:
                 errors[attempt.address] = error
                 continue
@@ -93,11 +95,11 @@ class AioTransport:
         self._standing.close(NotConnected("the client never was connected"))
         raise nobody_answers(errors)
 
-    async def _connect(self, address: Address) -> AioConnection:
+    async def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> AioConnection:
         return await AioConnection.open(
             address,
             self._hello,
-            timeout=CONNECT_SECONDS,
+            timeout=timeout,
             clock=self._clock,
             on_push=self._pushed,
             on_closed=self._lost,

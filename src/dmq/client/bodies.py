@@ -4,21 +4,22 @@ Bytes stay as they are; text becomes UTF-8; msgspec structs, dataclasses and Pyd
 consumer in any language can read it and a person can too.
 
 What always holds: what cannot become a body raises `InvalidMessage` that names its type, before anything is sent; what
-was encoded from a type is decoded to an equal object of that type. Pydantic is never imported here: an object that has
-its methods brings it along.
+was encoded from a type is decoded to an equal object of that type. Pydantic is imported only where one of its models
+is asked for: whoever has one has it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from dmq.errors import InvalidMessage
+from dmq.errors import InvalidMessage, InvalidSettings
 
-__all__ = ["decode_body", "encode_body"]
+__all__ = ["check_type", "decode_body", "encode_body"]
 
 T = TypeVar("T")
 
@@ -72,13 +73,56 @@ def decode_body(type_: type[T], body: bytes) -> T:
         if validate is not None:
             made: T = validate(body)
             return made
-        decoded: T = _decoder(type_).decode(body)  # type: ignore[arg-type]
+        decoded: T = _decoder(type_)(body)  # type: ignore[arg-type]
         return decoded
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        name = getattr(type_, "__qualname__", str(type_))
-        raise InvalidMessage(f"the body is no {name}: {error}", type=name) from error
+        raise InvalidMessage(f"the body is no {_name(type_)}: {_in_words(error)}", type=_name(type_)) from error
+
+
+def check_type(type_: Any) -> Any:
+    """The type, if bodies can be of it; None is bytes.
+
+    Raises:
+        InvalidSettings: there is no way to make one from a body.
+    """
+    if type_ is None or type_ in (bytes, str) or hasattr(type_, "model_validate_json"):
+        return type_
+    try:
+        is_known = _has_model(type_) or not isinstance(msgspec.inspect.type_info(type_), msgspec.inspect.CustomType)
+        _decoder(type_)
+    except (TypeError, NameError):  # a name in an annotation may be nobody's
+        is_known = False
+    if not is_known:
+        raise InvalidSettings(
+            f"type is a msgspec struct, a dataclass, a Pydantic model, or made of them as in list[Order], not {type_!r}"
+        )
+    return type_
 
 
 @lru_cache(maxsize=256)
-def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(type_)
+def _decoder(type_: Any) -> Callable[[bytes], Any]:
+    if _has_model(type_):
+        from pydantic import TypeAdapter  # whoever has a model has it
+
+        validate: Callable[[bytes], Any] = TypeAdapter(type_).validate_json
+        return validate
+    return msgspec.json.Decoder(type_).decode
+
+
+def _has_model(type_: Any) -> bool:
+    """Whether a Pydantic model stands within it, as in list[Order] or Order | Refund."""
+    return any(hasattr(part, "model_validate_json") or _has_model(part) for part in get_args(type_))
+
+
+def _name(type_: Any) -> str:
+    return str(type_) if get_args(type_) else getattr(type_, "__qualname__", str(type_))
+
+
+def _in_words(error: Exception) -> str:
+    """What is wrong, on one line: Pydantic says it in many, and in a list as well."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return str(error)
+    first = details()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
+from dmq.client.arguments import check_seconds, parse_id
 from dmq.client.reports import (
     ArchiveReport,
     BrokerReport,
@@ -69,9 +70,7 @@ def parse_point(to: When) -> Point:
         return to
     if isinstance(to, str) and to in ("earliest", "latest"):
         return Point(PointKind.EARLIEST if to == "earliest" else PointKind.LATEST)
-    if isinstance(to, bool):
-        raise InvalidSettings(f"{to!r} is no place in a queue")
-    if isinstance(to, int) and to >= 0:
+    if isinstance(to, int) and not isinstance(to, bool) and 0 <= to < 1 << 63:
         return Point(PointKind.OFFSET, to)
     if isinstance(to, datetime):
         if to.tzinfo is None:
@@ -98,9 +97,7 @@ def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(settings)
     if "ttl" in given:
         ttl = given.pop("ttl")
-        if ttl is not None and not ttl > 0:
-            raise InvalidSettings(f"ttl is a time in seconds above 0, or None, not {ttl!r}")
-        given["ttl_ms"] = None if ttl is None else round(ttl * 1000)
+        given["ttl_ms"] = None if ttl is None else round(check_seconds("ttl", ttl, above=True) * 1000)
     return given
 
 
@@ -202,10 +199,7 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
         raise InvalidRequest("find looks up by key= or by id=: give exactly one of them")
     if key is not None and not topic:
         raise InvalidRequest("a key is looked up within a topic: give topic=")
-    try:
-        wanted = MessageId.parse(id) if isinstance(id, str) else id
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    wanted = None if id is None else parse_id(id)
     asked = Find(topic, key, None if wanted is None else wanted.to_bytes(), limit)
     frame = yield Command.FIND, asked
     reply = decode_response(frame)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from dmq.client.admin import Admin
+from dmq.client.arguments import check_timeout
 from dmq.client.consumer import Consumer
 from dmq.client.listeners import Listeners, OnEvent, OnException
 from dmq.client.producer import Producer
@@ -99,6 +100,7 @@ class Client:
         listeners: Listeners,
         clock: Clock | None = None,
     ) -> None:
+        timeout = check_timeout(timeout)
         self.app: Final = app
         self.listeners: Final = listeners
         self._clock = clock or SystemClock()
@@ -164,6 +166,7 @@ class Client:
             StorageError: the spool cannot be used; the message says why.
             Unsupported: transactions and a spool do not go together.
         """
+        self._check_open()
         check_options(group, check)
         if group is not None and spool is not None:
             raise Unsupported("a transaction needs the broker's answer: leave spool or group out")
@@ -227,6 +230,7 @@ class Client:
         Raises:
             InvalidSettings, InvalidName: a value makes no sense.
         """
+        self._check_open()
         options = ConsumerOptions(
             topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
             auto_ack, version, type, prefetch_bytes, strategy,
@@ -234,6 +238,11 @@ class Client:
         consumer = Consumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
         self.adopt(consumer)
         return consumer
+
+    def _check_open(self) -> None:
+        error = self.transport.closed_by
+        if error is not None:
+            raise type(error)(error.message, **error.detail)
 
     def adopt(self, part: Closable) -> None:
         """Have it closed with the client."""

@@ -337,6 +337,11 @@ class Connection(Peer["Connection"]):
         self._left()
         self._on_closed(self, reason)
 
+    def abandon(self) -> None:
+        """Let go of the descriptors without a word: this is a child, and the connection the parent's."""
+        self.is_closed = True
+        self._wire.abandon()
+
     def _left(self) -> None:
         """Close the descriptors of a closed connection, once, when nobody reads."""
         if self.is_closed and self._turns.end():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,8 +20,8 @@ from dmq.client.delivery import Delivery
 from dmq.client.executor import Executor
 from dmq.client.handling import RateLimit
 from dmq.client.prefetch import Part
-from dmq.client.pulling import Ask, Pulling
-from dmq.client.received import Batch, ReceivedMessage
+from dmq.client.pulling import Ask, Pulling, unreached
+from dmq.client.received import Batch, OpenedMessage, ReceivedMessage, parts_to_ack
 from dmq.client.subscribing import ConsumerOptions
 from dmq.client.subscription import ALL, ANSWER_SECONDS, LAST_WORDS_SECONDS, check_extended
 from dmq.client.transport import Transport
@@ -29,9 +29,8 @@ from dmq.client.waiting import FOREVER, Waiter
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
 from dmq.protocol import Command, Frame, decode_response
-from dmq.protocol.consuming import PullReply, Seek, Settle, SettleReply, Unsubscribe
+from dmq.protocol.consuming import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
-from dmq.records import ANY_QUEUE
 
 __all__ = ["Consumer"]
 
@@ -166,16 +165,15 @@ class Consumer(Pulling):
         Raises:
             DMQError: there is no connection, or the broker refuses.
         """
-        self._check_pull()
+        ask = self._check_pull(max_messages, wait, queue)
         self._ack_previous()
-        ask = Ask(max_messages, ANY_QUEUE if queue is None else queue)
         if self._is_under_way:
             self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
         parts = self._from_stock(ask)
         if not parts:
             self._flush()
             parts = self._pull_now(ask, wait)
-        batch = Batch(ReceivedMessage, parts)
+        batch = Batch(ReceivedMessage, parts, OpenedMessage)
         self._read_ahead(self._transport.current(), ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
@@ -188,8 +186,10 @@ class Consumer(Pulling):
             try:
                 frame = self._pull_once(ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
-                if left <= 0 or self._transport.closed_by is not None:
+                if self._transport.closed_by is not None:
                     raise
+                if left <= 0:
+                    raise unreached(error, wait) from None
                 time.sleep(min(left, error.retry_after or 0.1))
                 continue
             reply: PullReply = decode_response(frame)
@@ -205,9 +205,10 @@ class Consumer(Pulling):
             decode_response(frame)
         return frame
 
-    def ack(self, messages: ReceivedMessage | Batch[ReceivedMessage]) -> None:
-        """These are done."""
-        messages.ack()
+    def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> None:
+        """These are done: a message, a batch, or some messages."""
+        for part in parts_to_ack(messages):
+            part.ack()
 
     # --- with a handler ---------------------------------------------------------------------------------------------
 
@@ -276,6 +277,7 @@ class Consumer(Pulling):
             DMQError: there is no connection, or the broker refuses.
         """
         point = parse_point(to)
+        self._check_open()
         self._flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         try:
@@ -336,10 +338,16 @@ class Consumer(Pulling):
             finally:
                 self._flushing.release()
 
+    def forked(self, reason: NotConnected) -> None:
+        self._core.is_paused = True  # what was prefetched is the parent's
+        self._core.ended = reason
+
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
+        if self._transport.is_forked:
+            return  # it is the parent's
         self.stop()
         with self._state:
             executor = self._executor
@@ -358,9 +366,10 @@ class Consumer(Pulling):
         connection = self._last_connection()
         with self._flushing:  # or we would overtake what another thread is about to send
             self._flush()
-        if self._is_started and connection is not None:
+        farewell = None if connection is None else self._farewell(connection)
+        if connection is not None and farewell is not None:
             try:
-                connection.request(Command.UNSUBSCRIBE, Unsubscribe(self._number), timeout=ANSWER_SECONDS)
+                connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
             except DMQError:
                 pass  # the broker notices by itself
         self._transport.unwatch(self)

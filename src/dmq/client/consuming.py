@@ -47,8 +47,16 @@ class ConsumerCore(Holding):
                         self._settle(twin, index, outcome, delay_ms, reason)
                     settlements += settlements_of(delivery)
                     if not delivery.left:
-                        self._held.pop(delivery.key, None)
-            return self._settlements.frames(settlements, self.member) if settlements else []
+                        self._put_down(delivery)
+            frames = self._settlements.frames(settlements, self.member) if settlements else []
+        self._tell_free()
+        return frames
+
+    def _tell_free(self) -> None:
+        """Call whoever waits for what had to wait for an earlier lease."""
+        if self._is_freed:
+            self._is_freed = False
+            self.on_free()
 
     def not_sent(self, frames: Sequence[Settle]) -> None:
         """There was no connection for them: they go with the next ones."""
@@ -75,6 +83,7 @@ class ConsumerCore(Holding):
                 lease = delivery.lease
                 if (lease.topic or topic, lease.queue, lease.epoch, lease.lease) in lost:
                     self._drop(delivery)
+        self._tell_free()
 
     def sought(self) -> None:
         """The position was set: what is here is not what comes next."""
@@ -139,6 +148,7 @@ class ConsumerCore(Holding):
                         self._release(delivery)
             must_report = self._settlements.count > 0
             frames = self._settlements.frames(extended, self.member) if extended else []
+        self._tell_free()
         if must_report:
             self.on_reports(True)
         return frames
@@ -147,7 +157,7 @@ class ConsumerCore(Holding):
         """A lease that was over long ago is nothing to remember, whatever its messages' user still says of them."""
         taken = [index for index, state in enumerate(delivery.states) if state == TAKEN]
         self._let_go(delivery, taken)
-        self._held.pop(delivery.key, None)
+        self._put_down(delivery)
 
 
 def extension(delivery: Delivery, seconds: float) -> Settlement:

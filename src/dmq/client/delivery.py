@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
 
@@ -24,7 +24,7 @@ from dmq.model import MessageId
 from dmq.protocol.consuming import Lease
 from dmq.records import RecordView
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
-from dmq.records.spans import NOTHING, Spans, find_spans
+from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
 
 if TYPE_CHECKING:
     from dmq.client.holding import Holding
@@ -132,6 +132,35 @@ class Delivery:
         """Find all spans at once; not where bodies are typed, since what has a span is taken for the body itself."""
         if self.spans is None and self.count >= _MANY and self.core.options.type is None:
             self.spans = find_spans(self.buffer, self.bounds)
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether every body stands in its record as it is: then `columns` takes them out, many at a time."""
+        self._look_at_many()
+        return self.spans is not None and NO_SPAN not in self.spans.body_ends
+
+    def columns(self, block: range) -> tuple[list[bytes], Iterable[str | None]] | None:
+        """Bodies and keys of messages that follow each other; None if a key cannot be read at once.
+
+        Only if `is_open_to_all`.
+        """
+        assert self.spans is not None
+        first, stop = block.start, block.stop
+        ends, key_starts, key_ends = self.spans
+        buffer, key_stops = self.buffer, key_ends[first:stop]
+        keys: Iterable[str | None]
+        if NO_SPAN not in key_stops:
+            try:
+                keys = [buffer[at:end].decode() for at, end in zip(key_starts[first:stop], key_stops, strict=True)]
+            except UnicodeDecodeError:
+                return None  # told when somebody asks for that one
+        elif key_starts[first:stop].count(NOTHING) == len(block):
+            keys = repeat(None)
+        else:
+            return None
+        # A body begins behind the fixed part of its record.
+        starts = self.starts[first:stop]
+        return [buffer[at + BODY_AT : end] for at, end in zip(starts, ends[first:stop], strict=True)], keys
 
     def raw_body(self, index: int) -> bytes:
         """A message's body, as it was sent."""

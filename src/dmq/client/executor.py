@@ -50,7 +50,7 @@ class Executor:
         policy: str | RateLimit,
         local_retries: int,
     ) -> None:
-        check_pool(workers, local_retries)
+        check_pool(handler, workers, local_retries)
         self._policy = check_policy(policy)
         self._consumer = consumer
         self._core = core

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, overload
 import msgspec
 
 from dmq.client.waiting import FOREVER, Waiter
-from dmq.errors import DMQError, TimedOut
+from dmq.errors import ConsumeTimeout, DMQError, TimedOut
 from dmq.model import MessageId, Receipt
 from dmq.protocol.producing import Durability, ProduceReply
 from dmq.records import ANY_QUEUE
@@ -116,6 +116,18 @@ class Fate:
         queue = -1 if reply.queue == ANY_QUEUE else reply.queue
         return Receipt(message_id, self.topic, queue, offset, _NAMES[reply.durability])
 
+    def error_of(self, index: int) -> DMQError:
+        """Why one message failed; one that is stored nevertheless has its receipt. Only of a batch that failed."""
+        error = self.error
+        assert error is not None
+        if not isinstance(error, ConsumeTimeout):
+            return error
+        told = ConsumeTimeout(error.message, **error.detail)
+        message_id = MessageId(self.producer_id, self.first_sequence + index)
+        queue, offset = error.detail.get("queue", -1), error.detail.get("offset", -1 - index)
+        told.receipt = Receipt(message_id, self.topic, queue, offset + index, "flushed")
+        return told
+
 
 class SendFuture(msgspec.Struct, eq=False, gc=False):
     """What becomes of one message. As `concurrent.futures.Future`, without cancelling.
@@ -147,7 +159,7 @@ class SendFuture(msgspec.Struct, eq=False, gc=False):
         if not fate.is_done:
             self._wait(timeout)
         if fate.error is not None:
-            raise fate.error
+            raise fate.error_of(self._index)
         return fate.receipt(self._index)
 
     def exception(self, timeout: float | None = None) -> DMQError | None:
@@ -157,7 +169,7 @@ class SendFuture(msgspec.Struct, eq=False, gc=False):
             TimedOut: nothing is known yet.
         """
         self._wait(timeout)
-        return self._fate.error
+        return None if self._fate.error is None else self._fate.error_of(self._index)
 
     def add_done_callback(self, function: Callable[[SendFuture], Any]) -> None:
         """Have `function(self)` called at the end: off the connection's thread, or at once if that has been."""

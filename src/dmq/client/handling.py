@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from dmq.client.arguments import delay_ms
 from dmq.client.received import ReceivedMessage
 from dmq.errors import InvalidSettings
 
@@ -23,10 +24,14 @@ class Retry(Exception):
     Parameters:
         after: seconds until then; left out, the broker's retry table says.
         reason: why, for whoever looks into it.
+
+    Raises:
+        InvalidSettings: `after` is no time.
     """
 
     def __init__(self, reason: str = "", *, after: float | None = None) -> None:
         super().__init__(reason or "retry")
+        delay_ms(after)
         self.after = after
         self.reason = reason
 
@@ -53,10 +58,14 @@ class RateLimit:
     __slots__ = ("burst", "per_second")
 
     def __init__(self, per_second: float, burst: float | None = None) -> None:
-        if not per_second > 0 or (burst is not None and not burst >= 1):
+        if not _is_above(per_second, 0) or (burst is not None and not (_is_above(burst, 0) and burst >= 1)):
             raise InvalidSettings(f"a rate limit is above 0 a second with a burst of at least 1, not {per_second!r}")
         self.per_second = per_second
         self.burst = max(1.0, per_second if burst is None else burst)
+
+
+def _is_above(value: Any, low: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > low
 
 
 class TokenBucket:
@@ -94,15 +103,23 @@ def judge(error: BaseException | None, tries: int, local_retries: int) -> Verdic
     if error is None:
         return Verdict(False, lambda message: message.ack())
     if isinstance(error, Retry):
-        after, reason = error.after, error.reason
+        after, reason = error.after, _text(error.reason)
         return Verdict(False, lambda message: message.nack(after, reason))
     if isinstance(error, Reject):
-        why = error.reason
+        why = _text(error.reason)
         return Verdict(False, lambda message: message.reject(why))
     if isinstance(error, Exception) and tries <= local_retries:
         return Verdict(True, lambda message: None)
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {_text(error)}"
     return Verdict(False, lambda message: message.nack(None, text), is_error=True)
+
+
+def _text(reason: object) -> str:
+    """A reason in words; an object that fails at that is no reason to lose a worker."""
+    try:
+        return str(reason)
+    except Exception:
+        return f"a {type(reason).__name__} that cannot be shown"
 
 
 def begin_handling(handler: Any, group: str) -> Any:
@@ -124,12 +141,14 @@ def check_policy(policy: object) -> str | RateLimit:
     raise InvalidSettings(f"policy {policy!r} is unknown: use {', '.join(POLICIES)} or dmq.RateLimit(per_second)")
 
 
-def check_pool(workers: Any, local_retries: Any) -> None:
-    """Refuse numbers that make no sense.
+def check_pool(handler: Any, workers: Any, local_retries: Any) -> None:
+    """Refuse a handler that cannot be called, and numbers that make no sense.
 
     Raises:
         InvalidSettings: one of them does not.
     """
+    if not callable(handler):
+        raise InvalidSettings(f"a handler is a function that takes a message, not {handler!r}")
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
         raise InvalidSettings(f"workers is a whole number from 1 to 1024, not {workers!r}")
     if isinstance(local_retries, bool) or not isinstance(local_retries, int) or local_retries < 0:

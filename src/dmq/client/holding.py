@@ -4,6 +4,8 @@ What always holds:
 - A message is handed out at most once for each time it was delivered; one that was acked before is acked again, in
   silence, and one that is in hand already shares the fate of the first.
 - What is said of a message counts once; what was taken and what waits is counted.
+- Of an ordered group, nothing of a queue is handed out while an earlier lease of the queue is not done with: after a
+  broker's restart the next one comes although a handler still runs.
 - All state is guarded by `lock`; `on_reports` is called without it.
 """
 
@@ -37,7 +39,7 @@ class Holding:
         self.extend: Final = extend
         self.lock: Final = threading.Lock()
         self._clock = clock
-        self._prefetch = Prefetch(is_ordered=options.ordered)
+        self._prefetch = Prefetch(is_ordered=options.ordered, is_free=self._is_first)
         self._settlements = Settlements(options.topic, options.group)
         self._urgent_count = max(1, options.prefetch // 4)
         self._held: dict[tuple[str, int, int, int], Delivery] = {}
@@ -54,6 +56,8 @@ class Holding:
         self.is_report_due = False  # somebody is about to ask for reports
         self.has_company = False  # a request is about to leave that reports can travel with
         self.on_reports: Callable[[bool], None] = lambda is_urgent: None
+        self._is_freed = False  # and nobody was told yet
+        self.on_free: Callable[[], None] = lambda: None  # what waited for an earlier lease may be taken now
 
     def now(self) -> float:
         """The time that leases run by."""
@@ -155,7 +159,17 @@ class Holding:
     @property
     def waiting(self) -> int:
         """Messages that may be taken now."""
-        return 0 if self.is_paused else self._prefetch.count
+        return self._prefetch.count if not self.is_paused and self._prefetch.has_free else 0
+
+    def _is_first(self, delivery: Delivery) -> bool:
+        """Whether no earlier lease of its queue is in hand."""
+        place = (delivery.lease.topic, delivery.lease.queue)
+        for held in [*self._held.values()]:
+            if held is delivery:
+                break
+            if (held.lease.topic, held.lease.queue) == place:
+                return False
+        return True
 
     @property
     def prefetched(self) -> tuple[int, int]:
@@ -286,21 +300,29 @@ class Holding:
         self._has_progress = True
         if outcome is Outcome.ACK:
             delivery.acks.append(index)
+            self._settlements.add(delivery)
         else:
             delivery.others.append((index, outcome, delay_ms, reason))
+            self._settlements.add(delivery)  # before the drop: what has something to report is still in hand
             if self.options.ordered and outcome is Outcome.NACK:
                 delivery.failed.add(index)
                 self._drop(delivery)  # the broker takes back what lies behind it, in order
                 if delivery.is_pulled:
                     self._forget_taken((delivery, behind) for behind in range(index + 1, delivery.count))
-        self._settlements.add(delivery)
         return True
 
     def _drop(self, delivery: Delivery) -> None:
         """Forget what waits of a delivery: the broker hands it out again. A twin takes its place."""
         self._let_go(delivery, self._prefetch.drop(delivery))
         if not delivery.left and not delivery.is_dirty:
-            self._held.pop(delivery.key, None)
+            self._put_down(delivery)
+
+    def _put_down(self, delivery: Delivery) -> None:
+        """A lease is not in hand any more; another one of its queue may have waited for that."""
+        self._held.pop(delivery.key, None)
+        if self.options.ordered:
+            place = (delivery.lease.topic, delivery.lease.queue)
+            self._is_freed |= any((held.lease.topic, held.lease.queue) == place for held in self._held.values())
 
     def _let_go(self, delivery: Delivery, indexes: Sequence[int]) -> None:
         """Messages are not in hand any more, and nothing was said of them."""

@@ -114,6 +114,8 @@ LetterName: TypeAlias = DeadLetter | MessageId | int | str
 def _time_ms(at: datetime | None) -> int:
     if at is None:
         return 0
+    if not isinstance(at, datetime):
+        raise InvalidSettings(f"a moment is a datetime with a time zone, not {at!r}")
     if at.tzinfo is None:
         raise InvalidSettings("a moment needs a time zone: datetime.now(timezone.utc), for example")
     return max(0, int(at.timestamp() * 1000))
@@ -219,7 +221,7 @@ def _parts(ids: Iterable[LetterName]) -> tuple[list[int], list[MessageId]]:
     """Numbers of letters, and ids of messages."""
     numbers: list[int] = []
     message_ids: list[MessageId] = []
-    for given in [ids] if isinstance(ids, str | MessageId | DeadLetter) else ids:
+    for given in [ids] if isinstance(ids, str | int | MessageId | DeadLetter) else ids:
         if isinstance(given, DeadLetter):
             numbers.append(given.number)
         elif isinstance(given, MessageId):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dmq.client.arguments import parse_id
 from dmq.client.calls import Call
 from dmq.client.reports import GroupReason, TraceReport, TraceStep, WhyReport
-from dmq.errors import InvalidRequest
 from dmq.model import MessageId
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import MessageQuery
@@ -16,7 +16,7 @@ _NO_QUEUE = 255
 
 
 def trace(id: MessageId | str, group: str) -> Call[TraceReport]:
-    wanted = _parsed(id)
+    wanted = parse_id(id)
     reply: TraceReply = decode_response((yield Command.TRACE, MessageQuery(wanted.to_bytes(), group)))
     steps = tuple(
         TraceStep(
@@ -36,14 +36,7 @@ def trace(id: MessageId | str, group: str) -> Call[TraceReport]:
 
 
 def why(id: MessageId | str, group: str) -> Call[WhyReport]:
-    wanted = _parsed(id)
+    wanted = parse_id(id)
     reply: WhyReply = decode_response((yield Command.WHY, MessageQuery(wanted.to_bytes(), group)))
     groups = tuple(GroupReason(reason.group, reason.state, reason.text) for reason in reply.groups)
     return WhyReport(wanted, reply.state, reply.text, groups, reply.is_complete)
-
-
-def _parsed(id: MessageId | str) -> MessageId:
-    try:
-        return MessageId.parse(id) if isinstance(id, str) else id
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from dmq.client.arguments import check_function
 from dmq.errors import DMQError
 
 __all__ = ["Listeners", "OnEvent", "OnException"]
@@ -28,9 +29,9 @@ class Listeners:
         on_interrupted: OnEvent | None = None,
         on_resumed: OnEvent | None = None,
     ) -> None:
-        self.on_exception = on_exception
-        self.on_interrupted = on_interrupted
-        self.on_resumed = on_resumed
+        self.on_exception = check_function("on_exception", on_exception)
+        self.on_interrupted = check_function("on_interrupted", on_interrupted)
+        self.on_resumed = check_function("on_resumed", on_resumed)
 
     def exception(self, reason: DMQError) -> Any:
         """The connection broke, for this reason. What the listener returns is awaited on an event loop."""

@@ -99,7 +99,7 @@ def due_ms(delay: float, deliver_at: float | datetime | None, now_ms: int) -> in
     if deliver_at is None:
         if not delay:
             return 0
-        seconds = float(delay)
+        seconds = _number("delay", delay, "a time in seconds")
     elif delay:
         raise InvalidMessage("give delay or deliver_at, not both")
     else:
@@ -107,13 +107,20 @@ def due_ms(delay: float, deliver_at: float | datetime | None, now_ms: int) -> in
             if deliver_at.tzinfo is None:
                 raise InvalidMessage("deliver_at needs a time zone: datetime.now(timezone.utc), for example")
             deliver_at = deliver_at.timestamp()
-        seconds = float(deliver_at) - now_ms / 1000
+        deliver_at = _number("deliver_at", deliver_at, "a datetime with a time zone, or seconds since 1970")
+        seconds = deliver_at - now_ms / 1000
         if seconds <= 0:
             # Past by our clock; whether it is by the broker's, the broker says.
-            return max(1, round(float(deliver_at) * 1000))
+            return max(1, round(deliver_at * 1000)) if deliver_at > 0 else 1
     if not 0 <= seconds <= _DELAY_MAX:
         raise InvalidMessage(f"a message can be delayed by up to two years, not by {seconds:g} s")
     return now_ms + round(seconds * 1000)
+
+
+def _number(name: str, value: object, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidMessage(f"{name} is {expected}, not {value!r}")
+    return float(value)
 
 
 def expiry(ttl: float | None, now_ms: int) -> bytes:
@@ -124,6 +131,6 @@ def expiry(ttl: float | None, now_ms: int) -> bytes:
     """
     if ttl is None:
         return b""
-    if not 0 < ttl <= _DELAY_MAX * 50:
+    if not 0 < _number("ttl", ttl, "a time in seconds above 0") <= _DELAY_MAX * 50:
         raise InvalidMessage(f"ttl is a time in seconds above 0, not {ttl!r}")
     return encode_attributes(Attributes(expires_at_ms=now_ms + round(ttl * 1000)))

@@ -16,6 +16,7 @@ import msgspec
 
 from dmq.client.futures import SendFuture
 from dmq.client.producer import Producer
+from dmq.errors import DMQError
 from dmq.model import Receipt
 
 __all__ = ["parse_json_line", "send_stream"]
@@ -46,13 +47,19 @@ def send_stream(
         DMQError: the first message that was not stored; what came before it is.
     """
     waiting: deque[tuple[SendFuture, int]] = deque()
-    for body, special in messages:
-        waiting.append((producer.send_async(topic, body, **{**options, **special}), len(body)))
-        while waiting and (len(waiting) > outstanding_max or waiting[0][0].done()):
-            future, size = waiting.popleft()
-            yield future.result(), size
-    for future, size in waiting:
+    problem: DMQError | None = None
+    try:
+        for body, special in messages:
+            waiting.append((producer.send_async(topic, body, **{**options, **special}), len(body)))
+            while waiting and (len(waiting) > outstanding_max or waiting[0][0].done()):
+                future, size = waiting.popleft()
+                yield future.result(), size
+    except DMQError as error:
+        problem = error
+    for future, size in waiting:  # those before one that cannot be sent or read are on their way
         yield future.result(), size
+    if problem is not None:
+        raise problem
 
 
 def parse_json_line(line: bytes) -> tuple[bytes, dict[str, Any]]:

@@ -6,9 +6,9 @@ frame.
 
 from __future__ import annotations
 
+from dmq.client.arguments import parse_id
 from dmq.client.calls import Call
 from dmq.client.reports import DelayReport, TransactionReport
-from dmq.errors import InvalidRequest
 from dmq.model import MessageId
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import DelayCancel, DelayList, DelayListReply
@@ -33,11 +33,7 @@ def delays(topic: str, limit: int) -> Call[list[DelayReport]]:
 
 
 def cancel_delay(id: MessageId | str) -> Call[None]:
-    try:
-        wanted = MessageId.parse(id) if isinstance(id, str) else id
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
-    decode_response((yield Command.DELAY_CANCEL, DelayCancel(wanted.to_bytes())))
+    decode_response((yield Command.DELAY_CANCEL, DelayCancel(parse_id(id).to_bytes())))
 
 
 def transactions(topic: str, limit: int) -> Call[list[TransactionReport]]:

@@ -1,15 +1,16 @@
 """The prefetch: messages that are here and wait for their handler, the highest priority first (A-02, A-03). Pure.
 
 What always holds: messages of one priority leave in the order they came; in an ordered group whole leases leave one
-after another, whatever their priority, and within a lease messages leave in order; `count` and `bytes` are those of the
-messages that wait. The broker's credit bounds both: what is here or in hand is never more than was asked for, but for
-the one message that is larger than all of it.
+after another, whatever their priority, each when it is free to, and within a lease messages leave in order, also those
+that came to wait again; `count` and `bytes` are those of the messages that wait. The broker's credit bounds both: what
+is here or in hand is never more than was asked for, but for the one message that is larger than all of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from dmq.client.delivery import SETTLED, TAKEN, WAITING, Delivery
@@ -36,10 +37,12 @@ class Prefetch:
 
     Parameters:
         is_ordered: of an ordered group.
+        is_free: of such a group, whether a delivery may be taken from now.
     """
 
-    def __init__(self, *, is_ordered: bool = False) -> None:
+    def __init__(self, *, is_ordered: bool = False, is_free: Callable[[Delivery], bool] = lambda _: True) -> None:
         self._is_ordered = is_ordered
+        self._is_free = is_free
         self._lanes: list[deque[_Lane]] = [deque() for _ in range(_PRIORITIES)]
         self._filled = 0  # a bit for each priority that may have something
         self.count = 0
@@ -55,9 +58,12 @@ class Prefetch:
         self.count += len(indexes)
         self.bytes += _size(delivery, indexes)
         lanes = self._lanes
-        priorities = b"" if self._is_ordered else delivery.priorities()
-        if self._is_ordered or priorities.count(priorities[0]) == len(priorities):
-            priority = 0 if self._is_ordered else _bounded(priorities[0])
+        if self._is_ordered:
+            self._put_in_order(delivery, indexes)
+            return
+        priorities = delivery.priorities()
+        if priorities.count(priorities[0]) == len(priorities):
+            priority = _bounded(priorities[0])
             lanes[priority].append(_Lane(delivery, indexes))
             self._filled |= 1 << priority
             return
@@ -68,6 +74,20 @@ class Prefetch:
             lanes[priority].append(_Lane(delivery, some))
             self._filled |= 1 << priority
 
+    def _put_in_order(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        for lane in self._lanes[0]:
+            if lane.delivery is delivery:
+                lane.indexes, lane.at = sorted([*lane.indexes[lane.at :], *indexes]), 0
+                return
+        self._lanes[0].append(_Lane(delivery, indexes))
+
+    @property
+    def has_free(self) -> bool:
+        """Whether anything may be taken now."""
+        if not self._is_ordered:
+            return self.count > 0
+        return any(lane.delivery.waiting and self._is_free(lane.delivery) for lane in [*self._lanes[0]])
+
     def take(self, limit: int, now: float) -> list[tuple[Delivery, int]]:
         """The next messages, at most so many; they are `TAKEN` then.
 
@@ -75,6 +95,9 @@ class Prefetch:
         hands it out again.
         """
         found: list[tuple[Delivery, int]] = []
+        if self._is_ordered:
+            self._take_in_order(limit, now, found)
+            return found
         while self._filled:
             priority = self._filled.bit_length() - 1
             lanes = self._lanes[priority]
@@ -85,10 +108,21 @@ class Prefetch:
                     self.drop(delivery)
                 if self._take_from(lane, limit, found):
                     lanes.popleft()
-                if len(found) >= limit or (found and self._is_ordered):
+                if len(found) >= limit:
                     return found
             self._filled ^= 1 << priority
         return found
+
+    def _take_in_order(self, limit: int, now: float, found: list[tuple[Delivery, int]]) -> None:
+        lanes = self._lanes[0]
+        for lane in [*lanes]:
+            if lane.delivery.deadline <= now:
+                self.drop(lane.delivery)
+            if self._is_free(lane.delivery) and self._take_from(lane, limit, found):
+                with contextlib.suppress(ValueError):  # whoever drops the last message drops the lanes as well
+                    lanes.remove(lane)
+            if found:
+                return
 
     def take_parts(self, limit: int, now: float) -> list[Part]:
         """The next messages by deliveries, at most so many; they are `TAKEN` then. For a group that is not ordered."""

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dmq.client.accumulator import Batch
+from dmq.client.arguments import check_function
 from dmq.client.connection import Connection
 from dmq.client.futures import Receipts, SendFuture
 from dmq.client.outcomes import receipts_of, too_late
-from dmq.client.producing import Core, Draft, Options
+from dmq.client.producing import Core, Draft, Options, listed
 from dmq.client.routes import UNKNOWN, Route, Routes
 from dmq.client.sender import Sender
 from dmq.client.session import Push
@@ -126,7 +127,7 @@ class Producer:
             if not batch.is_done:
                 self._give_up(batch)
         if batch.error is not None:
-            raise batch.error
+            raise batch.error_of(index)
         return batch.receipt(index)
 
     def send_async(
@@ -155,6 +156,7 @@ class Producer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
+        check_function("on_delivery", on_delivery)
         put = None
         if (
             tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
@@ -175,7 +177,7 @@ class Producer:
         if on_delivery is not None:
             tell = on_delivery
             future.add_done_callback(
-                lambda done: tell(None, batch.error) if batch.error is not None else tell(done.result(), None)
+                lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
             )
         if batch.is_worth_a_look:
             self._sender.pump(batch.lane)
@@ -202,6 +204,7 @@ class Producer:
                 is sent.
         """
         deadline = self._deadline()
+        messages = listed(messages)
         if not messages:
             return Receipts((), 0)
         parts: list[tuple[Batch, Sequence[int]]] = []
@@ -257,10 +260,18 @@ class Producer:
             raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
         return self._transactions
 
-    def _prepare(self, topic: str, body: object, **options: Any) -> tuple[Batch, int]:
+    def _prepare(
+        self, topic: str, body: object, *, first: tuple[Batch, int] | None = None, **options: Any
+    ) -> tuple[Batch, int]:
         transactions = self._transacting()
         deadline = self._deadline()
-        draft = transactions.draft(self._route(topic, deadline), topic, body, **options)
+        if first is not None:  # it may still be on its way, and only then has its number
+            self._wait(first[0], deadline)
+            if not first[0].is_done:
+                self._give_up(first[0])
+            if first[0].error is not None:
+                raise first[0].error
+        draft = transactions.draft(self._route(topic, deadline), topic, body, first=first, **options)
         batch, index = self._put(draft, False, deadline)
         self._sender.pump(batch.lane)
         try:
@@ -407,6 +418,8 @@ class Producer:
         Parameters:
             timeout: how long to wait; the producer's own if left out.
         """
+        if self._transport.is_forked:
+            return  # it is the parent's, and so is its spool
         try:
             if self._sender.closed_by is None:
                 self._settle(self._options.timeout if timeout is None else timeout, while_connected=True)
@@ -430,6 +443,9 @@ class Producer:
         self.close()
 
     # --- told by the transport --------------------------------------------------------------------------------------
+
+    def forked(self, reason: NotConnected) -> None:
+        self._sender.closed_by = reason
 
     def connected(self, connection: Connection) -> None:
         self._sender.connected(connection)

@@ -6,13 +6,16 @@ chose is checked when the producer is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from dmq.client.accumulator import MESSAGE_BYTES, Accumulator, Batch, Lane, LaneKey
+from dmq.client.arguments import check_seconds, check_whole
 from dmq.client.bodies import encode_body
 from dmq.client.links import Lines
 from dmq.client.messages import TEXT_MAX, check_message, due_ms, expiry, make_message, parse_durability
@@ -34,7 +37,10 @@ __all__ = ["Core", "Draft", "OnFull", "Options"]
 OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
 
 WINDOW_MESSAGES: Final = 1_000_000
-MANY_BYTES: Final = 256 << 10  # of one batch of `send_many`: large enough for numpy, small enough to overlap
+# Of one batch of `send_many`. What a batch costs as such, on both sides, is that of some hundred messages: smaller ones
+# overlap better and cost more than that gains.
+MANY_BYTES: Final = 1 << 20
+SPOOLED_BYTES: Final = 256 << 10  # the same with a spool, which may be no larger than that
 MANY_MESSAGES: Final = 2048
 _ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
 
@@ -58,17 +64,16 @@ class Options:
         compression: str = "auto",
         resend_after: Sequence[float] = (30.0, 60.0, 90.0),
     ) -> None:
-        if timeout is not None and not timeout > 0:
-            raise InvalidSettings(f"timeout is a time above 0 in seconds, or None for ever, not {timeout!r}")
-        if retries < 0:
-            raise InvalidSettings(f"retries is a number from 0 on, not {retries!r}")
-        if window_bytes < 1 or window_messages < 1:
-            raise InvalidSettings("the window takes at least one byte and one message")
+        if timeout is not None:
+            check_seconds("timeout", timeout, above=True)
+        check_whole("retries", retries, 0, 1 << 31)
+        check_whole("window_bytes", window_bytes, 1, 1 << 62)
+        check_whole("window_messages", window_messages, 1, 1 << 62)
         if not callable(on_full) and on_full not in ("block", "raise"):
             raise InvalidSettings(f"on_full is 'block', 'raise' or a function, not {on_full!r}")
         if compression not in ("auto", "none", "lz4", "zstd"):
             raise InvalidSettings(f"compression is auto, none, lz4 or zstd, not {compression!r}")
-        if any(later <= sooner for sooner, later in zip((0.0, *resend_after), resend_after, strict=False)):
+        if not _rises(resend_after):
             raise InvalidSettings(f"resend_after is a list of rising times in seconds, not {resend_after!r}")
         self.timeout = timeout
         self.retries = retries
@@ -77,6 +82,13 @@ class Options:
         self.on_full = on_full
         self.compression = compression
         self.resend_after = resend_after
+
+
+def _rises(times: Any) -> bool:
+    """Whether these are times in seconds, each after the one before."""
+    if not isinstance(times, list | tuple) or not all(isinstance(time, int | float) for time in times):
+        return False
+    return all(later > sooner for sooner, later in zip((0.0, *times), times, strict=False))
 
 
 class Draft(NamedTuple):
@@ -279,12 +291,18 @@ class Core:
         level = parse_durability(durability)
         _check_group(level, consumed_by)
         due = due_ms(delay, deliver_at, self.clock.now_ms())
-        for queue, indexes in _by_queue(route, messages):
+        whole: list[tuple[int, Sequence[int]]] = [(-1, range(len(messages)))]
+        try:
+            plain = is_plain(messages)
+            parts = whole if plain and not route.is_priority else _by_queue(route, messages)
+        except AttributeError:
+            raise _no_message(messages) from None
+        for queue, indexes in parts:
             lane = self.lane(LaneKey(topic, queue, level, bool(due), consumed_by))
             start = 0
             while start < len(indexes):
                 batch = Batch(lane)
-                stop = self._fill(batch, messages, indexes, start)
+                stop = self._fill(batch, messages, indexes, start, plain)
                 part = indexes[start:stop]
                 if due:
                     batch.dues = [due] * batch.count
@@ -295,36 +313,61 @@ class Core:
                 yield batch, part
                 start = stop
 
-    def _fill(self, batch: Batch, messages: Sequence[Message], indexes: Sequence[int], start: int) -> int:
+    def _fill(self, batch: Batch, messages: Sequence[Message], indexes: Sequence[int], start: int, plain: bool) -> int:
         stop = min(len(indexes), start + MANY_MESSAGES)
         part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
         bodies = [message.body for message in part]
         if {*map(type, bodies)} != {bytes}:
             bodies = [*map(encode_body, bodies)]
             part = [msgspec.structs.replace(message, body=body) for message, body in zip(part, bodies, strict=True)]
-        count, total = _cut([*map(len, bodies)])
-        batch.is_plain = is_plain(part)
+        count, total = _cut([*map(len, bodies)], self._many_bytes())
+        if count < len(part):
+            part, bodies = part[:count], bodies[:count]
+        batch.is_plain = plain or is_plain(part)
         if batch.is_plain:
-            batch.bodies, batch.keys = bodies[:count], [message.key for message in part[:count]]
+            batch.bodies, batch.keys = bodies, [message.key for message in part]
         else:
-            batch.messages = [*part[:count]]
+            batch.messages = [*part]
         batch.count = count
         batch.bytes = total + MESSAGE_BYTES * count
         return start + count
 
+    def _many_bytes(self) -> int:
+        """How large the bodies of one batch of `send_many` may be together: within window and frames, with room."""
+        most = MANY_BYTES if self.spooling is None else SPOOLED_BYTES
+        return min(most, self.options.window_bytes, self.sender.frame_bytes_max // 4)
 
-def _cut(sizes: list[int]) -> tuple[int, int]:
+
+def _cut(sizes: list[int], limit: int) -> tuple[int, int]:
     """How many bodies of these sizes make one batch of `send_many`, and how large they are together."""
     total = sum(sizes)
-    if total <= MANY_BYTES:
+    if total <= limit:
         return len(sizes), total
-    total, count = 0, 0
-    for size in sizes:
-        if count and total + size > MANY_BYTES:
-            break
-        total += size
-        count += 1
-    return count, total
+    sums = [*accumulate(sizes)]
+    count = max(1, bisect_right(sums, limit))
+    return count, sums[count - 1]
+
+
+def listed(messages: Any) -> Sequence[Message]:
+    """What `send_many` was given, as something that has a length.
+
+    Raises:
+        InvalidMessage: it is no list of messages.
+    """
+    if isinstance(messages, list | tuple):
+        return messages
+    if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Message):
+        raise InvalidMessage(f"send_many takes a list of messages, as in [dmq.Message(b'body')], not {messages!r:.80}")
+    return messages if isinstance(messages, Sequence) else [*messages]
+
+
+def _no_message(given: Sequence[object]) -> InvalidMessage:
+    """The error for a list in which something is no message."""
+    index, wrong = next((at, one) for at, one in enumerate(given) if not isinstance(one, Message))
+    kind = type(wrong).__name__
+    return InvalidMessage(
+        f"message {index} is of type {kind}: send_many takes messages, as in dmq.Message(b'body')", index=index
+    )
 
 
 def _check_group(level: Durability, consumed_by: str) -> None:

@@ -11,19 +11,22 @@ their leases run from when they were asked for. Ordered groups and those with `p
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from dmq.client.arguments import check_whole
 from dmq.client.prefetch import Part
 from dmq.client.subscription import TICKS_PER_LEASE, NamedLink, Subscription
-from dmq.errors import DMQError, InvalidRequest, NotConnected
+from dmq.errors import DMQError, InvalidRequest, InvalidSettings, NotConnected
 from dmq.protocol import Command, Frame, decode_response
-from dmq.protocol.consuming import PullReply
+from dmq.protocol.consuming import PullReply, Unsubscribe
+from dmq.protocol.header import LIST_MAX
 from dmq.records import ANY_QUEUE
 
-__all__ = ["Ask", "Pulling"]
+__all__ = ["Ask", "Pulling", "unreached"]
 
 _AT_ONCE: Final = 0.0
 _UNEVEN: Final = 4
+_WAIT_MAX: Final = 1_000_000.0
 
 
 class Ask(NamedTuple):
@@ -46,11 +49,12 @@ class Pulling(Subscription):
         """With whom it shares the work."""
         return self._options.group
 
-    def _check_pull(self) -> None:
-        """Refuse a pull where it makes no sense.
+    def _check_pull(self, max_messages: int, wait: Any, queue: int | None) -> Ask:
+        """What a pull asks for; refuses one that makes no sense.
 
         Raises:
             InvalidRequest: messages are pushed here.
+            InvalidSettings: a value makes no sense.
             NotConnected: the consumer is closed.
         """
         if self._options.strategy:
@@ -60,8 +64,22 @@ class Pulling(Subscription):
             )
         if self._is_started:
             raise InvalidRequest("this consumer is subscribed: make another one to pull with")
-        if self.is_closing:
-            raise NotConnected("the consumer is closed: make another one with client.consumer()")
+        self._check_open()
+        if self._core.ended is not None:
+            raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
+        check_whole("max_messages", max_messages, 1, LIST_MAX)
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait <= _WAIT_MAX:
+            raise InvalidSettings(f"wait is a time in seconds, not {wait!r}")
+        self._has_pulled = True
+        return Ask(max_messages, ANY_QUEUE if queue is None else check_whole("queue", queue, 0, ANY_QUEUE - 1))
+
+    def _farewell(self, link: NamedLink) -> Unsubscribe | None:
+        """What tells the broker that this member is gone; None if it never was there."""
+        if self._is_started:
+            return Unsubscribe(self._number)
+        if not self._has_pulled:
+            return None
+        return Unsubscribe(self._number, True, self._options.topic, self._options.group, self._member(link))
 
     def _from_stock(self, ask: Ask) -> list[Part]:
         """What was read ahead, if it is what is wanted now; else it goes back."""
@@ -126,3 +144,10 @@ class Pulling(Subscription):
         super()._set_paused(is_paused)
         if is_paused and not self._is_started:
             self._core.release_waiting()
+
+
+def unreached(error: DMQError, wait: float) -> DMQError:
+    """What a pull ends with that found no broker: the last try had next to no time, and it says so."""
+    if not isinstance(error, NotConnected):
+        return error
+    return NotConnected(f"no broker could be reached within {max(wait, 0):g} s")

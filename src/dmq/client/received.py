@@ -1,28 +1,32 @@
 """What a consumer gets: messages, and batches of them.
 
-What always holds: a message is a view, and costs next to nothing until it is looked at; saying `ack`, `nack` or
-`reject` of one that is settled already does nothing, since the first word counts.
+What always holds: a message is a view, and costs next to nothing until it is looked at; those of a batch that is gone
+through in order have body and key taken out some at a time, at half the price of asking each for them. Saying `ack`,
+`nack` or `reject` of one that is settled already does nothing, since the first word counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
 from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
+from dmq.client.arguments import check_seconds, delay_ms
 from dmq.client.delivery import Delivery
+from dmq.errors import InvalidRequest
 from dmq.model import MessageId
 from dmq.protocol.consuming import Outcome
 from dmq.records.attributes import Attributes
 from dmq.records.layout import BODY_AT
 
-__all__ = ["Batch", "ReceivedMessage"]
+__all__ = ["Batch", "OpenedMessage", "ReceivedMessage"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ACK: Final = Outcome.ACK
+_BLOCK: Final = 128  # opened at a time: so few that their bodies stay in the processor's cache
 
 
 class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
@@ -161,8 +165,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
             reason: why, for whoever looks into it.
         """
         delivery = self._delivery
-        delay_ms = -1 if delay is None else max(0, round(delay * 1000))
-        delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms, reason)
+        delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms(delay), reason)
 
     def reject(self, reason: str = "") -> Any:
         """No attempt will help: keep it among the dead letters."""
@@ -176,7 +179,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
             LeaseLost: it is too late; somebody else has it, or will.
         """
         delivery = self._delivery
-        return delivery.core.extend(delivery, seconds)
+        return delivery.core.extend(delivery, check_seconds("seconds", seconds))
 
     @property
     def is_settled(self) -> bool:
@@ -185,6 +188,13 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.topic} queue {self.queue} offset {self.offset}, attempt {self.attempt}>"
+
+
+class OpenedMessage(ReceivedMessage, eq=False, gc=False):
+    """A message whose body and key were taken out with those of others."""
+
+    body: Any
+    key: str | None
 
 
 M = TypeVar("M", bound=ReceivedMessage)
@@ -196,12 +206,19 @@ class Batch(Sequence[M], Generic[M]):
     Parameters:
         kind: the class of its messages.
         parts: the deliveries and which of their messages belong to the batch.
+        opened: the same class with body and key as its own.
     """
 
-    __slots__ = ("_count", "_kind", "_parts")
+    __slots__ = ("_count", "_kind", "_opened", "_parts")
 
-    def __init__(self, kind: type[M], parts: Sequence[tuple[Delivery, Sequence[int]]] = ()) -> None:
+    def __init__(
+        self,
+        kind: type[M],
+        parts: Sequence[tuple[Delivery, Sequence[int]]] = (),
+        opened: Callable[[Delivery, int, Any, str | None], M] | None = None,
+    ) -> None:
         self._kind = kind
+        self._opened = opened
         self._parts = parts
         self._count = sum(len(indexes) for _, indexes in parts)
 
@@ -209,9 +226,22 @@ class Batch(Sequence[M], Generic[M]):
         return self._count
 
     def __iter__(self) -> Iterator[M]:
-        kind = self._kind
         # No line of ours runs between two messages.
-        return chain.from_iterable(map(kind, repeat(delivery), indexes) for delivery, indexes in self._parts)
+        return chain.from_iterable(self._blocks())
+
+    def _blocks(self) -> Iterator[Iterator[M]]:
+        kind, opened = self._kind, self._opened
+        for delivery, indexes in self._parts:
+            if opened is None or not isinstance(indexes, range) or not delivery.is_open_to_all:
+                yield map(kind, repeat(delivery), indexes)
+                continue
+            for at in range(0, len(indexes), _BLOCK):
+                block = indexes[at : at + _BLOCK]
+                columns = delivery.columns(block)
+                if columns is None:
+                    yield map(kind, repeat(delivery), block)
+                else:
+                    yield map(opened, repeat(delivery), block, *columns)
 
     @overload
     def __getitem__(self, index: int) -> M: ...
@@ -241,9 +271,24 @@ class Batch(Sequence[M], Generic[M]):
 
     def nack(self, delay: float | None = None, reason: str = "") -> Any:
         """All that is not settled yet failed; as `ReceivedMessage.nack`."""
-        delay_ms = -1 if delay is None else max(0, round(delay * 1000))
+        later_ms = delay_ms(delay)
         for delivery, indexes in self._parts:
-            delivery.core.settle_many(delivery, indexes, Outcome.NACK, delay_ms, reason)
+            delivery.core.settle_many(delivery, indexes, Outcome.NACK, later_ms, reason)
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages>"
+
+
+def parts_to_ack(messages: Any) -> Sequence[Any]:
+    """What `Consumer.ack` was given, as things that can be acked.
+
+    Raises:
+        InvalidRequest: something is no message.
+    """
+    if isinstance(messages, Batch | ReceivedMessage):
+        return (messages,)
+    given = [*messages] if isinstance(messages, Iterable) else [messages]
+    for message in given:
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidRequest(f"ack takes a message, a batch or a list of messages, not {message!r:.80}")
+    return given

@@ -187,7 +187,7 @@ class StoredMessage:
     tag: str | None
     business_id: str | None
     priority: int
-    sent_at_ms: int
+    sent_at_ms: int  # the first time, of one that was moved or replayed
     stored_at_ms: int
     app: str
     properties: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
@@ -195,6 +195,7 @@ class StoredMessage:
     @classmethod
     def of(cls, record: RecordView, message_id: MessageId | None = None, topic: str | None = None) -> StoredMessage:
         attributes = record.attributes
+        first_sent_at_ms = attributes.original_send_time_ms if record.moved else None
         return cls(
             attributes.message_id or message_id,
             topic or record.topic,
@@ -205,7 +206,7 @@ class StoredMessage:
             attributes.tag,
             record.business_id,
             record.priority,
-            record.send_time_ms,
+            record.send_time_ms if first_sent_at_ms is None else first_sent_at_ms,
             record.store_time_ms,
             record.app,
             attributes.properties,

@@ -1,9 +1,10 @@
 """Sending again: what to do with a batch that was refused, or never answered. Pure decisions (D-06, J-09).
 
 Refused means that nothing was stored: the batch may go to another broker, up to `retries` times, or to the same one
-after the time the broker named. Unanswered means that it may be stored: it goes to the same broker again, as RESEND
-with the same numbers, so that it is stored once; only if that broker is gone may a batch that has no order to keep go
-to another, where consumers know it by its id.
+after the time the broker named. One that is over a limit is not sent again: a limit holds on every broker, and its
+sender is told, with the time after which to try. Unanswered means that it may be stored: it goes to the same broker
+again, as RESEND with the same numbers, so that it is stored once; only if that broker is gone may a batch that has no
+order to keep go to another, where consumers know it by its id.
 
 What always holds: a decision never lies beyond the batch's deadline; what cannot succeed by trying again is not tried.
 """
@@ -74,17 +75,17 @@ class Retries:
         """
         if isinstance(error, UnknownTopic):
             return Verdict(Step.FAIL if history.is_refreshed else Step.REFRESH)
-        if not error.retriable:
+        if not error.retriable or isinstance(error, RateLimited):
             return Verdict(Step.FAIL)
         hint = error.retry_after
         # A broker that stops will be back, or its connection break: to wait for that is no try.
-        is_timed = (isinstance(error, Busy | RateLimited) and hint is not None) or isinstance(error, BrokerStopping)
+        is_timed = (isinstance(error, Busy) and hint is not None) or isinstance(error, BrokerStopping)
         if not is_timed and history.refusals >= self.retries:
             return Verdict(Step.FAIL)
         pause = min(PAUSE_MIN * 2 ** min(history.refusals, 10), PAUSE_MAX) if hint is None else hint
         # A broker that failed in a way it did not expect may have stored it: only itself can tell.
         may_move = has_other and not (history.is_unanswered or history.is_pinned or isinstance(error, ServerError))
-        if may_move and history.moves < self.retries and not isinstance(error, RateLimited):
+        if may_move and history.moves < self.retries:
             return Verdict(Step.ELSEWHERE)
         if history.deadline is not None and now + pause >= history.deadline:
             return Verdict(Step.FAIL)

@@ -22,7 +22,7 @@ from dmq.client.retries import History, Retries, Step
 from dmq.client.routes import Routes
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, NotConnected, OutOfRetries
-from dmq.protocol import Command, Flag, Frame, decode_response
+from dmq.protocol import FRAME_BYTES_MAX, Command, Flag, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.producing import Durability, Produce, ProduceFlag, ProduceReply
 from dmq.records import Compressor
@@ -56,6 +56,8 @@ class Sender(Asking):
         self.closed_by: DMQError | None = None
         self.body_bytes_max = _BODY_BYTES_MAX
         """What the broker in use takes as a body, after compression."""
+        self.frame_bytes_max = FRAME_BYTES_MAX
+        """And as a request."""
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -121,6 +123,7 @@ class Sender(Asking):
             key.durability,
             (ProduceFlag.DUES if key.is_delayed else 0)
             | (ProduceFlag.HALF if key.is_half else 0)
+            | (ProduceFlag.JOINED if key.is_half and batch.has_extras else 0)
             | (ProduceFlag.EXPIRING if batch.has_extras else 0),
             key.group,
             timeout_ms,
@@ -252,7 +255,7 @@ class Sender(Asking):
 
     def connected(self, link: Link) -> None:
         """A link is in use: what was parked goes out over it, then what has gathered."""
-        self.body_bytes_max = link.limits.body_bytes_max
+        self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
         with self.lock:
             parked, self._parked = self._parked, []
         held = []

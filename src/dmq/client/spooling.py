@@ -233,7 +233,7 @@ class SpoolSender(Sender):
     # --- events -----------------------------------------------------------------------------------------------------
 
     def connected(self, link: Link) -> None:
-        self.body_bytes_max = link.limits.body_bytes_max
+        self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
         self._drainer.connected()
 
     def lost(self) -> None:

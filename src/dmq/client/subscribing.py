@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from dmq.client.arguments import check_whole
+from dmq.client.bodies import check_type
 from dmq.client.calls import parse_point
 from dmq.client.rebalance import STRATEGIES
 from dmq.errors import InvalidSettings
@@ -69,9 +71,9 @@ class ConsumerOptions:
         self.ordered: Final = ordered
         self.broadcast: Final = broadcast
         self.start_from: Point = parse_point(start_from)
-        self.prefetch: Final = _whole("prefetch", prefetch, 1, PREFETCH_MAX)
-        self.parallel: Final = 0 if parallel is None else _whole("parallel", parallel, 1, PREFETCH_MAX)
-        batch = _whole("batch", batch, 1, LIST_MAX)
+        self.prefetch: Final = check_whole("prefetch", prefetch, 1, PREFETCH_MAX)
+        self.parallel: Final = 0 if parallel is None else check_whole("parallel", parallel, 1, PREFETCH_MAX)
+        batch = check_whole("batch", batch, 1, LIST_MAX)
         if not parallel and not ordered:
             # Nobody counts leases then, and larger ones cost the broker less.
             batch = max(batch, min(prefetch // LEASES_MIN, LIST_MAX))
@@ -79,11 +81,11 @@ class ConsumerOptions:
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0.1 <= lease <= _SECONDS_MAX:
             raise InvalidSettings(f"lease is a time of 0.1 s to 30 days in seconds, not {lease!r}")
         self.lease: Final = float(lease)
-        self.max_attempts: Final = 0 if max_attempts is None else _whole("max_attempts", max_attempts, 1, 1 << 31)
+        self.max_attempts: Final = 0 if max_attempts is None else check_whole("max_attempts", max_attempts, 1, 1 << 31)
         self.auto_ack: Final = auto_ack
-        self.version: Final = _whole("version", version, 0, (1 << 32) - 1)
-        self.type: Final = type
-        size = 0 if prefetch_bytes is None else _whole("prefetch_bytes", prefetch_bytes, 1, (1 << 32) - 1)
+        self.version: Final = check_whole("version", version, 0, (1 << 32) - 1)
+        self.type: Final = check_type(type)
+        size = 0 if prefetch_bytes is None else check_whole("prefetch_bytes", prefetch_bytes, 1, (1 << 32) - 1)
         self.prefetch_bytes: Final = size
         self.strategy: Final = _strategy(strategy, broadcast)
 
@@ -152,9 +154,3 @@ def _strategy(strategy: Any, broadcast: bool) -> str:
     if broadcast:
         raise InvalidSettings("every member of a broadcast group gets all queues: leave strategy or broadcast out")
     return strategy
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidSettings(f"{name} is a whole number from {low} to {high}, not {value!r}")
-    return value

@@ -97,8 +97,10 @@ class Subscription:
         self._lines = lines
         self._core = ConsumerCore(options, clock, extend)
         self._core.on_reports = self._report
+        self._core.on_free = self._wake_all
         self._queues: list[int] = []  # that it takes by its strategy
         self._is_started = False
+        self._has_pulled = False
         self.is_closing = False
         self._is_closed = False
 
@@ -111,6 +113,9 @@ class Subscription:
     def _report(self, is_urgent: bool) -> None:
         raise NotImplementedError
 
+    def _wake_all(self) -> None:
+        self.wake(nudge=True)
+
     # --- control ----------------------------------------------------------------------------------------------------
 
     @property
@@ -122,6 +127,10 @@ class Subscription:
         """Begin to close, without waiting: iterators and `run` come to their end."""
         self.is_closing = True
         self.wake(nudge=True)
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise NotConnected("the consumer is closed: make another one with client.consumer()")
 
     def _set_paused(self, is_paused: bool) -> None:
         if self._core.is_paused != is_paused:

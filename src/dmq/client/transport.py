@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.connection import Connection
 from dmq.client.failover import Failover, nobody_answers
+from dmq.client.forking import end_in_children
 from dmq.client.links import Link
 from dmq.client.listeners import Listeners
 from dmq.client.repeating import Repeats
@@ -62,6 +63,9 @@ class Watcher(Protocol):
     def closed(self, error: DMQError) -> None:
         """There will be no connection any more."""
 
+    def forked(self, reason: NotConnected) -> None:
+        """We are in a child, and it is the parent's."""
+
 
 class Transport:
     """See the module.
@@ -97,6 +101,9 @@ class Transport:
         """The connection in use; None while there is none."""
         self._changed = threading.Condition()  # guards the standing and the watchers
         self._watchers: dict[int, Watcher] = {}
+
+        self.is_forked = False
+        end_in_children(self)
 
     @property
     def closed_by(self) -> DMQError | None:
@@ -352,8 +359,21 @@ class Transport:
         if self.closed_by is None:
             self.call_later(TICK_SECONDS, self._tick)
 
+    def forked(self, reason: NotConnected) -> None:
+        """We are in a child: let go of the connections without a word, which are the parent's."""
+        self.is_forked = True
+        self._changed = threading.Condition()
+        watchers = [*self._watchers.values()]
+        for connection in self._standing.close(reason):
+            connection.abandon()
+        self._standing.closed_by = reason
+        for watcher in watchers:
+            watcher.forked(reason)
+
     def close(self) -> None:
         """End all connections. No listener is called: it was asked for."""
+        if self.is_forked:
+            return
         with self._changed:
             is_first = self.closed_by is None
             reason = self.closed_by or NotConnected("the client is closed: connect again")

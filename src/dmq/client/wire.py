@@ -158,6 +158,13 @@ class Wire:
             os.close(self._wake_in)
             os.close(self._wake_out)
 
+    def abandon(self) -> None:
+        """Close the descriptors of a forked child, where any lock may be held for ever."""
+        self._is_disposed = True
+        self.sock.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
 
 def why(error: OSError) -> str:
     """What the system says of an error."""

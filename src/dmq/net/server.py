@@ -136,4 +136,10 @@ def translate_listen_error(error: OSError, host: str, port: int) -> DMQError:
         return PortTaken(
             f"port {port} on {host} is taken: stop whoever has it, or choose another port", host=host, port=port
         )
-    return CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}", host=host, port=port)
+    # asyncio puts the address into the system's words; the reason stands behind it.
+    reason = (error.strerror or str(error)).rpartition("): ")[2]
+    return CannotListen(
+        f"cannot listen on {host}:{port} ({reason}): choose an address of this machine, and a port you may use",
+        host=host,
+        port=port,
+    )

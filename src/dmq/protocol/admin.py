@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dmq.errors import InvalidSettings
-from dmq.model import TopicConfig
+from dmq.model import TopicConfig, check_name
 from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Id, Name, OptionalName, Text
 
 __all__ = [
@@ -260,6 +260,11 @@ def changed_config(settings: Mapping[str, Any], base: TopicConfig | None = None)
             raise InvalidSettings(f"a topic has no setting {name!r}: there are {', '.join(known)}", keys=[name])
     before = msgspec.structs.asdict(base or TopicConfig())
     try:
-        return msgspec.convert(before | dict(settings), TopicConfig)
+        config = msgspec.convert(before | dict(settings), TopicConfig)
     except msgspec.ValidationError as error:
         raise InvalidSettings(f"a setting of the topic is not valid: {error}", keys=[*settings]) from error
+    if "carry_for" in settings and config.carry_for is not None:
+        check_name(config.carry_for, "group")  # one that can never consume would keep everything for ever
+    if "ttl_ms" in settings and config.ttl_ms is not None and not 0 < config.ttl_ms < 1 << 62:
+        raise InvalidSettings(f"ttl_ms is a time above 0, or none, not {config.ttl_ms}", keys=["ttl_ms"])
+    return config

@@ -194,8 +194,13 @@ def request_head(command: int, header: Header, correlation: int, body_bytes: int
 
     Raises:
         ValueError: it is too large for any frame.
+        InvalidRequest: a number in the header is too large for MessagePack, or a text is no Unicode.
     """
-    return frame_head(Kind.REQUEST, command, encode_header(header), body_bytes, correlation=correlation, flags=flags)
+    try:
+        raw = encode_header(header)
+    except (OverflowError, UnicodeEncodeError, TypeError) as error:
+        raise InvalidRequest(f"command {command:#06x} cannot be asked like this: {error}") from error
+    return frame_head(Kind.REQUEST, command, raw, body_bytes, correlation=correlation, flags=flags)
 
 
 def response_head(command: int, header: Header, correlation: int, body_bytes: int = 0) -> bytes:

@@ -167,10 +167,16 @@ class SubscribeReply(Header, frozen=True):
 
 
 class Unsubscribe(Header, frozen=True):
-    """Client to broker: no more pushes. Leases go back at once, or stay to be settled until they time out."""
+    """Client to broker: no more pushes. Leases go back at once, or stay to be settled until they time out.
+
+    A member that pulls has no subscription: it leaves by its names.
+    """
 
     subscription: U32
     release: bool = True
+    topic: OptionalName = ""
+    group: OptionalName = ""
+    member: OptionalName = ""
 
 
 class SubscriptionEnded(Header, frozen=True):

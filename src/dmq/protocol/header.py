@@ -11,6 +11,7 @@ be used without another look, and a hostile header of one megabyte cannot become
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 TEXT_MAX: Final = 4096
+_PLACE: Final = re.compile(r"\$\[(\d+)\]")  # where in a header something is wrong, as msgspec says it
 LIST_MAX: Final = 65_536
 
 # msgspec takes bounds only up to 2**63-1, and MessagePack ends at 2**64-1 by itself.
@@ -75,7 +77,14 @@ def decode_header(decoder: msgspec.msgpack.Decoder[H], raw: bytes, command: int)
     try:
         return decoder.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the header of a frame with command {command:#06x} cannot be read: {error}") from error
+        said = _PLACE.sub(lambda found: _field(decoder.type, int(found[1])), str(error), count=1)
+        raise InvalidRequest(f"the header of a frame with command {command:#06x} cannot be read: {said}") from error
+
+
+def _field(kind: Any, index: int) -> str:
+    """The name of a header's field, for people."""
+    names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
+    return names[index] if index < len(names) else f"$[{index}]"
 
 
 def check_detail(value: Any) -> Any:

@@ -37,7 +37,6 @@ ENCODE_MANY_MIN: Final = 64
 EVEN_KEY_MAX: Final = 32  # beyond, a call for each key is faster
 _PLAIN_MESSAGE: Final = Message(b"")
 _NO_BODIES: Final[list[bytes]] = []
-_PLAIN: Final = {(None, None, False, DEFAULT_PRIORITY, None)}
 
 
 class LoneRecord(NamedTuple):
@@ -343,7 +342,17 @@ def _encode_alike(
 
 def is_plain(messages: Sequence[Message]) -> bool:
     """Whether all messages have a body and at most a key: `encode_plain` is for them."""
-    return _kinds(messages) == _PLAIN
+    # Attributes that the interpreter looks up by itself cost a third of what `_BESIDE` does.
+    for message in messages:
+        if (
+            message.tag is not None
+            or message.business_id is not None
+            or message.properties is not None
+            or message.ordered is not False
+            or message.priority is not DEFAULT_PRIORITY  # one object; a number that equals it may be no int
+        ):
+            return False
+    return bool(messages)
 
 
 _BESIDE: Final = attrgetter("tag", "business_id", "ordered", "priority", "properties")

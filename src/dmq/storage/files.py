@@ -218,7 +218,10 @@ class OsFiles:
     """A folder of the real file system."""
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
-        self._root = os.path.abspath(os.fspath(root))
+        try:
+            self._root = os.path.abspath(os.fspath(root))
+        except TypeError:
+            raise StorageError(f"a directory is named by a path, not by {root!r}") from None
         self._lock_fd = -1
         if os.path.lexists(self._root) and not os.path.isdir(self._root):
             raise StorageError(f"{self._root} is not a directory: name one for the data", path=self._root)
@@ -226,8 +229,10 @@ class OsFiles:
             if not os.path.isdir(self._root):
                 raise StorageError(f"there is no directory {self._root}: name a data directory", path=self._root)
             return
-        with _mapped("create", self._root):
+        try:
             os.makedirs(self._root, exist_ok=True)
+        except OSError as error:  # also where it cannot be: in /proc there is no place for a directory
+            raise storage_error(error, "create", self._root) from error
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, path) if path else self._root

@@ -186,11 +186,11 @@ def test_busy_is_honoured_within_the_timeout() -> None:
         assert len(peer.produced()) == 4
 
     def never(peer: Peer, frame: Frame) -> Header | Exception:
-        return dmq.RateLimited("slow", retry_after_ms=100) if frame.command == Command.PRODUCE else usual(frame)
+        return dmq.Busy("full", retry_after_ms=100) if frame.command == Command.PRODUCE else usual(frame)
 
     with Peer(never) as peer, dmq.connect(peer.url) as client:
         start = time.monotonic()
-        with pytest.raises(dmq.RateLimited):
+        with pytest.raises(dmq.Busy):
             client.producer(timeout=0.5).send("t", b"x")
         assert time.monotonic() - start < 1
 

@@ -22,6 +22,11 @@ def test_a_directory_that_is_not_there_is_fine_and_is_not_made(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_without_a_disk_is_a_problem() -> None:
+    found = findings(Path("/proc/dmq-data"))
+    assert found["disk space"].state is State.PROBLEM
+
+
 def test_a_file_in_its_place_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     finding = findings(tmp_path / "data")["data directory"]

@@ -59,7 +59,13 @@ def test_a_policy_that_is_none_is_refused(policy: object) -> None:
 @pytest.mark.parametrize(("workers", "retries"), [(0, 1), (True, 1), (2000, 1), (1, -1), (1, "x")])
 def test_a_pool_that_makes_no_sense_is_refused(workers: object, retries: object) -> None:
     with pytest.raises(InvalidSettings):
-        check_pool(workers, retries)
+        check_pool(print, workers, retries)
+
+
+@pytest.mark.parametrize("handler", [None, 7, "handle"])
+def test_a_handler_that_cannot_be_called_is_refused(handler: object) -> None:
+    with pytest.raises(InvalidSettings, match="takes a message"):
+        check_pool(handler, 1, 1)
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(0, None), (-1, None), (1, 0)])

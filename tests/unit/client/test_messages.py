@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import types
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
 
-from dmq.client.bodies import decode_body, encode_body
+from dmq.client.bodies import check_type, decode_body, encode_body
 from dmq.client.calls import parse_point
 from dmq.client.messages import check_message, due_ms, expiry, make_message, parse_durability
 from dmq.client.producing import Options
@@ -45,6 +47,17 @@ def test_pydantic_models_are_bodies_too() -> None:
     assert decode_body(model, encode_body(model(number=3))) == model(number=3)
     with pytest.raises(InvalidMessage, match="Made"):
         decode_body(model, b"{}")
+
+
+def test_pydantic_models_may_stand_in_lists_and_unions() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    order: Any = pydantic.create_model("Order", number=(int, ...))
+    refund: Any = pydantic.create_model("Refund", amount=(int, ...))
+    orders: Any = types.GenericAlias(list, (order,))
+    assert decode_body(check_type(orders), b'[{"number": 3}]') == [order(number=3)]
+    assert decode_body(check_type(order | refund), b'{"amount": 3}') == refund(amount=3)
+    with pytest.raises(InvalidMessage, match=r"^the body is no list\[.*\]: 0\.number: [^\n]+$"):
+        decode_body(orders, b'[{"number": "x"}]')
 
 
 @pytest.mark.parametrize("body", [bytearray(b"ab"), memoryview(b"ab")])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from dmq.client.outgoing import parse_json_line, send_stream
 from dmq.client.producer import Producer
-from dmq.errors import DiskFull
+from dmq.errors import DiskFull, InvalidMessage
 from dmq.model import MessageId, Receipt
 
 
@@ -80,6 +81,18 @@ def test_the_first_that_fails_is_raised_after_the_receipts_before_it() -> None:
     assert [next(receipts)[0].offset for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(DiskFull):
         next(receipts)
+
+
+def test_what_cannot_be_read_is_raised_after_the_receipts_before_it() -> None:
+    def messages() -> Iterator[tuple[bytes, dict[str, Any]]]:
+        yield b"", {}
+        yield b"x", {}
+        raise InvalidMessage("line 3 is no JSON")
+
+    found = send_stream(cast(Producer, StubProducer(patience=100)), "orders", messages(), {})
+    assert [next(found)[0].offset, next(found)[0].offset] == [0, 1]
+    with pytest.raises(InvalidMessage, match="line 3"):
+        next(found)
 
 
 def test_json_lines() -> None:

@@ -189,13 +189,15 @@ def test_a_refused_batch_goes_to_another_broker() -> None:
     assert future.exception(0) is None
 
 
-def test_a_limit_holds_on_every_broker_so_a_limited_batch_stays() -> None:
+def test_a_limit_holds_on_every_broker_so_what_is_over_it_fails_at_once() -> None:
     rig = Rig("one", "two")
-    rig.send()
+    future = rig.send()
     rig.links[0].requests[0].refuse(RateLimited("too fast", retry_after_ms=100))
-    assert rig.links[1].requests == []
+    error = future.exception(0)
+    assert isinstance(error, RateLimited)
+    assert error.retry_after == 0.1
     rig.lines.advance(0.2)
-    assert len(rig.links[0].requests) == 2
+    assert (len(rig.links[0].requests), len(rig.links[1].requests)) == (1, 0)
 
 
 def test_what_the_broker_may_have_stored_is_asked_of_it_again() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dmq.model import TopicConfig
 from dmq.protocol import CLASSES, SPECS, Command, FrameParser, Header, Way
 from tests.unit.protocol.samples import all_headers, examples
 
@@ -54,17 +55,31 @@ def shown(info: msgspec.inspect.Type) -> str:
 
 
 def row(cls: type[Header]) -> str:
-    """The line of the documentation for one struct: its fields in order, those in brackets may be left out."""
+    """The line of the documentation for one struct: its fields in order, those in brackets may be left out.
+
+    A default stands there if it is not nothing: 0, false, none or empty.
+    """
     fields = []
     for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
         part = f"{field.name} {shown(field.type)}"
-        fields.append(part if field.required else f"[{part}]")
+        default = getattr(field.default, "name", None) or field.default
+        if field.required:
+            fields.append(part)
+        elif default in (0, "", b"", None, msgspec.NODEFAULT) or isinstance(default, msgspec.Struct):
+            fields.append(f"[{part}]")
+        else:
+            fields.append(f"[{part} = {str(default).lower() if default is True else default}]")
     return f"| `{cls.__name__}` | {' · '.join(fields) or 'nothing'} |"
 
 
 @pytest.mark.parametrize("cls", STRUCTS, ids=lambda cls: cls.__name__)
 def test_every_header_is_documented_field_by_field(cls: type[Header], text: str) -> None:
     assert row(cls) in text
+
+
+def test_every_setting_of_a_topic_is_documented(text: str) -> None:
+    table = text.split("A topic's settings:")[1].split("## Header structs")[0]
+    assert re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", table, re.M))) == [*TopicConfig.__struct_fields__]
 
 
 def test_every_choice_is_documented(text: str) -> None:

@@ -15,6 +15,7 @@ from dmq.broker.outlet import Handed, WaitingPull
 from dmq.broker.selection import with_retries
 from dmq.broker.session import Pusher, Session, wire_lease
 from dmq.broker.tags import normalised
+from dmq.broker.whereabouts import base
 from dmq.errors import DMQError, InvalidRequest, MissingClientId, SubscriptionSuperseded, UnknownTopic
 from dmq.model import check_name
 from dmq.protocol.batch import pack_records
@@ -253,7 +254,22 @@ def unsubscribe(broker: Broker, session: Session, frame: Frame, asked: Unsubscri
                 consumption.forget(member, broker.now_ms, is_clean=True)
         broker.dividing.changed(consumption)
         broker.pump_soon(consumption)
+    elif asked.member:
+        _stop_pulling(broker, session, asked)
     session.answer(frame, Header())
+
+
+def _stop_pulling(broker: Broker, session: Session, asked: Unsubscribe) -> None:
+    for consumption, member in [*session.pulling]:
+        name = consumption.group.name
+        if (consumption.topic.name, member.name) != (asked.topic, asked.member) or base(name) != asked.group:
+            continue
+        session.pulling.discard((consumption, member))
+        consumption.cancel_pulls(session, member)
+        if session.is_last_of(consumption, member) and consumption.group.leave(member.name) is not None:
+            consumption.forget(member, broker.now_ms, is_clean=True)
+            broker.dividing.changed(consumption)
+            broker.pump_soon(consumption)
 
 
 def _bits(queues: Iterable[int]) -> int:

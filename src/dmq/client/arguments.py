@@ -1,0 +1,74 @@
+"""Arguments of a user's call: whole numbers, times and functions, checked before anything is done with them. Pure.
+
+What always holds: a value that makes no sense raises a `DMQError` with one sentence that names the argument, what is
+expected, and what was given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dmq.errors import InvalidRequest, InvalidSettings
+from dmq.model import MessageId
+
+__all__ = [
+    "check_function",
+    "check_seconds",
+    "check_timeout",
+    "check_whole",
+    "delay_ms",
+    "parse_id",
+]
+
+_DELAY_MAX: Final = 2 * 366 * 86_400.0  # two years
+_SECONDS_MAX: Final = 100 * 366 * 86_400.0  # whoever means for ever says None
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number within these bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidSettings(f"{name} is a whole number from {low} to {high}, not {value!r}")
+    return value
+
+
+def check_seconds(name: str, value: Any, *, above: bool = False) -> float:
+    """A time in seconds, above 0 if so asked."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _SECONDS_MAX or (above and not value):
+        raise InvalidSettings(f"{name} is a time in seconds {'above 0' if above else 'from 0 on'}, not {value!r}")
+    return float(value)
+
+
+def check_timeout(value: Any) -> float | None:
+    """How long a client waits for a connection: a time in seconds, or None."""
+    return None if value is None else check_seconds("timeout", value)
+
+
+def delay_ms(value: Any) -> int:
+    """The delay of a nack in milliseconds; one that is over already is none, and None is the broker's matter."""
+    if value is None:
+        return -1
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value <= _DELAY_MAX:
+        raise InvalidSettings(f"delay is a time in seconds of two years at most, or None, not {value!r}")
+    return max(0, round(max(value, 0) * 1000))
+
+
+def check_function(name: str, value: Any) -> Any:
+    """Something that can be called, or None."""
+    if value is not None and not callable(value):
+        raise InvalidSettings(f"{name} is a function, not {value!r}")
+    return value
+
+
+def parse_id(id: MessageId | str) -> MessageId:
+    """A message's id, as users give it.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if not isinstance(id, str | MessageId):
+        raise InvalidRequest(f"{id!r} is not a message id: use the one of a receipt or a message, or its text")
+    try:
+        return MessageId.parse(id) if isinstance(id, str) else id
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
