@@ -6,7 +6,7 @@ both up. Memory is the most that was resident, looked at twice a second.
 
 Rows:
     read      `spark.read.format("dmq")` with three columns, counted; beside decoding the same journal from files with
-              numpy in two processes
+              numpy in two processes, and beside a source of Spark's whose rows are ready
     archive   the archive job into empty tables; beside Spark rewriting its table `message` from Parquet to Parquet
     write     a DataFrame into a topic
     query     by id, key and business id over ten million archived messages, warm; and the command line, cold
@@ -49,6 +49,7 @@ ARCHIVED = 10_000_000
 ARCHIVE_FILES = 20
 LOOKUPS = 100
 BESIDE_SECONDS = 20.0
+READ_WARM_ROUNDS = 3  # until the JVM has compiled what it does with each row
 Row = dict[str, Any]
 
 
@@ -116,10 +117,10 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def in_turns(rig: Rig, mine: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Seconds of each, by turns, after a round that does not count."""
-    pairs = [(mine(), theirs()) for _ in range(rig.rounds + 1)][1:]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+def in_turns(rig: Rig, *works: Callable[[], float], warm_rounds: int = 1) -> list[list[float]]:
+    """Seconds of each, by turns, after rounds that do not count."""
+    rounds = [[work() for work in works] for _ in range(warm_rounds + rig.rounds)][warm_rounds:]
+    return [*map(list, zip(*rounds, strict=True))]
 
 
 def compared(rig: Rig, seconds: list[float], baseline: list[float], what: str, bar: str) -> Row:
@@ -135,19 +136,40 @@ def compared(rig: Rig, seconds: list[float], baseline: list[float], what: str, b
 
 
 def read(rig: Rig) -> Row:
-    """Counting three columns, beside numpy."""
-    url, spark, pieces = rig.broker.url, rig.spark, rig.pieces
+    """Counting three columns, beside numpy and beside Spark alone."""
+    from bench.ready_rows import SCHEMA, ReadyRows
 
-    def count() -> None:
+    url, spark, pieces = rig.broker.url, rig.spark, rig.pieces
+    spark.dataSource.register(ReadyRows)
+
+    def of_broker() -> Any:
         reader = spark.read.format("dmq").option("dmq.bootstrap.servers", url.removeprefix("dmq://"))
-        frame = reader.option("subscribe", TOPIC).schema("key binary, value binary, offset bigint").load()
-        found = frame.count()
+        return reader.option("subscribe", TOPIC).schema(SCHEMA).load()
+
+    tasks = of_broker().rdd.getNumPartitions()
+
+    def ready() -> Any:
+        return spark.read.format("ready").option("rows", rig.messages).option("partitions", tasks).schema(SCHEMA).load()
+
+    def count(made: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        found = made().count()
+        taken = time.perf_counter() - began
         assert found == rig.messages, f"{found} rows of {rig.messages}"
+        return taken
 
     broker = rig.broker.cpu_seconds()
-    seconds, baseline = in_turns(rig, lambda: timed(count), lambda: decode_seconds(pieces, rig.messages))
+    seconds, baseline, alone = in_turns(
+        rig,
+        lambda: count(of_broker),
+        lambda: decode_seconds(pieces, rig.messages),
+        lambda: count(ready),
+        warm_rounds=READ_WARM_ROUNDS,
+    )
+    broker = (rig.broker.cpu_seconds() - broker) / (READ_WARM_ROUNDS + rig.rounds)
     row = compared(rig, seconds, baseline, "numpy", ">= 0.6 of numpy in two processes; >= 1,000,000 rows/s stated")
-    return row | {"broker_us": (rig.broker.cpu_seconds() - broker) / (rig.rounds + 1) / rig.messages * 1e6}
+    of_alone = compared(rig, seconds, alone, "spark_alone", row["bar"])
+    return row | of_alone | {"broker_us": broker / rig.messages * 1e6, "tasks": tasks}
 
 
 def archive(rig: Rig) -> Row:

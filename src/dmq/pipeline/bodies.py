@@ -33,16 +33,11 @@ _ENTRY_BYTES: Final = 5  # codec u8 · size u32
 _LZ4_BYTES_MAX: Final = 64 << 10  # that a record may claim without being looked at: the library allocates as much
 
 
-def _is_compressed(rows: UnitRows) -> npt.NDArray[np.bool_]:
-    mask: npt.NDArray[np.bool_] = (rows.flags() & layout.COMPRESSED) != 0
-    return mask
-
-
 def _codecs(rows: UnitRows) -> tuple[Positions, Positions, Positions]:
     """Of those rows that say how they are compressed: their numbers, codecs and full sizes."""
     record, at, end = rows.entries(COMPRESSION)
     is_good = end - at == _ENTRY_BYTES
-    is_good &= _is_compressed(rows)[record]
+    is_good &= rows.is_compressed()[record]
     record, at = record[is_good], at[is_good]
     codec = gather(rows.buffer, at, 0, "u1").astype(np.int64)
     return record, codec, gather(rows.buffer, at, 1, ">u4").astype(np.int64)
@@ -62,7 +57,7 @@ def _expanded(rows: UnitRows) -> list[bytes | None]:
     if rows.expanded is None:
         starts, ends = rows.stored_bodies()
         record, codecs, sizes = _codecs(rows)
-        compressed = np.flatnonzero(_is_compressed(rows))
+        compressed = np.flatnonzero(rows.is_compressed())
         columns = [column.tolist() for column in (codecs, sizes, starts[record], ends[record])]
         found = _all_of_lz4(rows.buffer, *columns) or _one_by_one(rows.buffer, *columns)
         if len(record) != len(compressed):  # some do not say how
@@ -102,7 +97,7 @@ def _one_by_one(
 
 def bodies(rows: UnitRows) -> pa.Array:
     """The bodies, uncompressed."""
-    is_compressed = _is_compressed(rows)
+    is_compressed = rows.is_compressed()
     starts, ends = rows.stored_bodies()
     if not is_compressed.any():
         return packed(rows.buffer, starts, ends)
@@ -119,7 +114,7 @@ def bodies(rows: UnitRows) -> pa.Array:
 def body_crcs(rows: UnitRows) -> pa.Array:
     """CRC-32C of each body, uncompressed."""
     crcs = rows.body_crc()
-    is_compressed = _is_compressed(rows)
+    is_compressed = rows.is_compressed()
     if not is_compressed.any():
         return numbers(crcs, pa.int64())
     expanded = _expanded(rows)

@@ -82,7 +82,7 @@ def walk(buffer: memoryview, starts: Positions, ends: Positions, kinds: Collecti
     everything = np.uint32((1 << len(bits)) - 1)
     have = np.zeros(len(starts), np.uint32)
     record = np.flatnonzero(ends - starts >= _HEAD_BYTES)
-    at, end = starts[record], ends[record]
+    at, end = (starts, ends) if len(record) == len(starts) else (starts[record], ends[record])
     while len(record) > FEW:
         kind = octets[at]
         value_at = at + _HEAD_BYTES
@@ -95,6 +95,8 @@ def walk(buffer: memoryview, starts: Positions, ends: Positions, kinds: Collecti
             hit = is_good if lowest == highest else is_good & (kind == wanted)
             if hit.all():
                 place.add(record, value_at, value_end)
+                if len(gathered) == 1 and wanted != PROPERTY:
+                    return {wanted: place.found(is_single=True)}  # nobody wants more
             elif hit.any():
                 place.add(record[hit], value_at[hit], value_end[hit])
             if wanted != PROPERTY:

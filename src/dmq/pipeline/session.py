@@ -1,8 +1,7 @@
 """Spark sessions: the one place that makes one.
 
 What always holds: Python workers run the interpreter of the driver, times are UTC, columns pass as Arrow, and only
-errors are shown on the terminal. On a local master the JVM is kept small and quick to start; on a cluster its sizes are
-the operator's.
+errors are shown on the terminal. On a local master the JVM is kept small; on a cluster its sizes are the operator's.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LOCAL: Final = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
 }
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 

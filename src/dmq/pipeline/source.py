@@ -9,6 +9,8 @@ rows, and is no error.
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -44,8 +46,19 @@ class PiecePartition(InputPartition):
         self.piece = piece
 
 
+@functools.cache
+def _settle() -> None:
+    """Once in a process: what imports made is no longer looked at when garbage is collected.
+
+    Spark's workers collect all garbage after every task, and the next task waits for it: some 30 ms, most of them for
+    modules, classes and functions, which live as long as the process.
+    """
+    gc.freeze()
+
+
 def read_partition(partition: InputPartition, schema: StructType, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """The rows of one partition; none of the empty one that Spark makes where there is nothing to read."""
+    _settle()
     if isinstance(partition, PiecePartition):
         arrow = to_arrow_schema(schema, timezone="UTC")
         yield from read_piece(options.servers, partition.piece, arrow, fail_on_data_loss=options.fail_on_data_loss)

@@ -49,7 +49,7 @@ def _in_steps(rows: UnitRows) -> Iterator[UnitRows]:
     """The rows, in parts whose bodies do not grow beyond all bounds when they are expanded."""
     if not len(rows):
         return
-    if not rows.columns & _BODIES:
+    if not rows.columns & _BODIES or (len(rows.buffer) <= BATCH_BYTES and not rows.is_compressed().any()):
         yield rows
         return
     ends = np.cumsum(raw_sizes(rows))
