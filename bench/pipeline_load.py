@@ -27,6 +27,7 @@ from dmq.model import MessageId
 from dmq.pipeline.archive.files import write_parquet
 from dmq.pipeline.archive.store import Archive
 from dmq.pipeline.decoding import decode_units
+from dmq.pipeline.jobs.staging import GROUP_ROWS
 from dmq.pipeline.journal_reading import JournalReader
 from dmq.pipeline.key_index import index_rows
 from dmq.pipeline.rows import message_batch
@@ -167,7 +168,7 @@ def make_archive(uri: str, count: int, files: int) -> None:
         messages = _messages(first, min(step, count - first), date(2030, 1, 1) + timedelta(days=part // 5))
         for name, rows, how in (
             (MESSAGE, messages, {"sort_by": ("topic", "queue", "queue_offset"), "bloom": ("key",)}),
-            (KEY_INDEX, index_rows(messages), {"sort_by": ("bucket", "hash"), "row_group_rows": 32_768}),
+            (KEY_INDEX, index_rows(messages), {"sort_by": ("bucket", "hash"), "row_group_rows": GROUP_ROWS[KEY_INDEX]}),
         ):
             table = archive.table(name)
             written = write_parquet(rows, table.folder, **how)

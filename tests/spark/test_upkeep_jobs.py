@@ -15,11 +15,13 @@ import pytest
 from dmq.errors import Damaged
 from dmq.pipeline.archive.files import Written, write_days
 from dmq.pipeline.archive.store import Archive, LiveFile
-from dmq.pipeline.jobs import compact, retain, trace
+from dmq.pipeline.jobs import compact, retain, staging, trace
 from dmq.pipeline.jobs.job import JobContext
-from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, SCHEMAS, TRACE
+from dmq.pipeline.lookup.finding import Lookup
+from dmq.pipeline.tables import CONSUME_EVENT, KEY_INDEX, MESSAGE, SCHEMAS, TRACE
 from tests.archived import MIDNIGHT, Days, archive_rows, arrow, made, table_rows
 from tests.spark.quick import quick
+from tests.unit.pipeline.archives import commit_messages, message_row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +72,22 @@ def test_statistics_of_compacted_files_still_find_rows(spark: SparkSession, tmp_
     assert table.files(where={"stored_at": (last, last)})
     assert not table.files(where={"stored_at": (last + timedelta(days=1), None)})
     assert not table.files(where={"topic": ("zzz", None)})
+
+
+def test_lookups_read_as_little_of_a_file_that_was_merged(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(str(tmp_path))
+    monkeypatch.setitem(staging.GROUP_ROWS, KEY_INDEX, 50)
+    for part in range(4):
+        commit_messages(archive, [message_row(number) for number in range(part * 40, part * 40 + 40)])
+    compact.run(spark, archive, context(archive))
+    (path,) = archive.table(KEY_INDEX).files()
+    said = pq.read_metadata(path)
+    assert max(said.row_group(group).num_rows for group in range(said.num_row_groups)) <= 50
+    with Lookup(str(tmp_path)) as lookup:
+        for number in range(0, 160, 9):
+            assert [row["body"] for row in lookup.by_key(f"order-{number}")] == [b"body %d" % number]
 
 
 def test_compaction_is_no_news_for_derived_tables(spark: SparkSession, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_the_source_of_an_unknown_key_is_an_error() -> None:
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
     environ = {
+        "DMQ_TABLES": "./archive",
         "DMQ_URL": "dmq://127.0.0.1:9611",
         "DMQ_SERVICE_HOST": "10.0.0.1",
         "DMQ_SERVICE_PORT_BROKER": "9611",

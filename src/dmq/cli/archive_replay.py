@@ -75,7 +75,7 @@ def replay(
         from dmq.pipeline.replay.replaying import new_replay_id
         from dmq.pipeline.replay.selection import Selection
 
-    archive = Archive(tables)
+    archive = Archive.open(tables)
     chosen: Selection | None = Selection(
         topic=topic,
         ids=tuple(map(checked_id, message_ids or ())),

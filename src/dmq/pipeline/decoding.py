@@ -22,6 +22,7 @@ from dmq.pipeline.entries import NOTHING, Found, walk
 from dmq.records import layout
 from dmq.records.attributes import (
     ATTEMPT,
+    ATTEMPTS_BEFORE,
     COMPRESSION,
     DUE_AT,
     GROUP,
@@ -72,7 +73,7 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "sent_at": (ORIGINAL_SEND_TIME,),
     "origin_topic": (ORIGINAL_TOPIC, TARGET_TOPIC),
     "group": (GROUP,),
-    "attempt": (ATTEMPT,),
+    "attempt": (ATTEMPT, ATTEMPTS_BEFORE, REASON_CODE),
     "due_at": (DUE_AT,),
     "reason": (REASON_CODE,),
     "error": (REASON,),
@@ -150,6 +151,7 @@ class UnitRows:
         self.events = list(events)
         self._parts: tuple[Positions, ...] | None = None
         self._entries: dict[int, Found] | None = None
+        self._compressed: Bits | None = None
         self.expanded: list[bytes | None] | None = None
         """The compressed bodies, once somebody expanded them; see `dmq.pipeline.bodies`."""
 
@@ -207,6 +209,12 @@ class UnitRows:
 
     def flags(self) -> npt.NDArray[np.uint8]:
         return self._field(layout.FLAGS_AT, "u1")
+
+    def is_compressed(self) -> Bits:
+        """Which bodies are stored compressed."""
+        if self._compressed is None:
+            self._compressed = (self.flags() & layout.COMPRESSED) != 0
+        return self._compressed
 
     def priority(self) -> npt.NDArray[np.uint8]:
         return self._field(layout.PRIORITY_AT, "u1")
@@ -276,7 +284,7 @@ class UnitRows:
             kinds = {kind for column in self.columns for kind in KINDS.get(column, ())}
             if not self.is_moved().any():
                 kinds -= _OF_MOVED
-            if COMPRESSION in kinds and not (self.flags() & layout.COMPRESSED).any():
+            if COMPRESSION in kinds and not self.is_compressed().any():
                 kinds.remove(COMPRESSION)
             self._entries = walk(self.buffer, self._part(3) + 2, self.ends, kinds) if kinds else {}
         return self._entries.get(kind, NOTHING)

@@ -220,8 +220,12 @@ def _origin_topic(rows: UnitRows) -> pa.Array:
 
 
 def _attempt(rows: UnitRows) -> pa.Array:
+    """Those before it was a dead letter and was resent count, too; in a dead letter's own number they are."""
     values, valid = _number_of(rows, attrs.ATTEMPT, ">u4")
-    return numbers(np.minimum(values, np.iinfo(np.int32).max), pa.int32(), valid)
+    before, was_resent = _number_of(rows, attrs.ATTEMPTS_BEFORE, ">u4")
+    _, is_dead = _number_of(rows, attrs.REASON_CODE, "u1")
+    values += np.where(is_dead, 0, before)
+    return numbers(np.minimum(values, np.iinfo(np.int32).max), pa.int32(), valid | (was_resent & ~is_dead))
 
 
 def _reason(rows: UnitRows) -> pa.Array:

@@ -10,7 +10,7 @@ from typing import Any
 from crc32c import crc32c
 
 from dmq.model import Message
-from dmq.records import Compressor, DeadReason, RecordView, encode_batch
+from dmq.records import Attributes, Compressor, DeadReason, RecordView, encode_batch
 from dmq.storage.appending import Batch
 from dmq.storage.derived import message_id_of
 from dmq.storage.reading import row_of
@@ -93,6 +93,13 @@ def address(row: Row) -> str | None:
     return f"[{host}]:{row.port}" if mapped is None else f"{mapped}:{row.port}"
 
 
+def attempts(attributes: Attributes) -> int | None:
+    """Over all retries; a dead letter's own number has those before it was resent."""
+    if attributes.reason_code is not None or attributes.attempts_before is None:
+        return attributes.attempt
+    return attributes.attempts_before + (attributes.attempt or 0)
+
+
 def plain_row(unit: Unit, row: Row, index: int, within: int, record: RecordView) -> dict[str, Any]:
     """One record as a row of `message` and `copy` together."""
     attributes = record.attributes
@@ -123,7 +130,7 @@ def plain_row(unit: Unit, row: Row, index: int, within: int, record: RecordView)
         "dt": (EPOCH + timedelta(milliseconds=unit.header.stored_at_ms)).date(),
         "origin_topic": (attributes.original_topic if is_moved else None) or attributes.target_topic,
         "group": attributes.group,
-        "attempt": attributes.attempt,
+        "attempt": attempts(attributes),
         "due_at": moment(attributes.due_at_ms),
         "reason": None if attributes.reason_code is None else DeadReason(attributes.reason_code).name,
         "error": attributes.reason,

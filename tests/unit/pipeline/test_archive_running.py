@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from dmq.errors import InvalidSettings
 from dmq.model import Message
+from dmq.pipeline.archive import running
 from dmq.pipeline.archive.extract import _decoded
 from dmq.pipeline.archive.running import Run, RunOptions, progress_line, result_lines
 from dmq.pipeline.jobs.job import JobResult, Progress
@@ -36,6 +40,31 @@ def test_an_unknown_job_and_a_missing_broker_are_refused(tmp_path: Path) -> None
     with pytest.raises(InvalidSettings, match="--broker"):
         Run(RunOptions(str(tmp_path)))
     Run(RunOptions(str(tmp_path), jobs=("compact",)))
+
+
+class Ended:
+    """A session whose JVM has ended."""
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_run_ends_well_if_java_ended_with_it_and_not_if_java_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    run, over = Run(RunOptions(str(tmp_path), jobs=("compact",))), threading.Event()
+
+    def work(spark: object, over: threading.Event, results: dict[str, JobResult]) -> None:
+        results["compact"] = JobResult("compact")
+        if is_over:
+            over.set()
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    monkeypatch.setattr(running, "spark_session", lambda *_, **__: Ended())
+    monkeypatch.setattr(run, "_run", work)
+    with contextlib.nullcontext() if is_over else pytest.raises(Py4JNetworkError):
+        assert run.run(over) == [JobResult("compact")]
 
 
 def test_a_damaged_unit_is_passed_over_and_said() -> None:

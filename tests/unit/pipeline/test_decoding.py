@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import struct
 from typing import Any
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from dmq.errors import Damaged, RecordCorrupt
 from dmq.model import Message, MessageId
 from dmq.pipeline.decoding import decode_units
+from dmq.pipeline.journal_reading import Peeked
+from dmq.pipeline.peeked_rows import decode_peeked
 from dmq.pipeline.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, keys, message_batch
 from dmq.pipeline.tables import COPY, MESSAGE, SCHEMAS
 from dmq.records import Attributes, Compressor, DeadReason, RecordView, encode_attributes, moved_record
@@ -131,6 +134,33 @@ def test_a_moved_record_keeps_the_id_and_the_send_time_it_had_first() -> None:
     first, last = copies.slice(0, 1).to_pylist()[0], copies.slice(79, 1).to_pylist()[0]
     assert (first["message_id"], first["origin_topic"], first["attempt"]) == (str(MessageId(77, 0)), "orders", 2)
     assert (last["message_id"], last["reason"], last["error"]) == (str(MessageId(77, 39)), "REJECTED", "no")
+
+
+def test_attempts_before_a_dead_letter_was_resent_count_as_the_consumer_sees_them() -> None:
+    store = new_store("orders", "%RETRY%billing", "%DLQ%")
+    store.append([batch_of([Message(b"x")], producer_id=77)])
+    move_all(store, "%RETRY%billing", group="billing", attempts_before=3)
+    move_all(store, "%RETRY%billing", group="billing", attempts_before=3, attempt=2)
+    move_all(store, "%DLQ%", group="billing", attempts_before=3, attempt=6, reason_code=DeadReason.REJECTED)
+    body = journal(store)
+    compare(body)
+    copies = copy_batch(decode_units(body, columns=COPY_COLUMNS), ("attempt",))
+    assert copies.column("attempt").to_pylist() == [3, 5, 6]
+
+
+def test_records_that_the_broker_gathered_have_the_address_of_an_ipv6_client() -> None:
+    store = new_store("orders")
+    store.append([batch_of([Message(b"a"), Message(b"b")], producer_id=77, address=IPV6, port=5000)])
+    records = [(unit, row, record) for unit, row, _, _, record in records_of(journal(store)) if row.topic_id]
+    unit, row, _ = records[0]
+    raw = [bytes(record.buffer[record.start : record.start + record.length]) for _, _, record in records]
+    origins = [(2, unit.header.stored_at_ms, row.address + (5000).to_bytes(2, "big"))]
+    peeked = Peeked(0, 2, [*map(len, raw)], [(2, 77, 0)], origins, memoryview(b"".join(raw)))
+    columns = ("client", "message_id", "stored_at", "body")
+    rows = decode_peeked(peeked, row.topic_id, row.queue, frozenset(columns))
+    expected = message_batch(decode_units(journal(store), columns=columns), columns)
+    assert message_batch(rows, columns).to_pydict() == expected.to_pydict()
+    assert expected.column("client").to_pylist() == [f"[{ipaddress.IPv6Address(row.address)}]:5000"] * 2
 
 
 def test_only_wanted_topics_are_given_and_events_always() -> None:

@@ -10,8 +10,8 @@ import pytest
 from dmq.errors import InvalidRequest, InvalidSettings, Unsupported
 from dmq.model import MessageId
 from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.lookup import finding
-from dmq.pipeline.lookup.finding import Lookup
+from dmq.pipeline.lookup import index
+from dmq.pipeline.lookup.finding import Lookup, run_sql
 from dmq.pipeline.lookup.listing import Listing
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX
 from tests.unit.pipeline.archives import BROKER, NOON, commit_messages, commit_rows, message_row
@@ -94,7 +94,7 @@ def test_texts_that_share_a_hash_are_told_apart(tmp_path: Path, monkeypatch: pyt
         for number in range(50)
     ]
     commit_rows(archive, KEY_INDEX, rows)
-    monkeypatch.setattr(finding, "text_hash", lambda _: 5)
+    monkeypatch.setattr(index, "text_hash", lambda _: 5)
     with Lookup(str(tmp_path)) as lookup:
         assert [row["key"] for row in lookup.by_key("order-17")] == ["order-17"]
 
@@ -134,6 +134,20 @@ def test_the_life_of_a_message_has_its_copies_and_what_was_said_of_it(tmp_path: 
     assert [row["outcome"] for row in life.events] == ["failed", "acked"]
 
 
+def test_the_life_of_a_delayed_message_has_the_copy_of_months_ago(tmp_path: Path) -> None:
+    archive = Archive.create(str(tmp_path))
+    sent_at, name = NOON - timedelta(days=90), str(MessageId(7, 1))
+    commit_messages(archive, [message_row(1, sent_at=sent_at), message_row(2, sent_at=None)])
+    copies = [
+        {"message_id": one, "topic": "%SCHEDULE%", "journal_offset": at, "stored_at": sent_at, "dt": sent_at.date()}
+        for at, one in enumerate([name, str(MessageId(7, 2))])
+    ]
+    commit_rows(archive, COPY, copies)
+    with Lookup(str(tmp_path)) as lookup:
+        assert [row["topic"] for row in lookup.life(name).copies] == ["%SCHEDULE%"]
+        assert len(lookup.life(str(MessageId(7, 2))).copies) == 1  # when it was sent is not known
+
+
 def test_what_is_committed_later_is_found_by_the_same_lookup(tmp_path: Path) -> None:
     archive = Archive.create(str(tmp_path))
     commit_messages(archive, [message_row(1)])
@@ -165,8 +179,7 @@ def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:
         Lookup(str(tmp_path))
 
 
-def test_an_archive_in_an_object_store_is_told_to_be_mounted(tmp_path: Path) -> None:
-    archive = Archive.create(str(tmp_path))
-    archive.folder = archive.folder._replace(is_local=False)
-    with pytest.raises(Unsupported, match="is no folder of this machine: mount it"):
-        finding.check_there(archive)
+def test_an_archive_in_an_object_store_is_told_to_be_mounted() -> None:
+    for ask in (Lookup, lambda uri: run_sql(uri, "SELECT 1"), Archive.open):
+        with pytest.raises(Unsupported, match="s3://bucket/archive is no folder of this machine: mount it"):
+            ask("s3://bucket/archive/")

@@ -23,7 +23,7 @@ from dmq.pipeline.archive.files import Written, write_days
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.settlements import Settlements
 from dmq.pipeline.decoding import UnitRows, decode_units
-from dmq.pipeline.jobs.staging import BLOOM, SORT
+from dmq.pipeline.jobs.staging import BLOOM, GROUP_ROWS, SORT
 from dmq.pipeline.journal_reading import Fetched, JournalReader
 from dmq.pipeline.key_index import index_rows
 from dmq.pipeline.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
@@ -32,7 +32,6 @@ from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 __all__ = ["Extracted", "Task", "extract"]
 
 FLUSH_BYTES: Final = 128 << 20
-_INDEX_ROW_GROUP_ROWS: Final = 32_768
 _COLUMNS: Final = frozenset(MESSAGE_COLUMNS) | frozenset(COPY_COLUMNS)
 
 
@@ -169,7 +168,7 @@ class _Rows:
             if MESSAGE in tables:
                 self._write(MESSAGE, messages, sort_by=SORT[MESSAGE], bloom=BLOOM.get(MESSAGE, ()))
             if KEY_INDEX in tables:
-                self._write(KEY_INDEX, _by_hash(index_rows(messages)), row_group_rows=_INDEX_ROW_GROUP_ROWS)
+                self._write(KEY_INDEX, _by_hash(index_rows(messages)), row_group_rows=GROUP_ROWS[KEY_INDEX])
         if copies is not None and copies.num_rows:
             self._write(COPY, copies, sort_by=SORT[COPY])
         if len(self._settlements):

@@ -54,7 +54,7 @@ class Folder(NamedTuple):
             return cls(uri, fs.LocalFileSystem(), uri, True)
         try:
             files, path = fs.FileSystem.from_uri(uri)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:  # a store is asked where it is
             raise InvalidSettings(f"no archive can lie at {uri}: {error}") from error
         return cls(uri, files, path, False)
 

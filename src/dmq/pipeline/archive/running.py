@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -95,11 +95,11 @@ class Run:
         spark = spark or spark_session(self._options.master, self._options.conf, app_name="dmq archive")
         results: dict[str, JobResult] = {}
         try:
-            with stopping(over):
+            with stopping(over), _jvm_may_end(over):
                 self._run(spark, over, results)
         finally:
             if mine:
-                spark.stop()
+                _stop(spark)
         return list(results.values())
 
     def _run(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
@@ -145,6 +145,25 @@ class Run:
                     progress=self._progress,
                 )
                 _add(results, job(spark, self._archive, context), keep_notes=False)
+
+
+@contextmanager
+def _jvm_may_end(over: threading.Event) -> Iterator[None]:
+    """Who ends this process may end Java with it, as a service manager does: then the batch is for the next run."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, ConnectionError):
+        if not over.is_set():
+            raise
+
+
+def _stop(spark: SparkSession) -> None:
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError, ConnectionError):  # it has ended before; what was done is committed
+        spark.stop()
 
 
 def _add(results: dict[str, JobResult], more: JobResult, *, keep_notes: bool = True) -> None:

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from dmq.errors import ArchiveConflict, InvalidSettings
+from dmq.errors import ArchiveConflict, InvalidSettings, Unsupported
 from dmq.pipeline.archive.files import DT, Written
 from dmq.pipeline.archive.folder import Folder, normal_uri
 from dmq.pipeline.tables import SCHEMAS
@@ -299,6 +299,22 @@ class Archive:
             info = archive.folder.files.get_file_info(archive.folder.path)
             if info.type.name == "File":
                 raise InvalidSettings(f"{uri} is a file: give the folder that the tables shall lie in")
+        return archive
+
+    @classmethod
+    def open(cls, uri: str) -> Archive:
+        """The archive in a folder of this machine, to look into.
+
+        Raises:
+            InvalidSettings: there is none.
+            Unsupported: it lies in an object store.
+        """
+        place = normal_uri(uri)
+        if "://" in place:  # nobody is asked for it
+            raise Unsupported(f"{place} is no folder of this machine: mount it, or read the tables with Spark")
+        archive = cls(place)
+        if not archive.exists():
+            raise InvalidSettings(f"there is no archive at {place}: `dmq archive run --tables …` makes one")
         return archive
 
     def table(self, name: str) -> Table:

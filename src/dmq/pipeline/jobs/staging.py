@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyarrow import fs
 
-from dmq.pipeline.archive.files import DT, ROW_GROUP_ROWS, Written, adopt_parquet, write_days
+from dmq.pipeline.archive.files import DT, ROW_GROUP_BYTES, ROW_GROUP_ROWS, Written, adopt_parquet, write_days
 from dmq.pipeline.tables import SCHEMAS
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     from dmq.pipeline.archive.store import Table
 
-__all__ = ["BLOOM", "FILE_BYTES", "SORT", "STAGING", "collected", "staged", "sweep"]
+__all__ = ["BLOOM", "FILE_BYTES", "GROUP_ROWS", "SORT", "STAGING", "collected", "staged", "sweep"]
 
 FILE_BYTES: Final = 256 << 20  # what a file should not be much larger than
 STAGING: Final = "_staging"
 _STALE: Final = timedelta(days=1)
-_ROW_GROUP_BYTES: Final = 128 << 20
 _DAY: Final = "staged_day"
 
-# In what order the rows of a file lie, by table, and what is looked up in it by value.
+# In what order the rows of a file lie, by table; what is looked up in it by value; and how many rows a row group has,
+# where it is not as in others.
 SORT: Final[dict[str, tuple[str, ...]]] = {
     "message": ("topic", "queue", "queue_offset"),
     "copy": ("topic", "queue", "queue_offset"),
@@ -46,6 +46,7 @@ SORT: Final[dict[str, tuple[str, ...]]] = {
     "reconcile_diff": ("problem", "topic", "send_id", "group"),
 }
 BLOOM: Final[dict[str, tuple[str, ...]]] = {"message": ("key",), "trace": ("message_id",)}
+GROUP_ROWS: Final[dict[str, int]] = {"key_index": 16_384}  # of every file a group is read
 
 
 def collected(table: Table, rows: DataFrame) -> list[Written]:
@@ -83,15 +84,16 @@ def staged(table: Table, rows: DataFrame, files: int = 1) -> Iterator[list[Writt
 
 def _options(table: Table) -> dict[str, str]:
     """So that a file is like one that `write_parquet` makes."""
+    group_rows = str(GROUP_ROWS.get(table.name, ROW_GROUP_ROWS))
     options = {
         "compression": "zstd",
         "parquet.compression.codec.zstd.level": "1",
-        "parquet.block.size": str(_ROW_GROUP_BYTES),
-        "parquet.block.row.count.limit": str(ROW_GROUP_ROWS),
+        "parquet.block.size": str(ROW_GROUP_BYTES),
+        "parquet.block.row.count.limit": group_rows,
     }
     for column in BLOOM.get(table.name, ()):
         options[f"parquet.bloom.filter.enabled#{column}"] = "true"
-        options[f"parquet.bloom.filter.expected.ndv#{column}"] = str(ROW_GROUP_ROWS)
+        options[f"parquet.bloom.filter.expected.ndv#{column}"] = group_rows
     return options
 
 

@@ -16,15 +16,16 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 
-from dmq.errors import InvalidRequest, InvalidSettings, Unsupported
+from dmq.errors import InvalidRequest
 from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.key_index import BUSINESS_ID, KEY, MESSAGE_ID, bucket_of, text_hash
+from dmq.pipeline.key_index import BUSINESS_ID, KEY, MESSAGE_ID
 from dmq.pipeline.lookup.engine import Bounds as EngineBounds
 from dmq.pipeline.lookup.engine import Engine, Result
+from dmq.pipeline.lookup.index import KeyIndex
 from dmq.pipeline.lookup.listing import Listing
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE, SCHEMAS
 
-__all__ = ["Life", "Lookup", "Row", "check_there", "run_sql"]
+__all__ = ["Life", "Lookup", "Row", "run_sql"]
 
 Row: TypeAlias = dict[str, Any]
 
@@ -55,16 +56,16 @@ class Lookup:
         fresh_seconds: for how long the list of a table's files is taken for true.
 
     Raises:
-        InvalidSettings: there is no archive, or the address is none.
+        InvalidSettings, Unsupported: there is no archive, or it is not here; see `Archive.open`.
     """
 
     def __init__(self, uri: str, *, fresh_seconds: float = _FRESH_SECONDS) -> None:
-        self.archive: Final = Archive(uri)
-        check_there(self.archive)
+        self.archive: Final = Archive.open(uri)
         self._engine = Engine()
         self._listings = {
-            name: Listing(self.archive.table(name), fresh_seconds) for name in (MESSAGE, KEY_INDEX, COPY, CONSUME_EVENT)
+            name: Listing(self.archive.table(name), fresh_seconds) for name in (MESSAGE, COPY, CONSUME_EVENT)
         }
+        self._index = KeyIndex(Listing(self.archive.table(KEY_INDEX), fresh_seconds))
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -101,13 +102,16 @@ class Lookup:
     def _by(self, kind: str, text: str, topic: str, bodies: bool, limit: int) -> list[Row]:
         if limit < 1:
             raise InvalidRequest(f"at least one message is asked for, not {limit}")
-        if not self._listings[KEY_INDEX].files():
+        if not self._index.is_there():
             # Made by an older job, or not made yet: slower, and true all the same.
             files = self._listings[MESSAGE].files(where={"topic": (topic, topic)} if topic else None)
             said = f"{kind} = $text" + (" AND topic = $topic" if topic else "")
             return self._messages(files, said, {"text": text} | ({"topic": topic} if topic else {}), bodies, limit)
+        places: dict[tuple[date, str, int], list[int]] = {}
+        for place in self._index.places(kind, text, topic, limit):
+            places.setdefault((place.day, place.topic, place.queue), []).append(place.queue_offset)
         found: list[Row] = []
-        for (day, where, queue), offsets in self._places(kind, text, topic, limit).items():
+        for (day, where, queue), offsets in places.items():
             bounds = {"topic": (where, where), "queue_offset": (min(offsets), max(offsets))}
             files = self._listings[MESSAGE].files(where=bounds, days=(day, day))
             # Written out: of a list that is a parameter DuckDB does not know which row groups it leaves out.
@@ -116,27 +120,6 @@ class Lookup:
             values = {"topic": where, "text": text}
             found += self._messages(files, said, values, bodies, None)
         return sorted(found, key=_by_time)[:limit]
-
-    def _places(self, kind: str, text: str, topic: str, limit: int) -> dict[tuple[date, str, int], list[int]]:
-        """Where messages stand: their offsets by day, topic and queue."""
-        hashed = text_hash(text)
-        bucket = bucket_of(hashed)
-        files = self._listings[KEY_INDEX].files(where={"bucket": (bucket, bucket), "hash": (hashed, hashed)})
-        if not files:
-            return {}
-        said = "bucket = $bucket AND hash = $hash AND kind = $kind AND key = $text"
-        values: dict[str, Any] = {"bucket": bucket, "hash": hashed, "kind": kind, "text": text}
-        if topic:
-            said, values = f"{said} AND topic = $topic", values | {"topic": topic}
-        rows = self._engine.tuples(
-            f"SELECT dt, topic, queue, queue_offset FROM read_parquet($files) WHERE {said} "
-            "ORDER BY dt, journal_offset LIMIT $limit",
-            values | {"files": files, "limit": limit},
-        )
-        places: dict[tuple[date, str, int], list[int]] = {}
-        for day, where, queue, offset in rows:
-            places.setdefault((day, where, queue), []).append(offset)
-        return places
 
     def _messages(
         self, files: Sequence[str], said: str, values: Mapping[str, Any], bodies: bool, limit: int | None
@@ -157,10 +140,10 @@ class Lookup:
     def life(self, message_id: str, *, bodies: bool = False) -> Life:
         """Everything the archive knows of a message."""
         messages = self.by_id(message_id, bodies=bodies)
-        since = messages[0]["stored_at"] - _DAY if messages else None
+        # Copies are made before, too, as of a delayed message: from when it was sent on, by a clock that may be wrong.
+        since = min(messages[0]["sent_at"] or _EPOCH, messages[0]["stored_at"]) - _DAY if messages else None
         found: list[list[Row]] = []
         for name, order in ((COPY, "stored_at"), (CONSUME_EVENT, '"at"')):
-            # Copies are made before, too, as of a delayed message; those of more than a day before are left out.
             files = self._listings[name].files(where={"message_id": (message_id, message_id)}, days=_days(since, None))
             query = (
                 f"SELECT * FROM read_parquet($files) WHERE message_id = $id ORDER BY {order}, journal_offset LIMIT 1000"
@@ -186,10 +169,9 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
     Raises:
         InvalidRequest: it is no SELECT, or cannot be understood.
         LimitReached, TimedOut: it takes more than the bounds allow.
-        InvalidSettings: there is no archive.
+        InvalidSettings, Unsupported: there is no archive, or it is not here; see `Archive.open`.
     """
-    archive = Archive(uri)
-    check_there(archive)
+    archive = Archive.open(uri)
     with Engine(bounds) as engine:
         every: list[str] = []
         for name, schema in SCHEMAS.items():
@@ -198,19 +180,6 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
             every += files
         engine.confine(every)
         return engine.ask(query)
-
-
-def check_there(archive: Archive) -> None:
-    """See that there is an archive, and that it can be read here.
-
-    Raises:
-        InvalidSettings: there is none.
-        Unsupported: it lies in an object store.
-    """
-    if not archive.folder.is_local:
-        raise Unsupported(f"{archive.uri} is no folder of this machine: mount it, or read the tables with Spark")
-    if not archive.exists():
-        raise InvalidSettings(f"there is no archive at {archive.uri}: `dmq archive run` makes one")
 
 
 def _row(names: Sequence[str], values: Sequence[Any]) -> Row:

@@ -7,12 +7,11 @@ was asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -38,34 +37,39 @@ class Listing:
         self._now = now
         self._delta: DeltaTable | None = None
         self._listed: pa.Table | None = None
-        self._names: list[str] = []
+        self._columns: dict[str, list[Any]] = {}  # of the list, as far as they were asked for
         self._version = -1
         self._read_at = float("-inf")
 
     def files(self, where: Mapping[str, tuple[Any, Any]] | None = None, days: Days = (None, None)) -> list[str]:
         """Addresses of the files that may have rows of some days with values within bounds, the bounds included."""
-        listed = self._fresh()
-        if listed is None:
+        if not self._fresh():
             return []
-        keep: Any = None
-        for column, least, greatest in [
-            (f"partition.{DT}", *days),
-            *((name, *pair) for name, pair in (where or {}).items()),
-        ]:
-            low, high = (column, column) if column.startswith("partition.") else (f"min.{column}", f"max.{column}")
-            if least is not None and high in self._names:
-                part = pc.fill_null(pc.greater_equal(listed[high], least), True)
-                keep = part if keep is None else pc.and_(keep, part)
-            if greatest is not None and low in self._names:
-                part = pc.fill_null(pc.less_equal(listed[low], greatest), True)
-                keep = part if keep is None else pc.and_(keep, part)
-        paths = listed["path"] if keep is None else listed["path"].filter(keep)
-        return [f"{self._uri}/{path}" for path in paths.to_pylist()]
+        left: Iterable[int] = range(len(self._column("path")))
+        # In Python: a list has tens of files, or hundreds, and Arrow takes longer to see that a bound is a text.
+        for name, (least, greatest) in {DT: days, **(where or {})}.items():
+            if least is not None and (high := self._bound("max", name)):
+                left = [at for at in left if high[at] is None or high[at] >= least]
+            if greatest is not None and (low := self._bound("min", name)):
+                left = [at for at in left if low[at] is None or low[at] <= greatest]
+        paths = self._column("path")
+        return [f"{self._uri}/{paths[at]}" for at in left]
 
-    def _fresh(self) -> pa.Table | None:
+    def _bound(self, which: str, name: str) -> list[Any]:
+        """The least or greatest value of a column in each file; empty if the log has none."""
+        return self._column(f"partition.{DT}" if name == DT else f"{which}.{name}")
+
+    def _column(self, name: str) -> list[Any]:
+        if name not in self._columns:
+            assert self._listed is not None
+            self._columns[name] = self._listed[name].to_pylist() if name in self._listed.column_names else []
+        return self._columns[name]
+
+    def _fresh(self) -> bool:
+        """See that the list is new enough; whether there is a table."""
         now = self._now()
         if now - self._read_at < self._fresh_seconds:
-            return self._listed
+            return self._listed is not None
         try:
             if self._delta is None:
                 self._delta = DeltaTable(self._uri)
@@ -76,7 +80,7 @@ class Listing:
         else:
             version = self._delta.version()
             if self._listed is None or version != self._version:
-                self._listed = pa.table(self._delta.get_add_actions(flatten=True)).combine_chunks()
-                self._names, self._version = self._listed.column_names, version
+                self._listed = pa.table(self._delta.get_add_actions(flatten=True))
+                self._columns, self._version = {}, version
         self._read_at = now
-        return self._listed
+        return self._listed is not None

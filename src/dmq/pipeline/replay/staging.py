@@ -24,7 +24,6 @@ from dmq.errors import UnknownMessage
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.store import Archive
 from dmq.pipeline.lookup.engine import Bounds, Engine
-from dmq.pipeline.lookup.finding import check_there
 from dmq.pipeline.replay.planning import VERSION, Plan, Plans, Target
 from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
@@ -64,7 +63,6 @@ def overview(archive: Archive, selection: Selection) -> Overview:
 
     Raises:
         InvalidRequest: it chooses everything, or its SQL is none.
-        InvalidSettings: there is no archive.
     """
     with _Chosen(archive, selection) as chosen:
         topics = chosen.rows(
@@ -148,7 +146,6 @@ class _Chosen:
 
     def __init__(self, archive: Archive, selection: Selection) -> None:
         selection.check()
-        check_there(archive)
         self._folder = tempfile.TemporaryDirectory(prefix="dmq-replay-")
         self._engine = Engine(Bounds(memory_bytes=_MEMORY_BYTES), spill=self._folder.name)
         try:

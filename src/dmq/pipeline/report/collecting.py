@@ -61,10 +61,9 @@ def collect(tables: str, now: datetime, since: datetime | None = None, until: da
 
     Raises:
         InvalidSettings: there is no archive, or the period ends before it begins.
+        Unsupported: the archive lies in an object store.
     """
-    archive = Archive(tables)
-    if not archive.exists():
-        raise InvalidSettings(f"there is no archive at {archive.uri}: `dmq archive run --tables …` makes one")
+    archive = Archive.open(tables)
     with Engine(Bounds(memory_bytes=_MEMORY_BYTES)) as engine:
         oldest, newest = _ends(archive, engine)
         since, until = _period(oldest or now, newest or now, since, until)
