@@ -105,6 +105,7 @@ async def measure(connections: int, count: int, size: int, turns: int, seed: int
             output_bytes_max=1 << 20,
             hello_seconds=60,
             partial_seconds=60,
+            partial_bytes_max=1 << 30,
             silence_seconds=60,
             outbox=broker.outbox,
         )

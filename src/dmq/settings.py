@@ -147,6 +147,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     pulls_waiting_max: Annotated[int, _count(1, "Pulls of one group that may wait.")] = 10_000
     heartbeat_seconds: Annotated[float, _time("Clients say something at least this often.")] = 30.0
     partial_seconds: Annotated[float, _time("A frame that was begun must be whole within this time.")] = 30.0
+    partial_bytes_max: Annotated[int, _size(MiB, "What stalled, half-sent frames take together.")] = 256 * MiB
     hello_seconds: Annotated[float, _time("A connection must say hello within this time.")] = 10.0
     lease_seconds: Annotated[float, _time("Lease of a consumer that does not say.")] = 30.0
     retry_table: Annotated[

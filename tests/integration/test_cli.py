@@ -377,6 +377,7 @@ def test_config_show_tells_where_each_setting_came_from(tmp_path: Path) -> None:
         ("topic", "create"),
         ("bench", "produce", "--size", "0"),
         ("bench", "produce", "--async", "--connections", "5"),
+        ("bench", "produce", "--threads", "2", "--connections", "5"),
     ],
 )
 def test_a_wrong_call_is_exit_code_2_before_anybody_is_asked(arguments: tuple[str, ...]) -> None:
@@ -411,6 +412,10 @@ def children_of(pid: int) -> list[str]:
     ("arguments", "figure"),
     [
         (("produce", "--messages", "1000", "--rounds", "1"), "send_many by 500, 200 B, stored"),
+        (
+            ("produce", "--messages", "1000", "--rounds", "1", "--threads", "2", "--batch", "100"),
+            "send_many by 100 in 2 threads, 200 B, stored",
+        ),
         (("produce", "--messages", "200", "--rounds", "1", "--async"), "send_async, 200 B, stored"),
         (
             ("produce", "--messages", "200", "--rounds", "1", "--connections", "5"),

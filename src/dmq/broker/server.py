@@ -119,6 +119,7 @@ class BrokerServer:
             output_bytes_max=settings.output_bytes_max,
             hello_seconds=settings.hello_seconds,
             partial_seconds=settings.partial_seconds,
+            partial_bytes_max=settings.partial_bytes_max,
             silence_seconds=3 * settings.heartbeat_seconds,
             outbox=self.broker.outbox,
         )

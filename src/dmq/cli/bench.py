@@ -67,6 +67,7 @@ def produce(
         ),
     ] = 1,
     is_async: Annotated[bool, typer.Option("--async", help="send_async, with a future for each message.")] = False,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="So many use one producer at once.")] = 1,
     body: Bodies = Body.RANDOM,
     rounds: Rounds = 3,
     seed: Seed = 1,
@@ -79,6 +80,8 @@ def produce(
     """
     if is_async and connections > 1:
         raise typer.BadParameter("--async and --connections exclude each other: connections send one at a time")
+    if threads > 1 and connections > 1:
+        raise typer.BadParameter("--threads and --connections exclude each other: connections have their own process")
     load = _load(messages, size, batch, durability, body, rounds, seed)
     from dmq.testing.throughput import produce as measure
     from dmq.testing.throughput import produce_connections
@@ -87,7 +90,7 @@ def produce(
         if connections > 1:
             figure = produce_connections(at, load, connections, cpu, progress)
         else:
-            figure = measure(at, load, cpu, progress, is_async=is_async)
+            figure = measure(at, load, cpu, progress, is_async=is_async, threads=threads)
     _show([figure], load, form)
 
 

@@ -1,7 +1,8 @@
 """A listening server: accepts connections, bounds their number, and ends those that stall.
 
 What always holds: at most `connections_max` connections; one that does not say hello in time, leaves a frame half
-sent, or is silent for three heartbeats is closed.
+sent, or is silent for three heartbeats is closed. Frames that were begun a while ago and are not whole take at most
+`partial_bytes_max` together: beyond that those that began first end with their connections.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
+from operator import itemgetter
+from typing import Final
 
 from dmq.clock import Clock
 from dmq.errors import Busy, CannotListen, DMQError, PortTaken
@@ -21,6 +24,8 @@ from dmq.protocol.parser import Chunks
 __all__ = ["Server", "listen", "translate_listen_error"]
 
 log = logging.getLogger(__name__)
+
+_PARTIAL_SECONDS_MIN: Final = 1.0  # one that began after this may just be on its way
 
 
 class Server:
@@ -35,6 +40,7 @@ class Server:
         output_bytes_max: int,
         hello_seconds: float,
         partial_seconds: float,
+        partial_bytes_max: int,
         silence_seconds: float,
         outbox: Outbox | None = None,
     ) -> None:
@@ -46,6 +52,7 @@ class Server:
         self._output_bytes_max = output_bytes_max
         self._hello_seconds = hello_seconds
         self._partial_seconds = partial_seconds
+        self._partial_bytes_max = partial_bytes_max
         self._silence_seconds = silence_seconds
         self._server: asyncio.Server | None = None
         self._is_closing = False
@@ -80,6 +87,7 @@ class Server:
     def sweep(self) -> None:
         """Close what stalls; called every second or so."""
         now = self._clock.monotonic()
+        partial: list[tuple[float, int, Connection]] = []
         for connection in list(self.connections):
             if connection.is_heard:
                 connection.is_heard, connection.heard_at = False, now
@@ -91,6 +99,21 @@ class Server:
             ):
                 log.info("stalled connection closed", extra={"address": connection.address})
                 connection.abort()
+            elif since is not None and now - since > _PARTIAL_SECONDS_MIN:
+                partial.append((since, connection.parser.pending_bytes, connection))
+        self._bound(partial)
+
+    def _bound(self, partial: list[tuple[float, int, Connection]]) -> None:
+        """Of frames that are half here, with when they began and how much is here, keep no more than may be."""
+        over = sum(size for _, size, _ in partial) - self._partial_bytes_max
+        if over <= 0:
+            return
+        for _, size, connection in sorted(partial, key=itemgetter(0)):
+            log.warning("half-sent frames take too much: connection closed", extra={"address": connection.address})
+            connection.abort()
+            over -= size
+            if over <= 0:
+                return
 
     def stop_listening(self) -> None:
         """Accept nobody any more."""

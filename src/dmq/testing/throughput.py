@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from dmq.client.client import Client
 from dmq.client.producer import Producer
@@ -26,8 +28,14 @@ _CONSUME_SECONDS_MAX = 60.0
 # --- produce ----------------------------------------------------------------------------------------------------------
 
 
-def produce(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, is_async: bool = False) -> Figure:
-    """One producer: `send_many` by batches, `send` one at a time if the batch is 1, or `send_async`."""
+def produce(
+    url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, is_async: bool = False, threads: int = 1
+) -> Figure:
+    """One producer: `send_many` by batches, `send` one at a time if the batch is 1, or `send_async`.
+
+    Parameters:
+        threads: how many use it at once, each with its share of the messages.
+    """
     bodies = load.bodies()
     rates = Rates(load.messages, sum(map(len, bodies)))
     how = "send_async" if is_async else "send" if load.batch == 1 else f"send_many by {load.batch}"
@@ -39,11 +47,28 @@ def produce(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, 
                 rates.baseline_seconds.append(raw)
             with bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
 
-                def run(producer: Producer = producer, topic: str = topic) -> None:
-                    send(producer, topic, load, bodies, progress)
+                def share(part: list[bytes], producer: Producer = producer, topic: str = topic) -> None:
+                    send(producer, topic, load, part, progress)
+
+                def run(share: Callable[[list[bytes]], None] = share) -> None:
+                    _side_by_side(share, bodies, threads)
 
                 measured(rates, run, broker_cpu, number > 0)
+    if threads > 1:
+        how += f" in {threads} threads"
     return rates.figure(f"{how}, {load.size} B, {load.durability}")
+
+
+def _side_by_side(share: Callable[[list[bytes]], None], bodies: list[bytes], threads: int) -> None:
+    """Have each of some threads send its part of the bodies."""
+    if threads == 1:
+        share(bodies)
+        return
+    step = -(-len(bodies) // threads)
+    parts = [bodies[first : first + step] for first in range(0, len(bodies), step)]
+    with ThreadPoolExecutor(threads, "dmq-bench") as pool:
+        for _ in pool.map(share, parts):
+            pass
 
 
 def _send_many(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:

@@ -122,6 +122,7 @@ class Rig:
             output_bytes_max=1 << 20,
             hello_seconds=10,
             partial_seconds=10,
+            partial_bytes_max=1 << 20,
             silence_seconds=60,
             outbox=broker.outbox,
         )

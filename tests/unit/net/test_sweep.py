@@ -10,6 +10,7 @@ from dmq.testing import FakeClock
 
 class Parser:
     pending_since: float | None = None
+    pending_bytes = 0
 
 
 class Silent:
@@ -41,6 +42,7 @@ def server(clock: FakeClock, *connections: Silent) -> Server:
         output_bytes_max=1,
         hello_seconds=10.0,
         partial_seconds=30.0,
+        partial_bytes_max=100,
         silence_seconds=90.0,
     )
     made.connections.update(connections)  # type: ignore[arg-type]
@@ -87,3 +89,22 @@ def test_a_frame_that_is_never_whole_ends_its_connection_unless_we_do_not_read(c
     clock.advance(30.1)
     swept.sweep()
     assert (slow.is_aborted, stalled.is_aborted) == (True, False)
+
+
+def test_half_sent_frames_take_a_bounded_room_together_and_the_oldest_go_first(clock: FakeClock) -> None:
+    connections = [Silent(clock) for _ in range(4)]
+    for connection in connections:
+        connection.parser.pending_since = clock.monotonic()
+        connection.parser.pending_bytes = 40
+        clock.advance(0.5)
+    swept = server(clock, *connections[1:])
+    swept.sweep()  # of 120 bytes 80 may just be on their way
+    assert not any(connection.is_aborted for connection in connections)
+    clock.advance(1.0)
+    swept.sweep()
+    assert [connection.is_aborted for connection in connections[1:]] == [True, False, False]
+    swept.connections.update(connections[:1])  # type: ignore[arg-type]
+    swept.connections.discard(connections[1])
+    connections[0].parser.pending_bytes = 10
+    swept.sweep()
+    assert [connection.is_aborted for connection in connections] == [False, True, False, False]
