@@ -11,7 +11,7 @@ from dmq.client.client import Client
 from dmq.client.consumer import Consumer
 from dmq.client.received import ReceivedMessage
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 def eventually(holds: Callable[[], object]) -> None:

@@ -241,3 +241,14 @@ def test_a_consumer_that_pulled_and_closed_is_no_member_any_more_and_holds_up_no
     first.close()
     assert client.admin.group("alerts").members == 0
     client.consumer("orders", "alerts", tags="paid").pull(1, wait=0.0)
+
+
+def test_a_pull_that_waits_ends_when_its_consumer_is_closed(client: Client) -> None:
+    consumer = client.consumer("orders", "billing")
+    pulled: list[int] = []
+    waiting = threading.Thread(target=lambda: pulled.append(len(consumer.pull(wait=3600))))
+    waiting.start()
+    eventually(lambda: any(group.name == "billing" and group.members for group in client.admin.groups()))
+    consumer.close()
+    waiting.join(PATIENCE)
+    assert pulled == [0]

@@ -147,10 +147,16 @@ class Consumption(Fetching):
             )
         self._pulls.append(pull)
 
-    def cancel_pulls(self, owner: object, member: Member | None = None) -> None:
-        """Whoever waited is gone; with a member, only that one is."""
-        gone = [p for p in self._pulls if p.owner is owner and member in (None, p.member)]
-        self._pulls = deque(pull for pull in self._pulls if pull not in gone)
+    def cancel_pulls(self, owner: object) -> None:
+        """Whoever waited is gone."""
+        self._pulls = deque(pull for pull in self._pulls if pull.owner is not owner)
+
+    def end_pulls(self, owner: object, member: Member) -> None:
+        """A member pulls no more: what it still waits for is answered."""
+        for pull in self._pulls:
+            if pull.owner is owner and pull.member is member and not pull.is_done:
+                pull.is_done = True
+                pull.answer(None)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 

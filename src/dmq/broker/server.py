@@ -208,9 +208,7 @@ class BrokerServer:
         """Cut every connection and serve nobody any more; the store is left as it is, as when the process dies."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._server.stop_listening()
-        for connection in list(self._server.connections):
-            connection.abort()
+        await self._server.abort()
         await self.broker.dead_letters.close()
         await self._telnet.close()
         for pages in self._pages:

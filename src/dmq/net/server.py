@@ -124,21 +124,34 @@ class Server:
         """Stop listening and close every connection."""
         self._is_closing = True
         self.stop_listening()
-        # Whoever was accepted a moment ago has no connection yet: let it get one, to be closed with the others.
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await _turns()
         for connection in list(self.connections):
             connection.close()
         for _ in range(100):
             if not self.connections:
                 break
             await asyncio.sleep(0.01)
+        await self.abort()
+
+    async def abort(self) -> None:
+        """Stop listening and cut every connection."""
+        self._is_closing = True
+        self.stop_listening()
         for connection in list(self.connections):
             connection.abort()
-        for _ in range(3):  # an abort closes its socket in a later turn, and the loop may end with this call
-            await asyncio.sleep(0)
+        await _turns()
         if self._server is not None:
             await self._server.wait_closed()
+
+
+async def _turns() -> None:
+    """Let the loop turn some times, since it may end with the call.
+
+    Whoever was accepted a moment ago gets a connection two turns later, and is cut then; an aborted connection closes
+    its socket in the turn after.
+    """
+    for _ in range(6):
+        await asyncio.sleep(0)
 
 
 async def listen(make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Server:

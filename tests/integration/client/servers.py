@@ -159,6 +159,7 @@ class Peer:
         """Break all connections and listen no more."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._threads[0].join()  # or it might take one more, which nobody would close
         self.cut()
 
     def __enter__(self) -> Self:

@@ -265,7 +265,7 @@ def _stop_pulling(broker: Broker, session: Session, asked: Unsubscribe) -> None:
         if (consumption.topic.name, member.name) != (asked.topic, asked.member) or base(name) != asked.group:
             continue
         session.pulling.discard((consumption, member))
-        consumption.cancel_pulls(session, member)
+        consumption.end_pulls(session, member)
         if session.is_last_of(consumption, member) and consumption.group.leave(member.name) is not None:
             consumption.forget(member, broker.now_ms, is_clean=True)
             broker.dividing.changed(consumption)
