@@ -117,8 +117,18 @@ class Server:
 
     def stop_listening(self) -> None:
         """Accept nobody any more."""
-        if self._server is not None:
-            self._server.close()
+        server = self._server
+        if server is None or not server.is_serving():
+            return
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, asyncio.SelectorEventLoop):
+            server.close()
+            return
+        # asyncio 3.11 fails on a peer that it has accepted if the server closes before the peer has its transport, and
+        # leaves the socket open: so the server closes some turns after the last was accepted.
+        for sock in server.sockets:
+            loop.remove_reader(sock.fileno())
+        loop.call_soon(loop.call_soon, loop.call_soon, server.close)
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
