@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,7 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.reports import StoredMessage
 from dmq.testing.processes import BrokerProcess, free_port, read_line
-
-PATIENCE = 60.0
+from tests.integration.handling import PATIENCE, eventually
 
 # Prepares three messages of one transaction, and waits for its end.
 PREPARING = """
@@ -29,13 +28,6 @@ tx.send("orders", b"three")
 print(tx.id, flush=True)
 time.sleep(600)
 """
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
 
 
 @pytest.fixture
