@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from dmq.broker.broker import Broker
-from dmq.broker.handlers import HANDLERS
-from dmq.broker.handlers.session import hello
+from dmq.broker.wire.commands import HANDLERS
+from dmq.broker.wire.connection import hello
 from dmq.clock import SystemClock
 from dmq.model import Message
 from dmq.net.connection import Connection
 from dmq.net.server import Server
 from dmq.protocol import Command, pack_batch, request_head
-from dmq.protocol.producing import Durability, Produce
+from dmq.protocol.produce import Durability, Produce
 from dmq.protocol.session import Hello
 from dmq.records import ANY_QUEUE, encode_batch
 from dmq.settings import Settings

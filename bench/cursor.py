@@ -11,9 +11,9 @@ import random
 import time
 from collections import deque
 
-from dmq.broker.cursor import WINDOW, Cursor
-from dmq.broker.lease import Holder, Lease
-from dmq.storage.positions import Position
+from dmq.broker.delivery.cursor import WINDOW, Cursor
+from dmq.broker.delivery.lease import Holder, Lease
+from dmq.storage.state.positions import Position
 
 FAR = 1 << 60
 LEASE_MS = 30_000

@@ -19,9 +19,9 @@ import msgspec
 
 from bench.loads import PRODUCER, Load, make_topics, queue_of, rss_mb, status_mb
 from dmq.storage.files import OsFiles
-from dmq.storage.state import SCHEDULE_TOPIC
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.state import SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
-from dmq.storage.visibility import Durability
 
 __all__ = ["Sizes", "ask", "filled", "grow", "open_after_kills"]
 

@@ -22,10 +22,10 @@ import numpy as np
 import dmq
 from dmq.model import Message, TopicConfig
 from dmq.records import encode_batch
-from dmq.storage.appending import Batch
-from dmq.storage.checkpointing import CheckpointPlan
 from dmq.storage.files import Buffer, File, OsFiles
+from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.store import MessageStore
+from dmq.storage.upkeep.checkpointer import CheckpointPlan
 
 __all__ = ["Aside", "Load", "Meter", "MeteredFiles", "Spread", "key_of", "machine", "make_topics", "queue_of", "rss_mb"]
 

@@ -29,9 +29,9 @@ from sqlalchemy.orm import Session
 import dmq
 from bench.rows import verdict
 from dmq.outbox import BusinessState, Inbox, MessageService, Relay, create_tables, tables
-from dmq.outbox.envelope import RESULT_TO, SEND_ID, make_send_id
-from dmq.outbox.rows import make_row
-from dmq.testing.measuring import machine
+from dmq.outbox.sender.envelope import RESULT_TO, SEND_ID, make_send_id
+from dmq.outbox.sender.message_row import make_row
+from dmq.testing.benchmark import machine
 from dmq.testing.processes import BrokerProcess
 from tests.databases import KINDS
 

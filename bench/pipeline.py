@@ -41,7 +41,7 @@ from bench.pipeline_load import (
     make_archive,
     producer_at,
 )
-from dmq.testing.measuring import machine, percentile
+from dmq.testing.benchmark import machine, percentile
 from dmq.testing.processes import BrokerProcess
 
 MESSAGES = 1_500_000
@@ -77,7 +77,7 @@ class Rig:
     @property
     def spark(self) -> Any:
         if self._spark is None:
-            from dmq.pipeline.session import spark_session
+            from dmq.pipeline.spark_session import spark_session
 
             self._spark = spark_session("local[2]", {"spark.driver.memory": "2g"}, app_name="bench")
             self.memory.start()
@@ -175,7 +175,7 @@ def read(rig: Rig) -> Row:
 def archive(rig: Rig) -> Row:
     """The archive job, beside Parquet to Parquet."""
     from dmq.pipeline.archive.job import ArchiveJob
-    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.archive.table_store import Archive
     from dmq.pipeline.tables import MESSAGE
 
     url, spark = rig.broker.url, rig.spark
@@ -223,7 +223,7 @@ def write(rig: Rig) -> Row:
 
 def query(rig: Rig) -> Row:
     """Lookups in ten million archived messages."""
-    from dmq.pipeline.lookup.finding import Lookup
+    from dmq.pipeline.lookup.lookup import Lookup
 
     count = max(2000, int(ARCHIVED * rig.scale))
     uri = str(rig.new_folder("large"))
@@ -262,7 +262,7 @@ def query(rig: Rig) -> Row:
 def beside(rig: Rig) -> Row:
     """A paced producer beside the archive job."""
     from dmq.pipeline.archive.job import ArchiveJob
-    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.archive.table_store import Archive
 
     url, spark = rig.broker.url, rig.spark
     seconds = max(3.0, BESIDE_SECONDS * min(1.0, rig.scale * 4))

@@ -24,15 +24,15 @@ import pyarrow.parquet as pq
 
 import dmq
 from dmq.model import MessageId
-from dmq.pipeline.archive.files import write_parquet
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.decoding import decode_units
+from dmq.pipeline.archive.key_index import index_rows
+from dmq.pipeline.archive.parquet import write_parquet
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.decode.rows import message_batch
+from dmq.pipeline.decode.units import decode_units
 from dmq.pipeline.jobs.staging import GROUP_ROWS
-from dmq.pipeline.journal_reading import JournalReader
-from dmq.pipeline.key_index import index_rows
-from dmq.pipeline.rows import message_batch
 from dmq.pipeline.tables import KEY_INDEX, MESSAGE, SCHEMAS
-from dmq.testing.measuring import Load, percentile
+from dmq.testing.benchmark import Load, percentile
 from dmq.testing.processes import resident_bytes
 
 __all__ = [

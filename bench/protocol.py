@@ -20,7 +20,7 @@ from dmq.protocol import (
     response_head,
     unpack_batch,
 )
-from dmq.protocol.producing import Durability, Produce, ProduceReply
+from dmq.protocol.produce import Durability, Produce, ProduceReply
 from dmq.records import EncodedBatch, encode_batch
 
 ROUNDS = 7

@@ -21,7 +21,7 @@ import numpy as np
 from dmq.model import Message
 from dmq.records import Compressor, decode_columns, encode_batch, iter_records, stamp, verify_batch
 from dmq.records.columns import VERIFY_MANY_MIN
-from dmq.records.encoding import ENCODE_MANY_MIN
+from dmq.records.encoder import ENCODE_MANY_MIN
 from dmq.records.layout import STAMP_MANY_MIN
 
 SEED = 7

@@ -13,9 +13,9 @@ import numpy as np
 from bench.loads import Aside, Load, MeteredFiles, Spread, make_topics, queue_of
 from bench.rows import SEED, STORED, Bench, Row, paired, timed, verdict
 from dmq.settings import StoreSettings
-from dmq.storage.appending import Batch, Placement
-from dmq.storage.commit import GroupCommit
 from dmq.storage.files import OsFiles
+from dmq.storage.group_commit import GroupCommit
+from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.store import MessageStore
 
 __all__ = ["append_cpu", "append_wall", "backlog_behind", "flushed", "many_queues"]

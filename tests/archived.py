@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dmq.pipeline.archive.files import write_days
-from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.archive.parquet import write_days
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
 
 Row = dict[str, Any]

@@ -64,9 +64,9 @@ from dmq.model import Message, MessageId, Receipt, delay_level
 
 if TYPE_CHECKING:
     from dmq.client.client import Client, connect
-    from dmq.client.consumer import Consumer
-    from dmq.client.handling import RateLimit, Reject, Retry
-    from dmq.client.received import Batch, ReceivedMessage
+    from dmq.client.consumer.consumer import Consumer
+    from dmq.client.consumer.handler import RateLimit, Reject, Retry
+    from dmq.client.consumer.message import Batch, ReceivedMessage
 
 __all__ = [
     "ArchiveConflict",
@@ -139,13 +139,13 @@ __version__ = "0.1.0"
 
 # Loaded when first used: `import dmq` alone, for its errors or its version, stays cheap.
 _LATER = {
-    "Batch": "dmq.client.received",
+    "Batch": "dmq.client.consumer.message",
     "Client": "dmq.client.client",
-    "Consumer": "dmq.client.consumer",
-    "RateLimit": "dmq.client.handling",
-    "ReceivedMessage": "dmq.client.received",
-    "Reject": "dmq.client.handling",
-    "Retry": "dmq.client.handling",
+    "Consumer": "dmq.client.consumer.consumer",
+    "RateLimit": "dmq.client.consumer.handler",
+    "ReceivedMessage": "dmq.client.consumer.message",
+    "Reject": "dmq.client.consumer.handler",
+    "Retry": "dmq.client.consumer.handler",
     "connect": "dmq.client.client",
 }
 

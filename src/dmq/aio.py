@@ -5,8 +5,8 @@ The same names and meanings as `dmq`, with `await`.
 
 from __future__ import annotations
 
-from dmq.client.aio_client import AioClient, connect
-from dmq.client.aio_consumer import AioBatch, AioConsumer, AioMessage
-from dmq.client.aio_producer import AioProducer, AioSendFuture
+from dmq.client.aio.client import AioClient, connect
+from dmq.client.aio.consumer import AioBatch, AioConsumer, AioMessage
+from dmq.client.aio.producer import AioProducer, AioSendFuture
 
 __all__ = ["AioBatch", "AioClient", "AioConsumer", "AioMessage", "AioProducer", "AioSendFuture", "connect"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__: list[str] = []
 
 try:
-    from dmq.pipeline.source import DmqDataSource as DefaultSource
+    from dmq.pipeline.source.data_source import DmqDataSource as DefaultSource
 except ImportError:  # one that fails here would keep Spark from finding others
     pass
 else:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dmq.outbox import Inbox, MessageService
-from dmq.outbox.claims import Claims
-from dmq.outbox.results import ResultBook
+from dmq.outbox.sender.claims import Claims
+from dmq.outbox.sender.result_book import ResultBook
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "bookshop"
 

@@ -23,7 +23,7 @@ from sqlalchemy import func, select
 
 import dmq
 from dmq.outbox import tables
-from dmq.outbox.envelope import result_topic
+from dmq.outbox.sender.envelope import result_topic
 from tests.fault.bookshop_process import EXAMPLE
 from tests.fault.courier import CourierProxy, Repeater
 from tests.fault.nursery import ForkedBroker

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Final
 
-from dmq.client.letters import DeadLetter
+from dmq.client.admin.dead_letters import DeadLetter
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_ledger import Call, Ledger, Sent
 from tests.fault.delivery_plan import GROUPS, Name

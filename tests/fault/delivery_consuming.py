@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dmq
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_log import Log, begin
 from tests.fault.delivery_plan import GROUPS, content, name_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dmq.client.letters import DeadLetter
+from dmq.client.admin.dead_letters import DeadLetter
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_plan import GROUPS, Name, name_of
 

@@ -31,8 +31,8 @@ with atheris.instrument_imports(include=["dmq"]):
         unpack_batch,
         unpack_records,
     )
-    from dmq.protocol.consuming import Lease, PullReply, Push
-    from dmq.protocol.producing import Produce
+    from dmq.protocol.consume import Lease, PullReply, Push
+    from dmq.protocol.produce import Produce
     from dmq.records import iter_records, verify_batch
 
 from tests.unit.protocol.samples import batch_of, examples, frames, produce_frame

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from dmq.model import Message, MessageId, TopicConfig
 from dmq.records import RecordView
-from dmq.storage import units
-from dmq.storage.appending import Batch
-from dmq.storage.derived import event_of, message_id_of
-from dmq.storage.events import (
+from dmq.storage.journal import unit as units
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.state.derived import event_of, message_id_of
+from dmq.storage.state.events import (
     Archived,
     DelaysDone,
     EpochStarted,

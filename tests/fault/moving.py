@@ -9,22 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from dmq.broker.changes import Changes
-from dmq.broker.consumption import Consumption
-from dmq.broker.group import Group
-from dmq.broker.lease import Lease
-from dmq.broker.member import Member, Subscription
-from dmq.broker.moves import Moves
+from dmq.broker.catalog.changes import Changes
+from dmq.broker.delivery.channel import Consumption
+from dmq.broker.delivery.group import Group, Member, Subscription
+from dmq.broker.delivery.lease import Lease
+from dmq.broker.retry.mover import Moves
 from dmq.errors import DMQError
 from dmq.model import Message, MessageId, TopicConfig
 from dmq.records import RecordView, encode_batch
-from dmq.records.copying import release_record
+from dmq.records.copy import release_record
 from dmq.settings import BrokerSettings, StoreSettings
-from dmq.storage.appending import Batch
-from dmq.storage.events import DelaysDone, Event, PositionSet, pack_offsets
-from dmq.storage.state import SCHEDULE_TOPIC
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import DelaysDone, Event, PositionSet, pack_offsets
+from dmq.storage.state.state import SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
-from dmq.storage.visibility import Durability
 from dmq.testing import FakeClock, MemoryFiles
 
 GROUP = "g"

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from dmq.errors import Damaged
 from dmq.model import Message, MessageId, TopicConfig
-from dmq.records.encoding import encode_batch
+from dmq.records.encoder import encode_batch
 from dmq.settings import StoreSettings
-from dmq.storage.appending import Batch
-from dmq.storage.events import PositionSet, Settled
-from dmq.storage.inspection import inspect_units, open_journal
-from dmq.storage.pool import FilePool
-from dmq.storage.state import HALF_TOPIC, SCHEDULE_TOPIC
+from dmq.storage.file_pool import FilePool
+from dmq.storage.journal.unit import Unit
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.offline.inspection import inspect_units, open_journal
+from dmq.storage.state.events import PositionSet, Settled
+from dmq.storage.state.state import HALF_TOPIC, SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
-from dmq.storage.units import Unit
-from dmq.storage.visibility import Durability
 from dmq.testing import FakeClock, MemoryFiles
 
 __all__ = ["IDS", "KEYS", "SETTINGS", "Answers", "Lost", "Prepared", "answers", "batch_of", "prepare", "read_queue"]

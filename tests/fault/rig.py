@@ -10,8 +10,10 @@ from copy import copy
 from dmq.model import Message, MessageId, TopicConfig
 from dmq.records import Attributes, RecordView, encode_attributes, encode_batch, id_hash, key_hash, moved_record
 from dmq.settings import StoreSettings
-from dmq.storage.appending import Batch, Placement
-from dmq.storage.events import (
+from dmq.storage.delay.wheel import Delay
+from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import (
     DelaysDone,
     Event,
     PositionSet,
@@ -22,8 +24,6 @@ from dmq.storage.events import (
     pack_offsets,
 )
 from dmq.storage.store import MessageStore
-from dmq.storage.visibility import Durability
-from dmq.storage.wheel import Delay
 from dmq.testing import FakeClock, Keep, MemoryFiles
 from tests.fault.checking import check, check_find, check_producers, check_times
 from tests.fault.model import HALF, SCHEDULE, Expected, Model, Placed, Sent, Stored

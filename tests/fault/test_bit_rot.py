@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dmq.storage.appending import Placement
-from dmq.storage.journal import list_segments
+from dmq.storage.journal.journal import list_segments
+from dmq.storage.journal.unit_draft import Placement
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 from tests.fault.prepared import SETTINGS, Answers, Prepared, answers, batch_of, prepare

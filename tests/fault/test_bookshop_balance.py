@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, insert, text, update
 
-from dmq.outbox.rows import make_row
+from dmq.outbox.sender.message_row import make_row
 from tests.fault.bookshop_rig import OUTBOX, example
 from tests.integration.outbox.receiving import disposed
 

@@ -15,8 +15,8 @@ import dmq
 from dmq.errors import DMQError
 from dmq.protocol import SPECS, Command, Frame, Header, Kind, build_frame, decode_response, request_head
 from dmq.protocol.admin import TopicList
-from dmq.protocol.consuming import Subscribe
-from dmq.protocol.producing import TransactionEnd
+from dmq.protocol.consume import Subscribe
+from dmq.protocol.produce import TransactionEnd
 from dmq.protocol.session import Heartbeat
 from tests.integration.raw import RawClient, port_of, produce
 from tests.integration.serving import ServedBroker

@@ -17,7 +17,7 @@ import dmq
 from dmq.client.client import Client, connect
 from dmq.model import MessageId
 from dmq.protocol import Command, decode_response
-from dmq.protocol.producing import TransactionEnd, TransactionEndReply, TransactionOutcome
+from dmq.protocol.produce import TransactionEnd, TransactionEndReply, TransactionOutcome
 from dmq.settings import StoreSettings
 from dmq.testing import FakeClock, MemoryFiles
 from dmq.testing.clock import ClientClock

@@ -14,10 +14,10 @@ from dmq.errors import OffsetGone, StaleEpoch, StorageError, TopicExists, Unknow
 from dmq.model import TopicConfig
 from dmq.records import RecordView, tag_hash
 from dmq.settings import StoreSettings
-from dmq.storage.checkpointing import CheckpointPlan
-from dmq.storage.events import DelaysDone, PositionDropped, pack_offsets
-from dmq.storage.visibility import Durability
-from dmq.storage.wheel import Delay
+from dmq.storage.delay.wheel import Delay
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import DelaysDone, PositionDropped, pack_offsets
+from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from tests.fault.checking import check_resend
 from tests.fault.model import Expected
 from tests.fault.rig import SMALL, Rig

@@ -10,8 +10,8 @@ import pytest
 
 from dmq.errors import DiskFull, LimitReached, StorageError
 from dmq.model import TopicConfig
-from dmq.storage.events import DelaysDone, TransactionEnded, pack_offsets
-from dmq.storage.frames import DerivedDamaged
+from dmq.storage.index.block_file import DerivedDamaged
+from dmq.storage.state.events import DelaysDone, TransactionEnded, pack_offsets
 from dmq.testing import CrashNow
 from tests.fault.checking import check_producers
 from tests.fault.model import Spot

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import dmq
-from dmq.client.futures import SendFuture
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.producer.future import SendFuture
 
 TOPIC = "torture"
 QUEUES = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dmq.model import TopicConfig
-from dmq.storage.visibility import Durability
+from dmq.storage.journal.visibility import Durability
 from tests.fault.model import Expected
 from tests.fault.rig import Rig
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from dmq.model import Message, TopicConfig
-from dmq.records.encoding import encode_batch
+from dmq.records.encoder import encode_batch
 from dmq.settings import StoreSettings
-from dmq.storage.appending import Batch
 from dmq.storage.files import Files, OsFiles
+from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.store import MessageStore
 
 __all__ = ["SETTINGS", "batch", "bodies", "content", "fill", "make", "run"]

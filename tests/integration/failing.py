@@ -11,10 +11,10 @@ from typing import TypeVar
 import pytest
 
 import dmq
+from dmq.client.admin.reports import Lag
 from dmq.client.client import Client
-from dmq.client.consumer import Consumer
-from dmq.client.received import ReceivedMessage
-from dmq.client.reports import Lag
+from dmq.client.consumer.consumer import Consumer
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.records import RecordView
 from dmq.testing import TestBroker
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.consumer import Consumer
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.consumer import Consumer
+from dmq.client.consumer.message import ReceivedMessage
 
 PATIENCE = 120.0
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import dmq
+from dmq.client.admin.dead_letters import DeadLetter
 from dmq.client.client import Client
-from dmq.client.letters import DeadLetter
 
 PATIENCE = 30.0
 

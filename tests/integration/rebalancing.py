@@ -10,8 +10,8 @@ import threading
 import time
 
 from dmq.client.client import connect
-from dmq.client.consumer import Consumer
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.consumer import Consumer
+from dmq.client.consumer.message import ReceivedMessage
 
 saying = threading.Lock()
 

@@ -11,10 +11,10 @@ import sys
 import threading
 from typing import Any
 
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.replay import sending
-from dmq.pipeline.replay.planning import Done, Plan, Plans
-from dmq.pipeline.replay.replaying import execute
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.replay import sender
+from dmq.pipeline.replay.plan import Done, Plan, Plans
+from dmq.pipeline.replay.replay import execute
 from dmq.pipeline.replay.selection import Selection
 
 __all__ = ["CHOICE", "STOPS"]
@@ -42,7 +42,7 @@ class _Step:
 
 def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count: str) -> None:
     step = _Step(stop, int(count))
-    keep, finish, send = Plans.keep, Plans.finish, sending._Run._send
+    keep, finish, send = Plans.keep, Plans.finish, sender._Run._send
 
     def kept(self: Plans, plan: Plan) -> Plan:
         step.reach("staged")
@@ -59,7 +59,7 @@ def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count:
         send(self, parcel)
         step.reach("answered")
 
-    Plans.keep, Plans.finish, sending._Run._send = kept, finished, sent  # type: ignore[method-assign]
+    Plans.keep, Plans.finish, sender._Run._send = kept, finished, sent  # type: ignore[method-assign]
     outcome = execute(Archive(tables), broker, CHOICE, topic, replay_id)
     print(f"done {outcome.sent} {outcome.found}", flush=True)
 

@@ -8,7 +8,7 @@ import threading
 import dmq
 from dmq.broker.server import BrokerServer, run
 from dmq.client.client import connect
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.settings import BrokerSettings, Settings
 
 saying = threading.Lock()

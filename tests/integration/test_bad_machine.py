@@ -11,8 +11,8 @@ import pytest
 from dmq.errors import DiskFull, OffsetGone, StoreFailed
 from dmq.settings import StoreSettings
 from dmq.storage.files import OsFiles
+from dmq.storage.journal.visibility import Durability
 from dmq.storage.store import MessageStore
-from dmq.storage.visibility import Durability
 from dmq.testing import FakeClock, MemoryFiles
 from tests.integration.directories import SETTINGS, batch, bodies, fill, make, open_again, run
 

@@ -16,9 +16,9 @@ import pytest
 
 import dmq
 from dmq.protocol import Command, Header, Kind, decode_response, request_head
-from dmq.protocol.consuming import Point, PointKind, Subscribe
-from dmq.protocol.producing import Durability
-from dmq.protocol.reading import Fetch, Peek
+from dmq.protocol.consume import Point, PointKind, Subscribe
+from dmq.protocol.produce import Durability
+from dmq.protocol.read import Fetch, Peek
 from dmq.protocol.session import Heartbeat, Hello, Stats
 from dmq.testing.processes import BrokerProcess, resident_bytes
 from tests.integration.raw import RawClient, eventually, port_of, produce

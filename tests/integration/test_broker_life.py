@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import dmq
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.protocol import Command, decode_request, decode_response, one_way_head
 from dmq.protocol.admin import GroupDelete
-from dmq.protocol.consuming import (
+from dmq.protocol.consume import (
     Lease,
     Outcome,
     Point,
@@ -29,7 +29,7 @@ from dmq.protocol.consuming import (
     Settlement,
     Subscribe,
 )
-from dmq.protocol.reading import Fetch, FetchReply, Offsets
+from dmq.protocol.read import Fetch, FetchReply, Offsets
 from dmq.protocol.session import ServerReboot
 from dmq.settings import StoreSettings
 from dmq.testing import MemoryFiles

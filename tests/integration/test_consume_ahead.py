@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmq.client.client import Client
-from dmq.client.consumer import Consumer
+from dmq.client.consumer.consumer import Consumer
 from dmq.model import Message
 from dmq.testing import TestBroker
 from tests.integration.handling import eventually, lag

@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 
 import dmq
-from dmq.broker.pacing import Pace
-from dmq.client.admin import Admin
+from dmq.client.admin.admin import Admin
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
+from dmq.token_bucket import Pace
 from tests.integration.handling import Handling
 from tests.integration.letters import consumed, drained, eventually, reject, rejected
 

@@ -11,8 +11,8 @@ import pytest
 
 import dmq
 import dmq.aio
+from dmq.client.admin.reports import StoredMessage
 from dmq.client.client import Client
-from dmq.client.reports import StoredMessage
 from dmq.testing import TestBroker
 
 PATIENCE = 20.0

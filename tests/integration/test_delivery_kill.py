@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import dmq
+from dmq.client.admin.reports import StoredMessage
 from dmq.client.client import Client
-from dmq.client.reports import StoredMessage
 from dmq.testing.processes import BrokerProcess, free_port
 
 PATIENCE = 60.0

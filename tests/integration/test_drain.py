@@ -9,7 +9,7 @@ import pytest
 import dmq
 from dmq.protocol import Command, decode_request, decode_response
 from dmq.protocol.admin import TopicCreate
-from dmq.protocol.consuming import Pull, Subscribe
+from dmq.protocol.consume import Pull, Subscribe
 from dmq.protocol.session import Cluster, Drain, DrainAction, DrainReply, ServerHealth, ServerReboot
 from dmq.testing.processes import BrokerProcess
 from tests.integration.raw import RawClient, eventually, port_of, produce

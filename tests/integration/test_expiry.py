@@ -9,7 +9,7 @@ import pytest
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.consumer import Consumer
+from dmq.client.consumer.consumer import Consumer
 from dmq.records import DeadReason
 from dmq.testing import TestBroker
 from tests.integration.failing import counts, eventually, letters, send, settle_all

@@ -8,9 +8,9 @@ import pytest
 
 import dmq
 from dmq.errors import NotConnected, OffsetGone, UnknownTopic
-from dmq.pipeline.decoding import decode_units
-from dmq.pipeline.journal_reading import FETCH_BYTES, JournalReader
-from dmq.pipeline.rows import message_batch
+from dmq.pipeline.decode.journal_reader import FETCH_BYTES, JournalReader
+from dmq.pipeline.decode.rows import message_batch
+from dmq.pipeline.decode.units import decode_units
 from dmq.testing.processes import free_port
 from tests.integration.serving import ServedBroker
 

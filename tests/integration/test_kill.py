@@ -16,8 +16,8 @@ import pytest
 from crc32c import crc32c
 
 from dmq.storage.files import Files, OsFiles
+from dmq.storage.offline.verification import verify
 from dmq.storage.store import MessageStore
-from dmq.storage.verification import verify
 from dmq.testing import MemoryFiles
 from dmq.testing.processes import read_line
 from tests.integration import writer

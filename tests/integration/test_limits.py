@@ -10,8 +10,8 @@ import pytest
 
 import dmq
 import dmq.aio
+from dmq.client.admin.reports import LimitReport
 from dmq.client.client import Client
-from dmq.client.reports import LimitReport
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.serving import ServedBroker
 

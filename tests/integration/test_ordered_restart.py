@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
 from tests.integration.raw import eventually
 

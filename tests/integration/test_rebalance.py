@@ -18,7 +18,7 @@ import pytest
 
 import dmq
 from dmq.client.client import Client, connect
-from dmq.client.rebalance import STRATEGIES
+from dmq.client.consumer.strategy import STRATEGIES
 from dmq.testing.processes import BrokerProcess
 from tests.integration import rebalancing
 

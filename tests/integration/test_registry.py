@@ -9,7 +9,7 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.broker import keys
+from dmq.broker.catalog import key_values
 from dmq.client.client import Client
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.serving import ServedBroker
@@ -84,8 +84,8 @@ def test_a_killed_broker_has_all_that_was_put(broker: TestBroker, client: Client
 def test_a_full_space_refuses_more_but_lets_what_is_there_change(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "KEYS_MAX", 2)
-    monkeypatch.setattr(keys, "BYTES_MAX", 1000)
+    monkeypatch.setattr(key_values, "KEYS_MAX", 2)
+    monkeypatch.setattr(key_values, "BYTES_MAX", 1000)
     client.registry.put("n", "a", b"1")
     client.registry.put("n", "b", b"1")
     with pytest.raises(dmq.LimitReached, match="full"):
@@ -99,8 +99,8 @@ def test_a_full_space_refuses_more_but_lets_what_is_there_change(
 
 
 def test_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "KEYS_MAX", 1)
-    monkeypatch.setattr(keys, "_LOOK_MS", 10**9)
+    monkeypatch.setattr(key_values, "KEYS_MAX", 1)
+    monkeypatch.setattr(key_values, "_LOOK_MS", 10**9)
     clock = FakeClock()
     with TestBroker(clock=clock) as broker:
         client = broker.connect()

@@ -19,13 +19,13 @@ import pytest
 import dmq
 from dmq.errors import InvalidMessage, InvalidRequest, UnknownTopic
 from dmq.model import MessageId
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.replay.replaying import execute
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.replay.replay import execute
 from dmq.pipeline.replay.selection import Selection
 from dmq.protocol import Command, decode_response
 from dmq.protocol.batch import pack_records
-from dmq.protocol.producing import Durability, Produce, ProduceFlag
-from dmq.records.replaying import ReplayTarget
+from dmq.protocol.produce import Durability, Produce, ProduceFlag
+from dmq.records.replay import ReplayTarget
 from dmq.testing.processes import BrokerProcess, free_port
 from tests.integration import replayer
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row

@@ -9,7 +9,7 @@ import pytest
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.failing import (
     PATIENCE,

@@ -12,8 +12,8 @@ import pytest
 import dmq
 from dmq.protocol import Command, Header, decode_response
 from dmq.protocol.admin import GroupCreate, GroupDelete, TopicCreate, TopicDelete, TopicUpdate
-from dmq.protocol.consuming import Point, PointKind, Pull, Seek, Subscribe, Unsubscribe
-from dmq.protocol.reading import Fetch, FetchReply, Find, FindReply, Offsets, Peek, PeekReply
+from dmq.protocol.consume import Point, PointKind, Pull, Seek, Subscribe, Unsubscribe
+from dmq.protocol.read import Fetch, FetchReply, Find, FindReply, Offsets, Peek, PeekReply
 from dmq.protocol.session import Heartbeat
 from dmq.settings import StoreSettings
 from dmq.testing import MemoryFiles

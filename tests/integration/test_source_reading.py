@@ -15,9 +15,9 @@ from pyspark.sql.types import StructField, StructType
 import dmq
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
 from dmq.pipeline import DmqDataSource
-from dmq.pipeline.planning import JournalPiece, QueuePiece
-from dmq.pipeline.source import BatchReader, PiecePartition
-from dmq.pipeline.source_columns import ALL_COLUMNS, column_kind
+from dmq.pipeline.source.columns import ALL_COLUMNS, column_kind
+from dmq.pipeline.source.data_source import BatchReader, PiecePartition
+from dmq.pipeline.source.partition_plan import JournalPiece, QueuePiece
 from dmq.settings import StoreSettings
 from dmq.testing import MemoryFiles
 from tests.integration.serving import ServedBroker

@@ -14,8 +14,8 @@ from pyspark.sql.types import StructField, StructType
 import dmq
 from dmq.errors import OffsetGone, UnknownTopic
 from dmq.pipeline import DmqDataSource
-from dmq.pipeline.source_columns import column_kind
-from dmq.pipeline.stream import StreamReader
+from dmq.pipeline.source.columns import column_kind
+from dmq.pipeline.source.data_source import StreamReader
 from dmq.testing.processes import free_port
 from tests.integration.serving import ServedBroker
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import dmq
+from dmq.broker.diagnostics.telnet import TelnetServer
 from dmq.broker.server import BrokerServer
-from dmq.broker.telnet import TelnetServer
 from dmq.errors import NotAllowed, PortTaken
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing import MemoryFiles

@@ -10,8 +10,8 @@ import pytest
 
 import dmq
 import dmq.aio
+from dmq.client.admin.reports import TraceReport
 from dmq.client.client import Client
-from dmq.client.reports import TraceReport
 from dmq.testing import TestBroker
 
 PATIENCE = 20.0
@@ -200,8 +200,8 @@ def test_a_search_that_takes_too_long_ends_and_says_so(client: Client, monkeypat
     consumer = client.consumer("orders", group="billing")
     consumer.ack(consumer.pull(1, wait=PATIENCE))
     eventually(lambda: states(client, receipt.id) == {"billing": "consumed"})
-    monkeypatch.setattr("dmq.broker.life._CHUNK", 1)
-    monkeypatch.setattr("dmq.broker.life._SEARCH_BYTES", 0)
+    monkeypatch.setattr("dmq.broker.diagnostics.message_history._CHUNK", 1)
+    monkeypatch.setattr("dmq.broker.diagnostics.message_history._SEARCH_BYTES", 0)
     why = client.admin.why(receipt.id)
     assert (why.is_complete, why.groups[0].state) == (False, "settled")
     assert "was not searched far enough" in why.text

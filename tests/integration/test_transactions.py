@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 import dmq
 import dmq.aio
+from dmq.client.admin.reports import StoredMessage
 from dmq.client.client import Client
-from dmq.client.reports import StoredMessage
-from dmq.client.transaction import Transaction
+from dmq.client.producer.transaction import Transaction
 from dmq.model import MessageId
 from dmq.protocol import Command, decode_response
-from dmq.protocol.producing import ProduceFlag, TransactionEnd, TransactionEndReply, TransactionOutcome
+from dmq.protocol.produce import ProduceFlag, TransactionEnd, TransactionEndReply, TransactionOutcome
 from dmq.protocol.status import Status
 from dmq.settings import StoreSettings
 from dmq.testing import TestBroker

@@ -13,12 +13,12 @@ import pytest
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import DMQError, InvalidMessage, SequenceConflict, StaleEpoch, TimedOut, UnknownTopic
-from dmq.pipeline.blocks import BLOCK_ROWS
-from dmq.pipeline.resuming import BATCH_ROWS_MAX, Writer
-from dmq.pipeline.sink_options import SinkOptions, sink_options
-from dmq.pipeline.writing import write_rows
+from dmq.pipeline.sink.data_writer import write_rows
+from dmq.pipeline.sink.options import SinkOptions, sink_options
+from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Writer
+from dmq.pipeline.sink.row_blocks import BLOCK_ROWS
 from dmq.testing.processes import BrokerProcess, free_port
 
 ROWS = 5 * BLOCK_ROWS + 700

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dmq.client.client import Client
-from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.tables import CONSUME_EVENT, KEY_INDEX, MESSAGE
 
 

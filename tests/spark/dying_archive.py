@@ -13,10 +13,10 @@ import threading
 import time
 from pathlib import Path
 
-from dmq.pipeline.archive import resolve
+from dmq.pipeline.archive import settlement_join
 from dmq.pipeline.archive.job import ArchiveJob
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.session import spark_session
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.spark_session import spark_session
 from tests.spark.conftest import JAVA_OPTIONS
 
 # Where a first file shows that the middle of a step is reached.
@@ -40,7 +40,7 @@ def main(url: str, tables: str, point: str) -> None:
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={scratch}",
         "spark.local.dir": scratch,
     }
-    resolve.SMALL = 0  # so that it is Spark that resolves
+    settlement_join.SMALL = 0  # so that it is Spark that resolves
     spark = spark_session("local[2]", conf)
     if point in MIDDLES:
         threading.Thread(target=die_at_first, args=(Path(tables), MIDDLES[point]), daemon=True).start()

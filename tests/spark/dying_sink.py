@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from dmq.pipeline.sink import PartitionWritten, StreamWriter, stream_writer
+from dmq.pipeline.sink.data_writer import PartitionWritten, StreamWriter, stream_writer
 from tests.spark.conftest import JAVA_OPTIONS
 
 BATCH_ROWS = 1000

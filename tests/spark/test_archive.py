@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 import dmq
 from dmq.errors import ArchiveConflict, OffsetGone
-from dmq.pipeline.archive import resolve
+from dmq.pipeline.archive import settlement_join
 from dmq.pipeline.archive.job import TABLES, ArchiveJob, app_id_of
-from dmq.pipeline.archive.running import Run, RunOptions
-from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.archive.run import Run, RunOptions
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Progress
 from dmq.pipeline.tables import COPY, MESSAGE
 from dmq.testing.processes import BrokerProcess, free_port
@@ -58,7 +58,7 @@ def archive(tmp_path: Path) -> Archive:
 def test_everything_sent_is_archived_once_with_what_became_of_it(
     spark: SparkSession, broker: BrokerProcess, archive: Archive, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(resolve, "SMALL", small)
+    monkeypatch.setattr(settlement_join, "SMALL", small)
     seen: list[Progress] = []
     with dmq.connect(broker.url, app="shop") as client:
         client.admin.create_topic("orders", queues=3)

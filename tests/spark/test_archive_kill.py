@@ -8,7 +8,7 @@ import pytest
 
 import dmq
 from dmq.pipeline.archive.job import TABLES, app_id_of
-from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.archive.table_store import Archive
 from dmq.testing.processes import BrokerProcess
 from tests.spark.archiving import Sent, check_archive, consume_all, outcomes, send_logged
 from tests.spark.driving import run_driver

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dmq
-from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.tables import MESSAGE
 from dmq.testing.processes import BrokerProcess
 from tests.spark.archiving import check_archive, send_logged

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dmq.pipeline.archive.store import Archive
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import dead_letters, rollup, trace
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.tables import DEAD_LETTER_DAILY, METRICS_1M, POSITION_DAILY, TRACE

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import create_engine, insert, select
 
 from dmq.errors import InvalidSettings
-from dmq.outbox.envelope import SEND_ID, floor_send_id
 from dmq.outbox.schema import tables
-from dmq.pipeline.archive.store import Archive
+from dmq.outbox.sender.envelope import SEND_ID, floor_send_id
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import reconcile
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.tables import RECONCILE_DIFF

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 import dmq
 from dmq.client.client import Client
 from dmq.pipeline.archive.job import ArchiveJob
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.lookup.finding import Lookup
-from dmq.pipeline.replay.replaying import execute
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.lookup.lookup import Lookup
+from dmq.pipeline.replay.replay import execute
 from dmq.pipeline.replay.selection import Selection
 from dmq.records.layout import REPLAYED
 from dmq.testing.processes import BrokerProcess

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dmq.pipeline.source_columns import column_kind
+from dmq.pipeline.source.columns import column_kind
 from dmq.testing.processes import BrokerProcess
 from tests.spark.published import Published, publish, reading
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dmq.errors import Damaged
-from dmq.pipeline.archive.files import Written, write_days
-from dmq.pipeline.archive.store import Archive, LiveFile
+from dmq.pipeline.archive.parquet import Written, write_days
+from dmq.pipeline.archive.table_store import Archive, LiveFile
 from dmq.pipeline.jobs import compact, retain, staging, trace
 from dmq.pipeline.jobs.job import JobContext
-from dmq.pipeline.lookup.finding import Lookup
+from dmq.pipeline.lookup.lookup import Lookup
 from dmq.pipeline.tables import CONSUME_EVENT, KEY_INDEX, MESSAGE, SCHEMAS, TRACE
 from tests.archived import MIDNIGHT, Days, archive_rows, arrow, made, table_rows
 from tests.spark.quick import quick

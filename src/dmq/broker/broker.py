@@ -20,41 +20,37 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from dmq.broker import beginnings
-from dmq.broker.arrivals import Arrivals
-from dmq.broker.broadcast import BroadcastCursors
-from dmq.broker.changes import Changes, Later
-from dmq.broker.committing import Transactions
-from dmq.broker.consumption import Consumption
-from dmq.broker.deadletters import DeadLetters
-from dmq.broker.delays import Delays
-from dmq.broker.dividing import Dividing
-from dmq.broker.drainer import DLQ_PREFIX
-from dmq.broker.group import Group, kept_subscription
-from dmq.broker.keys import KeySpace
-from dmq.broker.letters import open_letters
-from dmq.broker.limits import Limits, kept_limits
-from dmq.broker.moves import Moves
-from dmq.broker.reads import DiskReads
-from dmq.broker.session import Session
-from dmq.broker.tasks import Tasks, Work, check_changes, go_on, wait_for
-from dmq.broker.writer import JournalWriter, nobody_waits
+from dmq.broker.catalog import catalog
+from dmq.broker.catalog.changes import Changes, Later
+from dmq.broker.catalog.key_values import KeySpace
+from dmq.broker.dead_letters.dead_letters import DeadLetters, open_letters
+from dmq.broker.dead_letters.sql_drain import DLQ_PREFIX
+from dmq.broker.delivery.channel import Consumption
+from dmq.broker.delivery.group import BroadcastCursors, Group, kept_subscription
+from dmq.broker.delivery.rebalance import Dividing
+from dmq.broker.journal.disk import Arrivals, DiskReads
+from dmq.broker.journal.writer import JournalWriter, nobody_waits
+from dmq.broker.publish.rate_limits import Limits, kept_limits
+from dmq.broker.retry.mover import Moves
+from dmq.broker.schedule.delays import Delays
+from dmq.broker.schedule.transactions import Transactions
+from dmq.broker.wire.dispatcher import Tasks, Work, check_changes, go_on, wait_for
+from dmq.broker.wire.session import Session
 from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import BrokerStopping, DMQError, InvalidRequest, UnknownTopic
 from dmq.model import RESULT_PREFIX, TopicConfig
 from dmq.net.connection import Connection
-from dmq.net.outbox import Outbox
+from dmq.net.write_coalescer import Outbox
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.session import ServerReboot
 from dmq.settings import BrokerSettings
-from dmq.storage.appending import Batch
-from dmq.storage.events import Event, PositionDropped, Settled
-from dmq.storage.retrying import RETRY_PREFIX, retry_topic_name
-from dmq.storage.state import Topic
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import Event, PositionDropped, Settled
+from dmq.storage.state.state import RETRY_PREFIX, Topic, retry_topic_name
 from dmq.storage.store import MessageStore
-from dmq.storage.visibility import Durability
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
@@ -225,14 +221,14 @@ class Broker:
             return self.store.topic(name)
         except UnknownTopic:
             if name.startswith(RESULT_PREFIX):
-                raise beginnings.make_result_topic(self, name) from None
+                raise catalog.make_result_topic(self, name) from None
             if not self.settings.auto_create or name.startswith("%"):
                 raise
-        raise beginnings.make_topic(self, name)
+        raise catalog.make_topic(self, name)
 
     async def create_topic(self, name: str, config: TopicConfig, *, system: bool = False) -> Topic:
         """Make a topic; see `beginnings`."""
-        return await beginnings.create_topic(self, name, config, system=system)
+        return await catalog.create_topic(self, name, config, system=system)
 
     def load_limits(self) -> None:
         """Put the limits in force that the store has; called when they, or topics, have changed."""

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
-from dmq.broker.handlers import HANDLERS
-from dmq.broker.handlers.session import hello
-from dmq.broker.letters import open_letters
-from dmq.broker.metrics import exposition
-from dmq.broker.status import StatusPage
-from dmq.broker.telnet import TelnetServer
+from dmq.broker.dead_letters.dead_letters import open_letters
+from dmq.broker.diagnostics.metrics import exposition
+from dmq.broker.diagnostics.status_page import StatusPage
+from dmq.broker.diagnostics.telnet import TelnetServer
+from dmq.broker.wire.commands import HANDLERS
+from dmq.broker.wire.connection import hello
 from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import NotAllowed, StoreFailed

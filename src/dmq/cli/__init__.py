@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "tx": ("dmq.cli.tx", "Look at open transactions."),
     "dlq": ("dmq.cli.dlq", "Look at dead letters, resend them, delete them."),
     "limit": ("dmq.cli.limit", "Limit what producers may send a second."),
-    "archive": ("dmq.cli.archive", "Archive everything a broker has, and look things up in it."),
+    "archive": ("dmq.cli.archive.commands", "Archive everything a broker has, and look things up in it."),
     "outbox": ("dmq.cli.outbox", "Relay what an outbox has to send, and look at what waits in it."),
     "spool": ("dmq.cli.spool", "Look at what a spool's broker refused; send it again or drop it."),
     "cluster": ("dmq.cli.cluster", "List the brokers."),

@@ -18,7 +18,7 @@ from dmq.cli.options import Format, Formatted, make_app
 from dmq.cli.output import show_facts, show_table
 
 if TYPE_CHECKING:
-    from dmq.testing.measuring import BrokerCpu, Figure, Load, Progress
+    from dmq.testing.benchmark import BrokerCpu, Figure, Load, Progress
 
 __all__ = ["app"]
 
@@ -158,7 +158,7 @@ def store(
     load = _load(messages, size, batch, durability, body, rounds, seed)
     if data is not None and not data.is_dir():
         raise typer.BadParameter(f"{data} is no directory: choose one that is there")
-    from dmq.testing.storing import store as measure
+    from dmq.testing.store_load import store as measure
 
     with _progress(messages * (rounds + 1)) as progress:
         figure = measure(load, data or Path(tempfile.gettempdir()), progress)
@@ -166,7 +166,7 @@ def store(
 
 
 def _load(messages: int, size: int, batch: int, durability: Durability, body: Body, rounds: int, seed: int) -> Load:
-    from dmq.testing.measuring import Load
+    from dmq.testing.benchmark import Load
 
     return Load(messages, size, batch, durability.value, rounds, seed, body is Body.JSON)
 
@@ -205,7 +205,7 @@ def _progress(total: int) -> Iterator[Progress]:
 
 
 def _show(figures: Sequence[Figure], load: Load, form: Format) -> None:
-    from dmq.testing.measuring import machine
+    from dmq.testing.benchmark import machine
 
     settings = {name: getattr(load, name) for name in load.__dataclass_fields__}
     if form == Format.JSON:

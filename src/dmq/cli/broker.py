@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.options import DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, connected, parse_seconds
-from dmq.cli.serving import Insecure, LogFormat, LogLevel, LogLevelOption, Logs, resolve, serve, set_up_logs
+from dmq.cli.server_process import Insecure, LogFormat, LogLevel, LogLevelOption, Logs, resolve, serve, set_up_logs
 from dmq.errors import TimedOut
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
-    from dmq.client.reports import DrainReport
+    from dmq.client.admin.reports import DrainReport
 
 __all__ = ["app"]
 

@@ -14,8 +14,8 @@ from dmq.cli.output import moment, show_facts, show_rows
 from dmq.errors import UnknownMessage
 
 if TYPE_CHECKING:
-    from dmq.client.admin import Admin
-    from dmq.client.letters import DeadLetter, DeadLetterOutcome
+    from dmq.client.admin.admin import Admin
+    from dmq.client.admin.dead_letters import DeadLetter, DeadLetterOutcome
 
 __all__ = ["app"]
 

@@ -11,11 +11,11 @@ import typer
 import dmq
 from dmq.cli.options import APP, DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, make_app
 from dmq.cli.output import show_rows
-from dmq.cli.serving import Insecure, resolve
+from dmq.cli.server_process import Insecure, resolve
 from dmq.errors import DMQError, InvalidSettings
 
 if TYPE_CHECKING:
-    from dmq.broker.diagnosis import Finding
+    from dmq.broker.diagnostics.doctor import Finding
 
 __all__ = ["app"]
 
@@ -37,7 +37,7 @@ def doctor(
 
     The exit code is 1 if there is a problem; warnings leave it at 0.
     """
-    from dmq.broker.diagnosis import State
+    from dmq.broker.diagnostics.doctor import State
 
     findings = [*_machine(config, data, settings, insecure), *_broker(url)]
     rows = [finding._asdict() for finding in findings]
@@ -51,7 +51,7 @@ def doctor(
 
 
 def _machine(config: Path | None, data: str | None, settings: list[str] | None, insecure: bool) -> Iterator[Finding]:
-    from dmq.broker.diagnosis import Finding, State, diagnose_machine
+    from dmq.broker.diagnostics.doctor import Finding, State, diagnose_machine
 
     try:
         resolved = resolve(config, {"broker.data": data}, settings)
@@ -64,8 +64,8 @@ def _machine(config: Path | None, data: str | None, settings: list[str] | None, 
 
 
 def _broker(url: str) -> Iterator[Finding]:
-    from dmq.broker.diagnosis import Finding, State
-    from dmq.client.diagnosis import look_at
+    from dmq.broker.diagnostics.doctor import Finding, State
+    from dmq.client.admin.doctor import look_at
 
     try:
         seen = look_at(url, APP)
@@ -88,7 +88,7 @@ def _broker(url: str) -> Iterator[Finding]:
 
 
 def _store(stats: dict[str, float]) -> Iterator[Finding]:
-    from dmq.broker.diagnosis import Finding, State
+    from dmq.broker.diagnostics.doctor import Finding, State
 
     check = "broker's store"
     if stats.get("store_failed"):
@@ -104,7 +104,7 @@ def _store(stats: dict[str, float]) -> Iterator[Finding]:
 
 
 def _dead_letters(stats: dict[str, float]) -> Iterator[Finding]:
-    from dmq.broker.diagnosis import Finding, State
+    from dmq.broker.diagnostics.doctor import Finding, State
 
     check = "dead letters"
     waiting = int(stats.get("broker_dead_letters_waiting", 0))

@@ -21,8 +21,8 @@ from dmq.cli.output import show_facts, show_rows
 from dmq.errors import UnknownGroup
 
 if TYPE_CHECKING:
-    from dmq.client.admin import Admin
-    from dmq.client.reports import Lag, Move
+    from dmq.client.admin.admin import Admin
+    from dmq.client.admin.reports import Lag, Move
 
 __all__ = ["app"]
 

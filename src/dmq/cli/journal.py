@@ -17,8 +17,10 @@ from typing import Annotated, Any
 
 import typer
 
+from dmq.storage.file_pool import FilePool
 from dmq.storage.files import OsFiles
-from dmq.storage.inspection import (
+from dmq.storage.journal.unit import Unit
+from dmq.storage.offline.inspection import (
     checkpoint_facts,
     inspect_queue,
     inspect_records,
@@ -27,10 +29,8 @@ from dmq.storage.inspection import (
     segment_named,
     unit_facts,
 )
-from dmq.storage.pool import FilePool
-from dmq.storage.units import Unit
-from dmq.storage.verification import Report
-from dmq.storage.verification import verify as verify_directory
+from dmq.storage.offline.verification import Report
+from dmq.storage.offline.verification import verify as verify_directory
 
 __all__ = ["app"]
 

@@ -11,7 +11,7 @@ from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make
 from dmq.cli.output import show_facts, show_rows
 
 if TYPE_CHECKING:
-    from dmq.client.reports import LimitReport
+    from dmq.client.admin.reports import LimitReport
 
 __all__ = ["app"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dmq.cli.output import moment, printable
 
 if TYPE_CHECKING:
-    from dmq.client.reports import StoredMessage
+    from dmq.client.admin.reports import StoredMessage
 
 __all__ = ["body_text", "message_facts", "message_line", "message_row"]
 

@@ -11,7 +11,7 @@ import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_seconds
 from dmq.cli.output import show_rows
-from dmq.cli.serving import LogFormat, LogLevel, LogLevelOption, Logs, set_up_logs
+from dmq.cli.server_process import LogFormat, LogLevel, LogLevelOption, Logs, set_up_logs
 
 if TYPE_CHECKING:
     from dmq.outbox.engines import Engine
@@ -46,8 +46,8 @@ def opened(database: str, prefix: str) -> tuple[Engine, OutboxTables]:
 def status(database: Database, prefix: Prefix = "m_", form: Formatted = Format.TABLE) -> None:
     """Show, by topic, what is not sent yet and what waits for its results."""
     from dmq.outbox.engines import usable
+    from dmq.outbox.metrics import status as look
     from dmq.outbox.schema import check_tables
-    from dmq.outbox.status import status as look
 
     engine, tables = opened(database, prefix)
     with usable(engine):
@@ -86,8 +86,8 @@ def relay(
     Several may run side by side, and beside the processes that insert.
     """
     from dmq.outbox.engines import usable
-    from dmq.outbox.relay import Relay
     from dmq.outbox.schema import check_tables
+    from dmq.outbox.sender.relay import Relay
 
     engine, tables = opened(database, prefix)
     seconds = parse_seconds(poll)
@@ -126,10 +126,10 @@ def compensate(
 
     Several may run side by side. A refusal goes to the results topic, for the service that knows the reverse business.
     """
-    from dmq.outbox.compensator import Compensator
     from dmq.outbox.engines import usable
+    from dmq.outbox.repair.compensator import Compensator
     from dmq.outbox.schema import check_tables
-    from dmq.outbox.service import MessageService
+    from dmq.outbox.sender.service import MessageService
 
     engine, tables = opened(database, prefix)
     again_seconds, poll_seconds = parse_seconds(again), parse_seconds(poll)
@@ -172,7 +172,7 @@ def purge(
     messages: without its row, a message that comes again has its effect again.
     """
     from dmq.outbox.engines import usable
-    from dmq.outbox.purging import purge as purge_tables
+    from dmq.outbox.repair.purge import purge as purge_tables
 
     engine, tables = opened(database, prefix)
     seconds = parse_seconds(older_than)

@@ -11,7 +11,7 @@ from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make
 from dmq.cli.output import moment, show_rows
 
 if TYPE_CHECKING:
-    from dmq.client.refused import RefusedFolder
+    from dmq.client.spool.refused import RefusedFolder
 
 __all__ = ["app"]
 
@@ -26,7 +26,7 @@ All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
 def _folder(directory: Path) -> RefusedFolder:
-    from dmq.client.refused import RefusedFolder
+    from dmq.client.spool.refused import RefusedFolder
     from dmq.storage.files import OsFiles
 
     return RefusedFolder(OsFiles(directory, create=False), _BYTES_MAX)
@@ -74,7 +74,7 @@ def resend(
 
     Mend the cause first. The messages get new ids, and come behind those sent since.
     """
-    from dmq.client.refused import send_refused
+    from dmq.client.spool.refused import send_refused
 
     folder = _folder(directory)
     chosen = _chosen(folder, numbers, take_all)

@@ -45,7 +45,7 @@ def tail(
     line has when the message was stored, its queue/offset, id, key, tag and properties, and its body.
     """
     place = parse_place(start)
-    from dmq.client.following import follow
+    from dmq.client.consumer.follow import follow
 
     with connected(url) as client:
         arriving = follow(client.admin, topic, place, queue=queue, tags=tags, ends=no_follow)

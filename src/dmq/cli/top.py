@@ -14,7 +14,7 @@ from dmq.cli.output import printable, quantity, show_facts, show_rows
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dmq.client.admin import Admin
+    from dmq.client.admin.admin import Admin
 
 __all__ = ["app"]
 

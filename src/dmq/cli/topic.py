@@ -22,7 +22,7 @@ from dmq.cli.output import show_facts, show_rows
 from dmq.errors import UnknownTopic
 
 if TYPE_CHECKING:
-    from dmq.client.reports import Topic
+    from dmq.client.admin.reports import Topic
 
 __all__ = ["app"]
 

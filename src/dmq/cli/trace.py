@@ -12,7 +12,7 @@ from dmq.cli.options import DEFAULT_URL, Format, Formatted, MessageName, Url, ch
 from dmq.cli.output import moment, printable, show_rows
 
 if TYPE_CHECKING:
-    from dmq.client.reports import TraceStep
+    from dmq.client.admin.reports import TraceStep
 
 __all__ = ["app"]
 

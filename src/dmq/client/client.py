@@ -13,18 +13,17 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from dmq.client.admin import Admin
+from dmq.client.admin.admin import Admin
+from dmq.client.admin.key_values import Registry
 from dmq.client.arguments import check_timeout
-from dmq.client.consumer import Consumer
-from dmq.client.listeners import Listeners, OnEvent, OnException
-from dmq.client.producer import Producer
-from dmq.client.producing import WINDOW_MESSAGES, OnFull, Options
-from dmq.client.registry import Registry
-from dmq.client.routes import Routes
-from dmq.client.subscribing import ConsumerOptions
-from dmq.client.transactions import check_options
-from dmq.client.transport import Transport
-from dmq.client.url import parse_url
+from dmq.client.connection.pool import Listeners, OnEvent, OnException, Transport
+from dmq.client.connection.url import parse_url
+from dmq.client.consumer.consumer import Consumer
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.producer.core import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.producer.producer import Producer
+from dmq.client.producer.routes import Routes
+from dmq.client.producer.transaction_core import check_options
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Unsupported
 from dmq.model import check_name
@@ -174,7 +173,7 @@ class Client:
         name = check_name(app or self.app, "app")
         opened = None
         if spool is not None:
-            from dmq.client.spool import Spool  # and the journal with it, which other programs need not load
+            from dmq.client.spool.spool import Spool  # and the journal with it, which other programs need not load
 
             opened = Spool.open(spool, spool_bytes_max, self._clock)
             opened.on_refused = lambda error: self.transport.notify(self.listeners.exception, error)

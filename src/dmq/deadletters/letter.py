@@ -19,7 +19,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import MessageId
 from dmq.records import DeadReason, RecordView, read_entries
 from dmq.records import attributes as attrs
-from dmq.records.building import build_record, name_bytes
+from dmq.records.builder import build_record, name_bytes
 from dmq.records.compression import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from dmq.records.layout import COMPRESSED
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol, cast
 
 from dmq.clock import Clock
 from dmq.errors import ProtocolError
-from dmq.net.outbox import Outbox
+from dmq.net.write_coalescer import Outbox
 from dmq.protocol.commands import error_frame
 from dmq.protocol.frame import Buffer, Frame
 from dmq.protocol.parser import Chunks, FrameParser

@@ -17,7 +17,7 @@ from typing import Final
 from dmq.clock import Clock
 from dmq.errors import Busy, CannotListen, DMQError, PortTaken
 from dmq.net.connection import Connection, Peer
-from dmq.net.outbox import Outbox
+from dmq.net.write_coalescer import Outbox
 from dmq.protocol.commands import error_frame
 from dmq.protocol.parser import Chunks
 

@@ -10,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmq.outbox.aio_inbox import AioInbox
     from dmq.outbox.alerts import Alert, AlertKind
-    from dmq.outbox.compensator import Compensation, Compensator
-    from dmq.outbox.confirming import ConfirmOptions
-    from dmq.outbox.consumption import Rollback
-    from dmq.outbox.decorating import consumes_messages
-    from dmq.outbox.envelope import Result
-    from dmq.outbox.gaps import GapPolicy
-    from dmq.outbox.inbox import Inbox
-    from dmq.outbox.purging import Purged, purge
-    from dmq.outbox.relay import Relay
-    from dmq.outbox.rows import OutboxMessage
+    from dmq.outbox.inbox.aio_inbox import AioInbox
+    from dmq.outbox.inbox.consumption import Rollback
+    from dmq.outbox.inbox.decorator import consumes_messages
+    from dmq.outbox.inbox.gap_policy import GapPolicy
+    from dmq.outbox.inbox.inbox import Inbox
+    from dmq.outbox.repair.compensator import Compensation, Compensator
+    from dmq.outbox.repair.confirm_service import ConfirmOptions
+    from dmq.outbox.repair.purge import Purged, purge
     from dmq.outbox.schema import OutboxTables, create_tables, tables
-    from dmq.outbox.sending import sends_messages
-    from dmq.outbox.service import MessageService
+    from dmq.outbox.sender.decorator import sends_messages
+    from dmq.outbox.sender.envelope import Result
+    from dmq.outbox.sender.message_row import OutboxMessage
+    from dmq.outbox.sender.relay import Relay
+    from dmq.outbox.sender.service import MessageService
     from dmq.outbox.states import BusinessState, SendState
 
 __all__ = [
@@ -53,27 +53,27 @@ __all__ = [
 ]
 
 _LATER = {
-    "AioInbox": "dmq.outbox.aio_inbox",
+    "AioInbox": "dmq.outbox.inbox.aio_inbox",
     "Alert": "dmq.outbox.alerts",
     "AlertKind": "dmq.outbox.alerts",
     "BusinessState": "dmq.outbox.states",
-    "Compensation": "dmq.outbox.compensator",
-    "Compensator": "dmq.outbox.compensator",
-    "ConfirmOptions": "dmq.outbox.confirming",
-    "GapPolicy": "dmq.outbox.gaps",
-    "Inbox": "dmq.outbox.inbox",
-    "MessageService": "dmq.outbox.service",
-    "OutboxMessage": "dmq.outbox.rows",
+    "Compensation": "dmq.outbox.repair.compensator",
+    "Compensator": "dmq.outbox.repair.compensator",
+    "ConfirmOptions": "dmq.outbox.repair.confirm_service",
+    "GapPolicy": "dmq.outbox.inbox.gap_policy",
+    "Inbox": "dmq.outbox.inbox.inbox",
+    "MessageService": "dmq.outbox.sender.service",
+    "OutboxMessage": "dmq.outbox.sender.message_row",
     "OutboxTables": "dmq.outbox.schema",
-    "Purged": "dmq.outbox.purging",
-    "Relay": "dmq.outbox.relay",
-    "Result": "dmq.outbox.envelope",
-    "Rollback": "dmq.outbox.consumption",
+    "Purged": "dmq.outbox.repair.purge",
+    "Relay": "dmq.outbox.sender.relay",
+    "Result": "dmq.outbox.sender.envelope",
+    "Rollback": "dmq.outbox.inbox.consumption",
     "SendState": "dmq.outbox.states",
-    "consumes_messages": "dmq.outbox.decorating",
+    "consumes_messages": "dmq.outbox.inbox.decorator",
     "create_tables": "dmq.outbox.schema",
-    "purge": "dmq.outbox.purging",
-    "sends_messages": "dmq.outbox.sending",
+    "purge": "dmq.outbox.repair.purge",
+    "sends_messages": "dmq.outbox.sender.decorator",
     "tables": "dmq.outbox.schema",
 }
 

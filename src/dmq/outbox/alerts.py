@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dmq.outbox.counts import Counts
+from dmq.outbox.metrics import Counts
 
 __all__ = ["Alert", "AlertKind", "OnAlert", "alert_with"]
 

@@ -2,15 +2,35 @@
 
 What always holds: background work runs at READ COMMITTED, so that on MariaDB and MySQL it never locks gaps into which
 users insert; a database that two connections cannot share is refused, since our commits would be the user's.
+
+Conditions over long lists of values, without a parameter for each where the database spares us that. Pure.
+
+What always holds: a condition says the same on every database. On PostgreSQL it is one parameter however long the list,
+written as a text: its driver takes longer over a list than the server over the statement. And the planner goes by an
+index there, whatever its statistics say, which for a queue are always old.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    String,
+    any_,
+    bindparam,
+    cast,
+    create_engine,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
@@ -23,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Engine",
+    "among",
+    "array_text",
     "background",
     "go_by_index",
     "is_mysql",
@@ -32,6 +54,7 @@ __all__ = [
     "sync_engine",
     "usable",
 ]
+
 
 # PostgreSQL's, for one transaction. JIT is for queries that cost much, as any does that has to do what is off.
 _BY_INDEX: Final = text(
@@ -159,3 +182,26 @@ def sentence(error: SQLAlchemyError, engine: Engine) -> str:
     line = said.strip().splitlines()[0] if said.strip() else type(cause).__name__
     where = shown(engine.url.render_as_string(hide_password=False))
     return f"the database {where} cannot be used: {line[:300]}"
+
+
+def array_text(values: Collection[Any]) -> str:
+    """Numbers or texts as PostgreSQL writes an array of them."""
+    if not values or isinstance(next(iter(values)), int):
+        return "{" + ",".join(map(str, values)) + "}"
+    # All at one stroke, with a NUL between them, which no column has: one with a NUL in it equals none of its values.
+    joined = "\0".join([value for value in values if "\0" not in value])
+    quoted = joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","')
+    return f'{{"{quoted}"}}'
+
+
+def among(kind: str, column: Column[Any], values: Collection[Any]) -> ColumnElement[bool]:
+    """Whether a column has one of these values, numbers or texts.
+
+    Parameters:
+        kind: the dialect's name.
+    """
+    if kind == "postgresql":
+        listed = bindparam("listed", array_text(values), type_=String, unique=True)
+        # By way of a query of its own: it is read once, and its length is nothing that a plan could go by.
+        return column == any_(func.array(select(func.unnest(cast(listed, ARRAY(column.type)))).scalar_subquery()))
+    return column.in_([*values])

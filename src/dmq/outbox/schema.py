@@ -31,7 +31,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from dmq.errors import InvalidSettings
-from dmq.outbox.envelope import SEND_ID_CHARS
+from dmq.outbox.sender.envelope import SEND_ID_CHARS
 from dmq.outbox.states import SendState
 
 __all__ = ["PREFIX", "OutboxTables", "check_tables", "create_tables", "tables"]

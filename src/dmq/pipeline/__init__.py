@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmq.pipeline.source import DmqDataSource
+    from dmq.pipeline.source.data_source import DmqDataSource
 
 __all__ = ["DmqDataSource"]
 
@@ -13,7 +13,7 @@ __all__ = ["DmqDataSource"]
 def __getattr__(name: str) -> Any:
     # Whoever looks something up in the archive need not load Spark.
     if name == "DmqDataSource":
-        from dmq.pipeline.source import DmqDataSource
+        from dmq.pipeline.source.data_source import DmqDataSource
 
         return DmqDataSource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

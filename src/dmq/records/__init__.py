@@ -5,14 +5,14 @@
 """
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
-from dmq.records.building import encode_system
+from dmq.records.builder import encode_system
 from dmq.records.columns import Columns, decode_columns, verify_batch
 from dmq.records.compression import Compressor, decompress
-from dmq.records.decoding import RecordView, address_text, iter_records
-from dmq.records.encoding import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
+from dmq.records.encoder import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
 from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, gather, scatter, stamp
-from dmq.records.moving import DeadReason, moved_record
+from dmq.records.move import DeadReason, moved_record
+from dmq.records.view import RecordView, address_text, iter_records
 
 __all__ = [
     "ANY_QUEUE",

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from dmq.errors import InvalidMessage, MessageTooLarge, RecordCorrupt
 from dmq.records import layout
-from dmq.records.decoding import RecordView
 from dmq.records.layout import Buffer, Positions
+from dmq.records.view import RecordView
 
 __all__ = ["BatchRules", "Columns", "batch_rules", "check_batch", "decode_columns", "verify_batch"]
 

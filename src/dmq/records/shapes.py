@@ -15,7 +15,7 @@ from crc32c import crc32c
 from dmq.errors import InvalidMessage
 from dmq.records import attributes as attrs
 from dmq.records import layout
-from dmq.records.building import name_bytes
+from dmq.records.builder import name_bytes
 from dmq.records.hashes import tag_hash
 
 __all__ = ["Shape", "make_shape", "names_of", "remembered_shape"]

@@ -20,22 +20,22 @@ from dmq.clock import Clock, SystemClock
 from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, TopicExists
 from dmq.model import QUEUES_MAX, TopicConfig, check_name
 from dmq.settings import StoreSettings
-from dmq.storage import retention
-from dmq.storage.appending import Batch, Placement
-from dmq.storage.checkpointing import CheckpointPlan
-from dmq.storage.events import Archived, EpochStarted, Event, PositionSet, TopicDropped, TopicPut
+from dmq.storage.delay.wheel import Delay
+from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
-from dmq.storage.frames import DerivedDamaged
-from dmq.storage.opening import Opened, mark_running, open_directory, rebuild, unmark_running
-from dmq.storage.pool import FilePool
-from dmq.storage.reading import Reader
-from dmq.storage.recovery import Recovered
-from dmq.storage.scanning import Scanner
-from dmq.storage.state import Topic
-from dmq.storage.view import StoreView
-from dmq.storage.visibility import Durability
-from dmq.storage.wheel import Delay
-from dmq.storage.writer import FlushTicket, Writer
+from dmq.storage.index.block_file import DerivedDamaged
+from dmq.storage.journal.scanner import Scanner
+from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.unit_writer import FlushTicket, Writer
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.queries import StoreView
+from dmq.storage.read.reader import Reader
+from dmq.storage.state.events import Archived, EpochStarted, Event, PositionSet, TopicDropped, TopicPut
+from dmq.storage.state.state import Topic
+from dmq.storage.upkeep import retention
+from dmq.storage.upkeep.checkpointer import CheckpointPlan
+from dmq.storage.upkeep.directory import Opened, mark_running, open_directory, rebuild, unmark_running
+from dmq.storage.upkeep.recovery import Recovered
 
 __all__ = ["FlushTicket", "MessageStore"]
 

@@ -28,10 +28,10 @@ from dmq.protocol.batch import pack_batch
 from dmq.protocol.commands import Command, decode_response, request_head
 from dmq.protocol.frame import Frame
 from dmq.protocol.parser import FrameParser
-from dmq.protocol.producing import DURABILITIES, Produce, ProduceReply
+from dmq.protocol.produce import DURABILITIES, Produce, ProduceReply
 from dmq.protocol.session import Hello
 from dmq.records import ANY_QUEUE, encode_batch
-from dmq.testing.measuring import APP, Load
+from dmq.testing.benchmark import APP, Load
 from dmq.testing.processes import read_line
 
 __all__ = ["Outcome", "Senders", "Task"]

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from dmq.client.client import Client
-from dmq.client.producer import Producer
-from dmq.client.received import ReceivedMessage
-from dmq.client.url import parse_url
+from dmq.client.connection.url import parse_url
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.producer.producer import Producer
 from dmq.testing.baselines import Receiver
-from dmq.testing.measuring import BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
+from dmq.testing.benchmark import BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
 from dmq.testing.senders import Senders, Task
 
 __all__ = ["consume", "produce", "produce_connections"]

@@ -25,7 +25,7 @@ from dmq.protocol import (
     response_head,
 )
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
-from dmq.protocol.producing import ProduceReply
+from dmq.protocol.produce import ProduceReply
 from dmq.protocol.session import Heartbeat, HelloReply, Limits
 from dmq.settings import BrokerSettings, Settings
 

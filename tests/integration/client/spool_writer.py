@@ -18,9 +18,9 @@ from pathlib import Path
 from crc32c import crc32c
 
 import dmq
-import dmq.client.spooling  # before the fork, since every process needs it
-from dmq.client.futures import SendFuture
-from dmq.client.producer import Producer
+import dmq.client.spool.sender  # before the fork, since every process needs it
+from dmq.client.producer.future import SendFuture
+from dmq.client.producer.producer import Producer
 
 __all__ = ["TOPIC", "accepted"]
 

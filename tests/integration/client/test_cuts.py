@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 import dmq
-from dmq.client.futures import SendFuture
+from dmq.client.producer.future import SendFuture
 from tests.integration.client.servers import RunningBroker
 from tests.sampling import SEED, sample_size
 

@@ -12,7 +12,7 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.client.spool import Spool
+from dmq.client.spool.spool import Spool
 from dmq.protocol import Command, Frame, Header
 from tests.integration.client.servers import Peer, RunningBroker, usual
 from tests.integration.test_cli import dmq as command
@@ -237,7 +237,7 @@ def test_a_topic_that_was_never_used_is_taken_without_a_broker(
 def test_what_is_refused_after_all_is_set_aside_and_sent_again_by_hand(
     broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmq.client.draining.REFUSALS_MAX", 2)
+    monkeypatch.setattr("dmq.client.spool.drain.REFUSALS_MAX", 2)
     told: list[dmq.DMQError] = []
     spool = str(tmp_path / "spool")
     with dmq.connect(broker.url, on_exception=told.append) as client:

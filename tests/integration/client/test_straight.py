@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import dmq
-from dmq.client import straight
-from dmq.client.producer import Producer
+from dmq.client.producer import producer as straight
+from dmq.client.producer.producer import Producer
 from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_frame, one_way_head, response_head
-from dmq.protocol.producing import Produce
+from dmq.protocol.produce import Produce
 from dmq.protocol.session import ServerHealth
 from tests.integration.client.servers import Peer, usual
 

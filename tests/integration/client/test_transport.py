@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import dmq
-from dmq.client.futures import SendFuture
+from dmq.client.producer.future import SendFuture
 from dmq.protocol import Command, Flag, Frame, Header, decode_request
 from dmq.protocol.session import ServerHealth, ServerReboot
 from tests.integration.client.servers import Peer, usual

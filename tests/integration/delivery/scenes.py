@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import dmq
+from dmq.client.admin.reports import QueueLag
 from dmq.client.client import Client
-from dmq.client.consumer import Consumer
-from dmq.client.received import Batch, ReceivedMessage
-from dmq.client.reports import QueueLag
+from dmq.client.consumer.consumer import Consumer
+from dmq.client.consumer.message import Batch, ReceivedMessage
 
 GROUP = "billing"
 

@@ -8,7 +8,7 @@ import pytest
 
 import dmq
 from dmq.client.client import Client, connect
-from dmq.client.consumer import Consumer
+from dmq.client.consumer.consumer import Consumer
 from dmq.testing.processes import BrokerProcess
 from tests.integration.delivery.scenes import Scene, bodies
 from tests.integration.handling import eventually

@@ -13,7 +13,7 @@ import pytest
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing.processes import BrokerProcess, free_port
 from tests.integration.handling import PATIENCE, eventually
 

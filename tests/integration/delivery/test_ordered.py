@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from tests.integration.delivery.scenes import Scene, bodies
 from tests.integration.handling import Handling, eventually
 

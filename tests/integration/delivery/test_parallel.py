@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from tests.integration.delivery.scenes import Scene, bodies
 from tests.integration.handling import PATIENCE, Handling, eventually
 

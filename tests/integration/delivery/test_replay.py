@@ -15,7 +15,7 @@ import pytest
 
 import dmq
 from dmq.client.client import Client, connect
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing.processes import BrokerProcess
 from tests.integration.delivery.scenes import GROUP, Scene, bodies
 from tests.integration.handling import PATIENCE, Handling, eventually

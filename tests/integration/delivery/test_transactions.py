@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import dmq
+from dmq.client.admin.reports import StoredMessage
 from dmq.client.client import Client
-from dmq.client.reports import StoredMessage
 from dmq.testing.processes import BrokerProcess, free_port, read_line
 from tests.integration.handling import PATIENCE, eventually
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 import dmq
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, Inbox
 from tests.integration.outbox.receiving import effect, open_database
 

@@ -15,8 +15,8 @@ from sqlalchemy.pool import NullPool
 from dmq.client.client import Client
 from dmq.errors import UnknownTopic
 from dmq.model import Message
-from dmq.outbox.envelope import RESULT_TO, SEND_ID, SEQUENCE, Result, make_send_id, result_topic, unpack_result
 from dmq.outbox.schema import create_tables, tables
+from dmq.outbox.sender.envelope import RESULT_TO, SEND_ID, SEQUENCE, Result, make_send_id, result_topic, unpack_result
 from tests.databases import DatabaseServers
 
 KINDS = ("sqlite", "mariadb", "postgresql")

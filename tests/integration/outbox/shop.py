@@ -11,10 +11,10 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, MessageService, Result
-from dmq.outbox.envelope import SEND_ID, pack_result, result_topic
 from dmq.outbox.schema import tables
+from dmq.outbox.sender.envelope import SEND_ID, pack_result, result_topic
 from tests.integration.outbox.receiving import effect
 
 TABLES = tables()

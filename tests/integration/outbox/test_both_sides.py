@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 import dmq
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, Compensator, Inbox, MessageService, OutboxMessage, Result, Rollback, tables
 from dmq.testing import TestBroker
 from tests.databases import DatabaseServers

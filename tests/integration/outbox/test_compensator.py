@@ -15,7 +15,7 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 import dmq
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import (
     Alert,
     AlertKind,

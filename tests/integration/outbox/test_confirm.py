@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, ConfirmOptions, Inbox, Rollback
-from dmq.outbox.asking import Asker
-from dmq.outbox.confirm_wire import IDS_MAX, Confirmed, ask_address
-from dmq.outbox.confirming import ConfirmServer
+from dmq.outbox.repair.confirm_client import Asker
+from dmq.outbox.repair.confirm_service import ConfirmServer
+from dmq.outbox.repair.confirm_wire import IDS_MAX, Confirmed, ask_address
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import outgoing, until
 

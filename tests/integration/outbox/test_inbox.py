@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
-from dmq.outbox.consumption import Rollback
-from dmq.outbox.decorating import consumes_messages
-from dmq.outbox.inbox import Inbox
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.outbox.inbox.consumption import Rollback
+from dmq.outbox.inbox.decorator import consumes_messages
+from dmq.outbox.inbox.inbox import Inbox
 from dmq.outbox.states import BusinessState
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import (

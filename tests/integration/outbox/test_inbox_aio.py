@@ -13,11 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 import dmq
 import dmq.aio
-from dmq.client.aio_client import AioClient
-from dmq.client.aio_consumer import AioMessage
-from dmq.outbox.aio_inbox import AioInbox
-from dmq.outbox.confirm_wire import ask_address
-from dmq.outbox.consumption import Rollback
+from dmq.client.aio.client import AioClient
+from dmq.client.aio.consumer import AioMessage
+from dmq.outbox.inbox.aio_inbox import AioInbox
+from dmq.outbox.inbox.consumption import Rollback
+from dmq.outbox.repair.confirm_wire import ask_address
 from dmq.outbox.states import BusinessState
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import (

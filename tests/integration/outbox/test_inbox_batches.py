@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, Inbox, Rollback
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import (

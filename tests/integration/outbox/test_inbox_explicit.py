@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, GapPolicy, Inbox, MessageService
 from dmq.testing import FakeClock
 from tests.integration.outbox.receiving import (

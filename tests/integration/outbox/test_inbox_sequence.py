@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import Alert, AlertKind, BusinessState, GapPolicy, Inbox
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.outbox.receiving import (

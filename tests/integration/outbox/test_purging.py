@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, Inbox, Purged, create_tables, purge, tables
-from dmq.outbox.envelope import floor_send_id
+from dmq.outbox.sender.envelope import floor_send_id
 from tests.integration.outbox.receiving import effect, effects, open_database, outgoing
 from tests.integration.outbox.shop import TABLES, answer, order, shop, states
 from tests.integration.outbox.test_cli_outbox import command

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Engine, insert, select, update
 
 from dmq.errors import DatabaseDown, InvalidSettings
-from dmq.outbox.envelope import floor_send_id
-from dmq.outbox.reading import COLUMNS, OutboxReader, Period
+from dmq.outbox.repair.table_reader import COLUMNS, OutboxReader, Period
+from dmq.outbox.sender.envelope import floor_send_id
 from tests.integration.outbox.shop import TABLES
 
 AT = 1_900_000_000_000

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from dmq.client.client import Client
 from dmq.outbox import Alert, AlertKind, BusinessState, OutboxMessage, Result, SendState
-from dmq.outbox.envelope import result_topic
+from dmq.outbox.sender.envelope import result_topic
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import effect, effects, until
 from tests.integration.outbox.shop import TABLES, answer, arrived, order, shop, states

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dmq.client.client import Client
-from dmq.client.received import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, Inbox
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import (

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import dmq
 from dmq.client.client import Client
 from dmq.outbox import MessageService, SendState, sends_messages, tables
-from dmq.outbox.envelope import unpack
+from dmq.outbox.sender.envelope import unpack
 from dmq.testing import TestBroker
 from tests.integration.outbox.receiving import effect, effects, open_aio, until
 from tests.integration.outbox.shop import TABLES, arrived, bodies, order, send_ids, shop, states

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmq.client.consuming import ConsumerCore
-from dmq.client.delivery import Delivery
-from dmq.client.received import ReceivedMessage
-from dmq.client.subscribing import ConsumerOptions
+from dmq.client.consumer.core import ConsumerCore
+from dmq.client.consumer.delivery import Delivery
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.consumer.options import ConsumerOptions
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
-from dmq.protocol.consuming import Lease, Outcome, Settle
+from dmq.protocol.consume import Lease, Outcome, Settle
 from dmq.records import encode_batch, stamp
 from dmq.testing import FakeClock
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from dmq.client.links import Link
-from dmq.client.session import OnAnswer, Pending
-from dmq.client.url import Address
+from dmq.client.connection.link import Link
+from dmq.client.connection.session import OnAnswer, Pending
+from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotConnected
 from dmq.protocol import Buffer, Command, Frame, Header, Kind, error_frame, frame_head, response_head
 from dmq.protocol import FrameParser as Parser
-from dmq.protocol.producing import Produce, ProduceReply
+from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Limits
 from dmq.testing import FakeClock
 

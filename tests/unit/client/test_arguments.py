@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import dmq
+from dmq.client.admin.calls import parse_point
 from dmq.client.arguments import check_function, check_seconds, check_timeout, check_whole, delay_ms, parse_id
-from dmq.client.calls import parse_point
-from dmq.client.handling import judge
-from dmq.client.listeners import Listeners
-from dmq.client.messages import due_ms, expiry
-from dmq.client.producing import Options, listed
-from dmq.client.received import parts_to_ack
-from dmq.client.subscribing import ConsumerOptions
+from dmq.client.connection.pool import Listeners
+from dmq.client.consumer.handler import judge
+from dmq.client.consumer.message import parts_to_ack
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.producer.core import Options, listed
+from dmq.client.producer.message import due_ms, expiry
 from dmq.errors import InvalidMessage, InvalidName, InvalidRequest, InvalidSettings
 from dmq.model import MessageId, check_name, check_target
 from dmq.protocol.admin import changed_config

@@ -10,9 +10,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from dmq.model import MessageId
-from dmq.pipeline.archive.files import write_days
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.key_index import index_rows
+from dmq.pipeline.archive.key_index import index_rows
+from dmq.pipeline.archive.parquet import write_days
+from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE, SCHEMAS
 
 BROKER = "0123456789abcdef"

@@ -11,11 +11,11 @@ from crc32c import crc32c
 
 from dmq.model import Message
 from dmq.records import Attributes, Compressor, DeadReason, RecordView, encode_batch
-from dmq.storage.appending import Batch
-from dmq.storage.derived import message_id_of
-from dmq.storage.reading import row_of
+from dmq.storage.journal.unit import MOVED, Row, Unit, parse, read_header
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.read.reader import row_of
+from dmq.storage.state.derived import message_id_of
 from dmq.storage.store import MessageStore
-from dmq.storage.units import MOVED, Row, Unit, parse, read_header
 from dmq.testing import FakeClock, MemoryFiles
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from dmq.pipeline.archive.files import write_days
-from dmq.pipeline.archive.store import Archive
-from dmq.pipeline.jobs.reconcile_mark import APP_ID
+from dmq.pipeline.archive.parquet import write_days
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.jobs.reconcile import APP_ID
 from dmq.pipeline.tables import DEAD_LETTER_DAILY, METRICS_1M, RECONCILE_DIFF, SCHEMAS, TRACE
 from tests.archived import Days, Row, archive_rows, arrow
 from tests.spark import plainly

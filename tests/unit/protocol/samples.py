@@ -22,9 +22,9 @@ from dmq.protocol import (
     request_head,
     response_head,
 )
-from dmq.protocol.consuming import Lease, Outcome, Push, Settle, Settlement, Subscribe, SubscribeFlag
+from dmq.protocol.consume import Lease, Outcome, Push, Settle, Settlement, Subscribe, SubscribeFlag
 from dmq.protocol.header import LIST_MAX
-from dmq.protocol.producing import Durability, Produce, ProduceReply
+from dmq.protocol.produce import Durability, Produce, ProduceReply
 from dmq.protocol.session import Hello, HelloReply, Limits
 from dmq.records import EncodedBatch, encode_batch
 

@@ -34,9 +34,9 @@ from dmq.protocol import (
     response_head,
 )
 from dmq.protocol.admin import TopicCreate, changed_config
-from dmq.protocol.consuming import Pull
+from dmq.protocol.consume import Pull
 from dmq.protocol.header import decode_header, encode_header
-from dmq.protocol.producing import DURABILITIES, Durability, Produce, ProduceReply, produce_answer
+from dmq.protocol.produce import DURABILITIES, Durability, Produce, ProduceReply, produce_answer
 from dmq.protocol.session import Hello, choose_features, choose_version
 from tests.sampling import sample_size
 from tests.unit.protocol.samples import all_headers, headers

@@ -24,7 +24,7 @@ from dmq.protocol import (
     unpack_batch,
 )
 from dmq.protocol.parser import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks
-from dmq.protocol.producing import Produce
+from dmq.protocol.produce import Produce
 from dmq.testing import FakeClock
 from tests.sampling import SEED, sample_size
 from tests.unit.protocol.samples import batch_of, examples, frames, produce_frame

@@ -15,7 +15,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.records import Attributes, Compressor, RecordView, decompress, encode_attributes, encode_batch, layout
 from dmq.records import compression as module
-from dmq.records.building import build_record
+from dmq.records.builder import build_record
 from tests.unit.records.samples import noise
 
 LIMIT = 1 << 20

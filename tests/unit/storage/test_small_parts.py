@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.settings import StoreSettings
-from dmq.storage.building import build
 from dmq.storage.files import DiskUsage
-from dmq.storage.merging import RUNS_MAX, merge_from
-from dmq.storage.retention import SegmentAge, segments_to_drop
-from dmq.storage.units import NO_ADDRESS, Part, Row, Unit
-from dmq.storage.visibility import Durability, Visibility
-from dmq.storage.windows import WindowCache
+from dmq.storage.index.block_file import RUNS_MAX, merge_from
+from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
+from dmq.storage.journal.unit_builder import build
+from dmq.storage.journal.visibility import Durability, Visibility
+from dmq.storage.journal.window_cache import WindowCache
+from dmq.storage.upkeep.retention import SegmentAge, segments_to_drop
 
 HOUR_MS = 3_600_000
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from dmq.errors import DMQError
 from dmq.pipeline.archive.job import BATCH_BYTES
-from dmq.pipeline.archive.running import Run, RunOptions, progress_line, result_lines
+from dmq.pipeline.archive.run import Run, RunOptions, progress_line, result_lines
 from dmq.pipeline.jobs.job import Progress
 
 __all__ = ["main"]

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dmq.errors import Damaged, InvalidRequest
-from dmq.pipeline.archive.files import Written, write_days
 from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.archive.key_index import index_rows
+from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.archive.settlements import Settlements
-from dmq.pipeline.decoding import UnitRows, decode_units
+from dmq.pipeline.decode.journal_reader import Fetched, JournalReader
+from dmq.pipeline.decode.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
+from dmq.pipeline.decode.units import UnitRows, decode_units
 from dmq.pipeline.jobs.staging import BLOOM, GROUP_ROWS, SORT
-from dmq.pipeline.journal_reading import Fetched, JournalReader
-from dmq.pipeline.key_index import index_rows
-from dmq.pipeline.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 
 __all__ = ["Extracted", "Task", "extract"]

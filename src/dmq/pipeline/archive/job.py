@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyarrow import fs
 
 from dmq.client.client import connect
+from dmq.pipeline.archive.batch import Batch, next_batch, split
 from dmq.pipeline.archive.extract import Extracted, Task, extract
-from dmq.pipeline.archive.ranges import Batch, next_batch, split
-from dmq.pipeline.archive.resolve import resolved
+from dmq.pipeline.archive.settlement_join import resolved
+from dmq.pipeline.decode.journal_reader import JournalReader, server_url
 from dmq.pipeline.jobs.job import JobResult, Progress, no_progress
-from dmq.pipeline.journal_reading import JournalReader, server_url
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dmq.client.reports import ArchiveReport
-    from dmq.pipeline.archive.files import Written
-    from dmq.pipeline.archive.store import Archive
+    from dmq.client.admin.reports import ArchiveReport
+    from dmq.pipeline.archive.parquet import Written
+    from dmq.pipeline.archive.table_store import Archive
 
 __all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "Done", "app_id_of"]
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dmq.pipeline.decoding import SystemRecord
-from dmq.storage.events import Outcome, Settled, decode_event
-from dmq.storage.positions import bitmap_ranges
+from dmq.pipeline.decode.units import SystemRecord
+from dmq.storage.state.events import Outcome, Settled, decode_event
+from dmq.storage.state.positions import bitmap_ranges
 
 __all__ = ["OUTCOMES", "SETTLEMENT", "Settlements"]
 
@@ -46,7 +46,7 @@ SETTLEMENT: Final = pa.schema(
     ]
 )
 _SETTLED_TAG: Final = 3
-_GONE: Final = "gone"  # as `dmq.broker.dequeue` says it; such ranges may be of any length, and have no messages
+_GONE: Final = "gone"  # as `dmq.broker.delivery.cursor` says it; such ranges may be of any length, and have no messages
 _DAY_MS: Final = 86_400_000
 _TIME_MAX_MS: Final = 253_402_300_799_999
 

@@ -15,7 +15,7 @@ from dmq.pipeline.jobs.job import Job, JobContext, JobResult
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.archive.table_store import Archive
 
 __all__ = ["JOBS"]
 

@@ -15,16 +15,15 @@ from datetime import date
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import ArchiveConflict, Damaged
-from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
-from dmq.pipeline.jobs.options import count_option
-from dmq.pipeline.jobs.reading import frame_of
+from dmq.pipeline.jobs.frames import frame_of
+from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
 from dmq.pipeline.jobs.staging import FILE_BYTES, staged
 from dmq.pipeline.tables import SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dmq.pipeline.archive.store import Archive, LiveFile, Table
+    from dmq.pipeline.archive.table_store import Archive, LiveFile, Table
 
 __all__ = ["Portion", "portions", "run"]
 

@@ -12,17 +12,16 @@ from collections.abc import Iterable
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
-from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
-from dmq.pipeline.jobs.news import news_of, remember
-from dmq.pipeline.jobs.options import EVERYTHING, flag_option, lateness_of
-from dmq.pipeline.jobs.reading import frame
+from dmq.pipeline.jobs.changes import news_of, remember
+from dmq.pipeline.jobs.frames import frame
+from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.staging import collected
 from dmq.pipeline.tables import COPY, DEAD_LETTER_DAILY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.archive.table_store import Archive
 
 __all__ = ["ERRORS_MAX", "ERROR_CHARS_MAX", "SAMPLES_MAX", "dead_letter_rows", "run"]
 

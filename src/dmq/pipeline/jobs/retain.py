@@ -15,8 +15,7 @@ import time
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
-from dmq.pipeline.jobs.options import count_option, optional_count
+from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option, optional_count
 from dmq.pipeline.tables import (
     CONSUME_EVENT,
     COPY,
@@ -32,7 +31,7 @@ from dmq.pipeline.tables import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.archive.table_store import Archive
 
 __all__ = ["DERIVED", "RAW", "oldest_kept", "run"]
 

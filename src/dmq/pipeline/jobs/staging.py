@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyarrow import fs
 
-from dmq.pipeline.archive.files import DT, ROW_GROUP_BYTES, ROW_GROUP_ROWS, Written, adopt_parquet, write_days
+from dmq.pipeline.archive.parquet import DT, ROW_GROUP_BYTES, ROW_GROUP_ROWS, Written, adopt_parquet, write_days
 from dmq.pipeline.tables import SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dmq.pipeline.archive.store import Table
+    from dmq.pipeline.archive.table_store import Table
 
 __all__ = ["BLOOM", "FILE_BYTES", "GROUP_ROWS", "SORT", "STAGING", "collected", "staged", "sweep"]
 

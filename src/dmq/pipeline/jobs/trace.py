@@ -14,17 +14,16 @@ from collections.abc import Iterable
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
-from dmq.pipeline.jobs.job import JobContext, JobResult, Progress
-from dmq.pipeline.jobs.news import News, news_of, remember
-from dmq.pipeline.jobs.options import EVERYTHING, flag_option, lateness_of
-from dmq.pipeline.jobs.reading import frame, frame_of
+from dmq.pipeline.jobs.changes import News, news_of, remember
+from dmq.pipeline.jobs.frames import frame, frame_of
+from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.staging import FILE_BYTES, staged
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dmq.pipeline.archive.store import Archive
+    from dmq.pipeline.archive.table_store import Archive
 
 __all__ = ["run", "touched_days", "trace_rows"]
 

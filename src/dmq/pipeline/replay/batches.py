@@ -18,12 +18,12 @@ from crc32c import crc32c
 
 from dmq.errors import MessageTooLarge
 from dmq.pipeline.archive.folder import Folder
-from dmq.pipeline.replay.planning import Plan
+from dmq.pipeline.replay.plan import Plan
 from dmq.protocol.batch import pack_batch
 from dmq.protocol.frame import Buffer
 from dmq.records import Compressor, EncodedBatch
 from dmq.records.layout import ORDERED
-from dmq.records.replaying import ReplayTarget
+from dmq.records.replay import ReplayTarget
 
 __all__ = ["Parcel", "first_sequence", "parcels"]
 

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Final, NamedTuple
 
+from dmq.pipeline.report.format import printable, short
 from dmq.pipeline.report.model import Point, Series
-from dmq.pipeline.report.words import printable, short
 
 __all__ = ["bars", "lines", "nice_ticks", "scaled", "time_ticks"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmq.pipeline.report.format import count, milliseconds, moment, printable, size
 from dmq.pipeline.report.model import Report
-from dmq.pipeline.report.words import count, milliseconds, moment, printable, size
 
 __all__ = ["Grid", "contents", "dead_letters", "differences", "groups", "outcomes", "slowest", "topics"]
 

@@ -1,0 +1,1 @@
+"""Catalog: `catalog`, `changes`, `key_values`."""

@@ -1,0 +1,1 @@
+"""Dead letters: `dead_letters`, `resend`, `sql_drain`."""

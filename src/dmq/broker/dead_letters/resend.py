@@ -1,0 +1,221 @@
+"""Resending dead letters: each is sent first and marked then, under the id it always had.
+
+A letter of a group goes to that group alone, through its retry topic, with as many attempts as a new message gets. One
+that never was stored goes to its topic.
+
+Before a letter is sent the broker claims it in the database, so that no other broker sends it too. A claim that is
+found later, since the broker died or the database went away in between, is settled by what the journal says: if the
+message is there it is marked, else it waits again.
+
+What always holds: a letter that is resent is delivered once for each time somebody asked for it, wherever the broker
+dies; each one asked for has an outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from dmq.broker.delivery.group import parse_broadcast_name
+from dmq.errors import DMQError, UnknownMessage, UnknownTopic, Unsupported
+from dmq.model import TopicConfig
+from dmq.records import business_hash, id_hash, key_hash, moved_record
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.state import retry_topic_name
+
+if TYPE_CHECKING:
+    from dmq.broker.broker import Broker
+    from dmq.broker.dead_letters.dead_letters import LetterThread
+    from dmq.deadletters.letter import DeadLetter
+    from dmq.token_bucket import Pace
+
+__all__ = ["Resends"]
+
+log = logging.getLogger(__name__)
+
+_TOGETHER: Final = 100
+
+
+class Resends:
+    """See the module."""
+
+    def __init__(self, broker: Broker, thread: LetterThread, pace: Pace) -> None:
+        self._broker = broker
+        self._thread = thread
+        self._pace = pace
+        self._under_way: set[int] = set()
+        self.resent = 0
+        self.deleted = 0
+
+    @property
+    def _name(self) -> str:
+        """What our claims say; the journal's id, since a name may be used twice."""
+        return f"{self._broker.settings.name[:200]}/{self._broker.store.journal_id:016x}"
+
+    async def resend(self, numbers: Sequence[int], who: str) -> dict[int, DMQError | None]:
+        """Send letters again.
+
+        Returns:
+            For each what went wrong, None if nothing did.
+
+        Raises:
+            DatabaseDown: the database cannot be used; those that were sent already are marked when it is back.
+        """
+        outcomes: dict[int, DMQError | None] = {}
+        for number in numbers:
+            if number in self._under_way:
+                outcomes[number] = UnknownMessage(f"letter {number} is being resent right now: look again")
+        left = mine = [number for number in dict.fromkeys(numbers) if number not in outcomes]
+        self._under_way.update(mine)
+        try:
+            while left:
+                together, left = left[:_TOGETHER], left[_TOGETHER:]
+                await self._keep_pace(len(together))
+                skipped = await self._resend(together, who, outcomes)
+                left = skipped + left
+        finally:
+            self._under_way.difference_update(mine)
+        return outcomes
+
+    async def delete(self, numbers: Sequence[int], who: str) -> dict[int, DMQError | None]:
+        """Mark letters deleted; as `resend`."""
+        await self._keep_pace(len(numbers))
+        at_ms = self._broker.clock.now_ms()
+        problems = await self._thread.call(lambda store: store.delete(numbers, who, at_ms))
+        self.deleted += len(set(numbers)) - len(problems)
+        return {n: UnknownMessage(problems[n]) if n in problems else None for n in numbers}
+
+    async def _keep_pace(self, count: int) -> None:
+        seconds = self._pace.wait(count, self._broker.clock.monotonic())
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    async def _resend(self, numbers: list[int], who: str, outcomes: dict[int, DMQError | None]) -> list[int]:
+        """Send some; returns those that have to wait for the next round."""
+        me = self._name
+        claimed = await self._thread.call(lambda store: store.claim(numbers, me, who))
+        outcomes |= {number: UnknownMessage(problem) for number, problem in claimed.problems.items()}
+        results = await asyncio.gather(*(self._send(letter) for letter in claimed.letters), return_exceptions=True)
+        sent: list[int] = []
+        unsent: list[int] = []
+        for letter, result in zip(claimed.letters, results, strict=True):
+            if isinstance(result, DMQError):
+                outcomes[letter.number] = result
+                unsent.append(letter.number)
+            elif result is not None:
+                raise result  # a defect; what was claimed is settled by the next look at the journal
+            else:
+                outcomes[letter.number] = None
+                sent.append(letter.number)
+        at_ms = self._broker.clock.now_ms()
+        if sent:
+            await self._thread.call(lambda store: store.mark_resent(sent, me, at_ms))
+            self.resent += len(sent)
+        if unsent:
+            await self._thread.call(lambda store: store.release(unsent, me))
+        return claimed.left
+
+    async def _send(self, letter: DeadLetter) -> None:
+        """Send one, unless the journal has it: then a claim of ours from before stood in the database."""
+        if letter.claimed_by is not None and await self._is_sent(letter):
+            return
+        await self._write(await self._batch(letter))
+
+    async def _batch(self, letter: DeadLetter) -> Batch:
+        from dmq.deadletters.letter import record_of
+
+        topic, queue = await self._target(letter)
+        record = record_of(letter)
+        # `attempts_before` is what a look at the journal recognises this sending by.
+        raw = moved_record(
+            record,
+            topic,
+            sent_at_ms=self._broker.clock.now_ms(),
+            attempt=0 if letter.group else None,
+            group=letter.group or None,
+            attempts_before=letter.attempts,
+        )
+        hashes = [id_hash(letter.message_id)]
+        if record.key is not None:
+            hashes.append(key_hash(record.key))
+        return Batch(
+            topic=topic,
+            queue=queue,
+            data=raw,
+            lengths=[len(raw)],
+            hash_index=[0] * len(hashes),
+            hashes=hashes,
+            moved=True,
+        )
+
+    async def _target(self, letter: DeadLetter) -> tuple[str, int]:
+        broker = self._broker
+        topic = broker.store.find_topic(letter.topic)
+        if topic is None:
+            raise UnknownTopic(
+                f"topic {letter.topic!r} of letter {letter.number} is gone: create it, or delete the letter"
+            )
+        queues = topic.config.queues
+        if not letter.group:
+            if topic.config.priority:
+                return topic.name, min(letter.priority, queues - 1)
+            if letter.business_id:
+                return topic.name, business_hash(letter.business_id) % queues
+            return topic.name, broker.choose_queue(topic)
+        if self._is_broadcast(letter.group, topic.id):
+            raise Unsupported(
+                f"letter {letter.number} is of the broadcast group {letter.group!r}, whose members have no retry "
+                "topic: send its body anew"
+            )
+        name = retry_topic_name(letter.group, topic.id)
+        await broker.moves.see_to_topic(name, TopicConfig(queues=queues, carry_for=letter.group))
+        return name, min(letter.queue or 0, queues - 1)
+
+    def _is_broadcast(self, group: str, topic_id: int) -> bool:
+        store = self._broker.store
+        if any(key[0] == topic_id for key in store.positions_of(group)):
+            return False
+        names = (name for name in store.groups() if name.startswith("%"))
+        return any((parts := parse_broadcast_name(name)) is not None and parts[0] == group for name in names)
+
+    async def _write(self, batch: Batch) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(_: object, error: DMQError | None) -> None:
+            if not written.done():
+                written.set_exception(error) if error is not None else written.set_result(None)
+
+        self._broker.writer.submit([batch], Durability.FLUSHED, done, size=len(batch.data))
+        await written
+
+    # --- claims of before -------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Settle claims of ours that nobody is at: those that were sent are marked, the others wait again."""
+        me = self._name
+        while True:
+            claims = await self._thread.call(lambda store: store.claims(me))
+            idle = [letter for letter in claims if letter.number not in self._under_way]
+            if not idle:
+                return
+            sent: list[int] = []
+            unsent: list[int] = []
+            for letter in idle:
+                (sent if await self._is_sent(letter) else unsent).append(letter.number)
+            at_ms = self._broker.clock.now_ms()
+            await self._thread.call(lambda store: store.mark_resent(sent, me, at_ms))  # noqa: B023
+            await self._thread.call(lambda store: store.release(unsent, me))  # noqa: B023
+            log.info("claims of dead letters settled", extra={"sent": len(sent), "unsent": len(unsent)})
+
+    async def _is_sent(self, letter: DeadLetter) -> bool:
+        """Whether the journal has what a resend of this letter writes."""
+        store = self._broker.store
+        found = await self._broker.reads.ask(lambda: store.find(message_id=letter.message_id))
+        for place in found:
+            said = place.record.attributes
+            if place.record.moved and said.attempts_before == letter.attempts and (said.group or "") == letter.group:
+                return True
+        return False

@@ -1,0 +1,237 @@
+"""The drainer: from the dead-letter topics of the journal into SQL (D-16).
+
+It reads `%DLQ%` topics as the group `%DRAIN%`, puts batches into the database, and settles what was put. Retention
+carries along what that group has not settled.
+
+What always holds: a letter is settled after it was put, and putting it again changes nothing, so none is lost and none
+is doubled wherever the broker dies; a database that is down delays this and blocks nothing else; a letter that the
+database refuses for good stays in the journal, unsettled and counted, and is offered again every hour and after a
+restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dmq.errors import Damaged, DMQError, OffsetGone, StorageError, UnknownTopic
+from dmq.storage.state.events import Event, Outcome, Settled
+
+if TYPE_CHECKING:
+    from dmq.broker.broker import Broker
+    from dmq.broker.dead_letters.dead_letters import LetterThread
+    from dmq.deadletters.store import DeadLetterStore
+    from dmq.storage.state.state import Topic
+
+__all__ = ["DLQ_PREFIX", "DRAIN", "Drainer", "runs_of"]
+
+log = logging.getLogger(__name__)
+
+DLQ_PREFIX: Final = "%DLQ%"
+DRAIN: Final = "%DRAIN%"
+_BATCH: Final = 256
+_BATCH_BYTES: Final = 2 << 20
+_PAUSE_SECONDS: Final = 0.25
+_PAUSE_MAX_SECONDS: Final = 5.0
+_REFUSED_AGAIN_SECONDS: Final = 3600.0
+
+
+class _Read(NamedTuple):
+    """Records of one queue on their way into the database."""
+
+    topic: Topic
+    queue: int
+    offsets: list[int]
+    records: list[bytes]
+    following: int  # where to read on
+
+
+class Drainer:
+    """See the module."""
+
+    def __init__(self, broker: Broker, thread: LetterThread) -> None:
+        self._broker = broker
+        self._thread = thread
+        self._woken = asyncio.Event()
+        self._waiting: dict[str, None] = {}  # topics that may have something, in turn
+        self._next: dict[tuple[int, int], int] = {}  # by topic id and queue: below this everything was offered
+        self._refused: dict[tuple[int, int], set[int]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.drained = 0
+
+    @property
+    def refused(self) -> int:
+        """How many letters the database does not take."""
+        return sum(map(len, self._refused.values()))
+
+    def start(self) -> None:
+        """Begin with what is there."""
+        self._look_again()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def wake(self, topic: str) -> None:
+        """A dead-letter topic has something new."""
+        self._waiting[topic] = None
+        self._woken.set()
+
+    def _look_again(self) -> None:
+        self._next.clear()
+        self._refused.clear()
+        for topic in self._broker.store.topics():
+            if topic.name.startswith(DLQ_PREFIX):
+                self.wake(topic.name)
+
+    async def _run(self) -> None:
+        pause = _PAUSE_SECONDS
+        clock = self._broker.clock
+        looked_at = clock.monotonic()
+        while True:
+            try:
+                if not await self._step():
+                    await self._sleep(None if not self.refused else _REFUSED_AGAIN_SECONDS)
+                pause = _PAUSE_SECONDS
+            except DMQError as error:
+                if isinstance(error, StorageError):
+                    log.error("dead letters cannot be read", extra={"error": error.message})
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSE_MAX_SECONDS)
+            except Exception:  # a defect must not stop the draining for good
+                log.exception("draining dead letters failed")
+                await asyncio.sleep(_PAUSE_MAX_SECONDS)
+            if self.refused and clock.monotonic() - looked_at >= _REFUSED_AGAIN_SECONDS:
+                looked_at = clock.monotonic()
+                self._look_again()
+
+    async def _sleep(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    async def _step(self) -> bool:
+        """Put one batch into the database; False if there is nothing."""
+        self._woken.clear()
+        while self._waiting:
+            name = next(iter(self._waiting))
+            del self._waiting[name]
+            try:
+                read = await self._read(name)
+                if read is not None:
+                    await self._put(read)
+            except DMQError:
+                self._waiting[name] = None
+                raise
+            if read is not None:
+                self._waiting[name] = None  # there may be more
+                return True
+        return False
+
+    async def _read(self, name: str) -> _Read | None:
+        store = self._broker.store
+        try:
+            topic = store.topic(name)
+        except UnknownTopic:
+            return None
+        try:
+            for queue in range(topic.config.queues):
+                at, following = self._place(topic, queue)
+                if at >= following:
+                    continue
+                return await self._records(topic, queue, at)
+        except UnknownTopic:  # deleted meanwhile
+            return None
+        return None
+
+    def _place(self, topic: Topic, queue: int) -> tuple[int, int]:
+        """The first offset that was not offered yet, and the one after the last there is."""
+        store = self._broker.store
+        first, following = store.bounds(topic.name, queue)
+        position = store.position(DRAIN, topic.name, queue)
+        at = max(first, self._next.get((topic.id, queue), 0))
+        if position is not None:
+            at = max(at, position.floor)
+            for start, end in position.ranges:
+                if start <= at < end:
+                    at = end
+        return at, following
+
+    async def _records(self, topic: Topic, queue: int, at: int) -> _Read | None:
+        store = self._broker.store
+        try:
+            found = await self._broker.reads.ask(lambda: store.read(topic.name, queue, at, _BATCH, _BATCH_BYTES))
+        except (OffsetGone, Damaged) as error:
+            is_gone = isinstance(error, OffsetGone)
+            resume = max(at + 1, int(error.detail["first"] if is_gone else error.detail["next"]))
+            if not is_gone:
+                log.error("dead letters are damaged", extra={"topic": topic.name, "error": error.message})
+                self._refused.setdefault((topic.id, queue), set()).update(range(at, resume))
+            self._next[topic.id, queue] = resume
+            return _Read(topic, queue, [], [], resume)
+        position = store.position(DRAIN, topic.name, queue)
+        offsets, records = [], []
+        for offset, record in zip(found.offsets.tolist(), found.records(), strict=True):
+            if position is None or not position.is_settled(offset):
+                offsets.append(offset)
+                records.append(bytes(record.buffer[record.start : record.start + record.length]))
+        return _Read(topic, queue, offsets, records, found.next_offset)
+
+    async def _put(self, read: _Read) -> None:
+        broker = self._broker
+        refused: dict[int, str] = {}
+        if read.records:
+            name = broker.settings.name
+            refused = await self._thread.call(lambda store: put_records(store, read.records, name))
+        key = (read.topic.id, read.queue)
+        self._next[key] = max(self._next.get(key, 0), read.following)
+        for index, error in refused.items():
+            self._refused.setdefault(key, set()).add(read.offsets[index])
+            log.error(
+                "a dead letter is refused by the database and stays in the journal",
+                extra={"topic": read.topic.name, "offset": read.offsets[index], "error": error},
+            )
+        kept = [offset for index, offset in enumerate(read.offsets) if index not in refused]
+        now_ms = broker.clock.now_ms()
+        events: list[Event] = [
+            Settled(DRAIN, read.topic.id, read.queue, start, count, Outcome.ACKED, settled_at_ms=now_ms)
+            for start, count in runs_of(kept)
+        ]
+        broker.write_events(events)
+        self.drained += len(kept)
+
+
+def put_records(store: DeadLetterStore, records: Sequence[bytes], broker: str) -> dict[int, str]:
+    """Put records of dead-letter topics; returns those that were refused for good, by index, and why."""
+    from dmq.deadletters.letter import letter_of
+    from dmq.records import RecordView
+
+    refused: dict[int, str] = {}
+    letters, indexes = [], []
+    for index, raw in enumerate(records):
+        try:
+            letters.append(letter_of(RecordView(raw), broker))
+            indexes.append(index)
+        except DMQError as error:
+            refused[index] = error.message
+    return refused | {indexes[problem.place]: problem.error for problem in store.put(letters)}
+
+
+def runs_of(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Rising offsets as (start, count)."""
+    start = previous = -1
+    for offset in offsets:
+        if start < 0:
+            start = offset
+        elif offset != previous + 1:
+            yield start, previous + 1 - start
+            start = offset
+        previous = offset
+    if start >= 0:
+        yield start, previous + 1 - start

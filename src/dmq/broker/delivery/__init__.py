@@ -1,0 +1,1 @@
+"""Delivery: `bitmap`, `channel`, `cursor`, `group`, `hand_out`, `lease`, `queue_selection`, `rebalance`, `waiters`."""

@@ -1,0 +1,379 @@
+"""The group: who consumes a topic together, by which subscription, and whose turn it is.
+
+Pure code; one per (topic, group). The cursors belong to the caller: what the group says about members (gone, away,
+back) the caller tells the cursors.
+
+What always holds:
+
+- all members that get messages agree on the subscription that holds; one that joins with another is refused by name of
+  the conflict, unless its version is higher: then its subscription holds, and the members that disagree are superseded;
+- the version that holds never falls, also when the group is empty or the broker starts anew, so that an old deployment
+  that comes back while the new one is away cannot pass over messages the new one wants;
+- members with credit take turns.
+
+Broadcast: every member of the group gets every message, so each has cursors of its own.
+
+Pure code. A member is known by its client id; the name its positions are kept under is made of group and client id, and
+begins with a percent sign, which no group of a user can. Cursors that nobody uses expire, or they would pile up with
+every client that ever came; what the caller is told to drop it drops with a `PositionDropped` event.
+
+What always holds: a name is dropped only after its member was away at every look of the whole expiry time. The times
+are not durable: after a restart of the broker the expiry time begins anew.
+
+Members: the consumers of a group, what each asked for and how much it can still take.
+
+Pure code. Credit is not a counter of its own: it is what a member asked for less what is out with it, so whatever ends
+a lease returns credit, and nothing can be returned twice.
+
+What always holds: a member gets nothing pushed while it is away, superseded, before its backlog may begin, or while as
+many messages or bytes are out with it as it asked for.
+
+Tag filters: "a || b", as RocketMQ writes them.
+
+Pure code. The broker compares 2-byte hashes out of the index and may let a stranger through; the client compares the
+tags themselves (R-07).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from dmq.broker.delivery.lease import Holder
+from dmq.errors import InvalidRequest, SubscriptionConflict, SubscriptionSuperseded
+from dmq.records.hashes import tag_hash
+
+if TYPE_CHECKING:
+    from dmq.storage.state.events import SubscriptionPut
+    from dmq.storage.store import MessageStore
+
+__all__ = [
+    "BroadcastCursors",
+    "Due",
+    "Group",
+    "Joined",
+    "Member",
+    "MemberState",
+    "Subscription",
+    "broadcast_name",
+    "hashes_of",
+    "kept_subscription",
+    "must_keep",
+    "normalised",
+    "parse_broadcast_name",
+]
+
+
+_PREFIX: Final = "%BROADCAST%"
+_LOOK_MS: Final = 60_000
+
+
+def broadcast_name(group: str, client_id: str) -> str:
+    """What a member's positions are kept under."""
+    return f"{_PREFIX}{group}%{client_id}"
+
+
+def parse_broadcast_name(name: str) -> tuple[str, str] | None:
+    """Group and client id of such a name; None if it is another kind of name."""
+    if not name.startswith(_PREFIX):
+        return None
+    group, percent, client_id = name[len(_PREFIX) :].partition("%")
+    return (group, client_id) if percent else None
+
+
+class BroadcastCursors:
+    """Which members' cursors are kept.
+
+    Parameters:
+        expiry_ms: how long they are kept while the member is away.
+    """
+
+    def __init__(self, expiry_ms: int) -> None:
+        self._expiry_ms = expiry_ms
+        self._away_since_ms: dict[str, int] = {}
+        self.next_look_ms = 0
+
+    def look(self, known: Iterable[str], used: Container[str], now_ms: int) -> list[str]:
+        """Look who is away; call it when `next_look_ms` has come.
+
+        Parameters:
+            known: names that have positions, of any kind.
+            used: names whose members are there.
+
+        Returns the names whose cursors and positions are to be dropped.
+        """
+        self.next_look_ms = now_ms + min(_LOOK_MS, self._expiry_ms)
+        before = self._away_since_ms
+        away = {name for name in known if parse_broadcast_name(name) is not None and name not in used}
+        self._away_since_ms = {name: before.get(name, now_ms) for name in away}
+        over = [name for name, since in self._away_since_ms.items() if since + self._expiry_ms <= now_ms]
+        for name in over:
+            del self._away_since_ms[name]
+        return sorted(over)
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """What all members of a group agree on.
+
+    Attributes:
+        filter: the tag expression, as normalised by the caller; empty means everything.
+        version: a higher one replaces the others.
+        strategy: by which the members divide the queues among themselves; empty if the broker shares out messages.
+    """
+
+    filter: str = ""
+    version: int = 0
+    is_ordered: bool = False
+    is_broadcast: bool = False
+    strategy: str = ""
+
+    def agrees(self, other: Subscription) -> bool:
+        """Whether both may be members of one group, whatever their versions."""
+        return (self.filter, self.is_ordered, self.is_broadcast, self.strategy) == (
+            other.filter,
+            other.is_ordered,
+            other.is_broadcast,
+            other.strategy,
+        )
+
+    def describe(self) -> str:
+        """In words, for an error message."""
+        words = ["ordered" if self.is_ordered else "unordered"]
+        if self.is_broadcast:
+            words.append("broadcast")
+        if self.strategy:
+            words.append(f"strategy {self.strategy!r}")
+        tags = f"tags {self.filter!r}" if self.filter else "all tags"
+        return f"{tags}, {', '.join(words)}, version {self.version}"
+
+
+class MemberState(Enum):
+    """Where a member stands."""
+
+    ACTIVE = "active"
+    AWAY = "away"  # its connection broke; it may come back within its grace time
+    SUPERSEDED = "superseded"  # a higher version replaced its subscription: it may settle what it has, no more
+
+
+class Member(Holder):
+    """One consumer of a group.
+
+    Parameters:
+        name: its client id.
+        subscription: what it joined with.
+        prefetch: how many messages may be out with it at once.
+        prefetch_bytes: how many bytes; one more batch may go out while it is below.
+    """
+
+    __slots__ = ("away_until_ms", "backlog_at_ms", "is_superseded", "prefetch", "prefetch_bytes", "subscription")
+
+    def __init__(self, name: str, subscription: Subscription, prefetch: int, prefetch_bytes: int) -> None:
+        super().__init__(name)
+        self.subscription = subscription
+        self.prefetch = prefetch
+        self.prefetch_bytes = prefetch_bytes
+        self.away_until_ms: int | None = None
+        self.backlog_at_ms: int | None = None  # not before the acknowledgement of its subscription is on its way
+        self.is_superseded = False
+
+    @property
+    def state(self) -> MemberState:
+        if self.is_superseded:
+            return MemberState.SUPERSEDED
+        return MemberState.ACTIVE if self.away_until_ms is None else MemberState.AWAY
+
+    @property
+    def may_pull(self) -> bool:
+        """Whether anything may be handed to it on its own request."""
+        return self.away_until_ms is None and not self.is_superseded
+
+    def credit(self, now_ms: int) -> int:
+        """How many messages may be pushed to it now."""
+        if not self.may_pull or self.backlog_at_ms is None or now_ms < self.backlog_at_ms:
+            return 0
+        if self.bytes_out >= self.prefetch_bytes:
+            return 0
+        return max(self.prefetch - self.messages_out, 0)
+
+
+def kept_subscription(store: MessageStore, group: str, topic_id: int) -> Subscription | None:
+    """What held in a group before the broker was started, if it had a version."""
+    kept = store.subscription(group, topic_id)
+    return None if kept is None else Subscription(kept.filter, kept.version, kept.is_ordered)
+
+
+def must_keep(kept: SubscriptionPut | None, held: Subscription | None) -> bool:
+    """Whether what holds is to be written down. Without a version there is nothing that a restart could undo."""
+    if held is None or not held.version or held.is_broadcast:
+        return False
+    return kept is None or (kept.filter, kept.version, kept.is_ordered) != (
+        held.filter,
+        held.version,
+        held.is_ordered,
+    )
+
+
+class Joined(NamedTuple):
+    """What joining did."""
+
+    member: Member
+    is_resumed: bool  # it was a member before: its leases are its own again
+    superseded: list[Member]  # to be told, and to get nothing more
+
+
+class Due(NamedTuple):
+    """What the passing of time did."""
+
+    gone: list[Member]  # their grace time is over
+    started: list[Member]  # their backlog may begin
+
+
+class Group:
+    """See the module.
+
+    Parameters:
+        name: the group's name.
+        topic: what it consumes, for messages.
+        subscription: what held before, if that is known.
+    """
+
+    def __init__(self, name: str, topic: str, subscription: Subscription | None = None) -> None:
+        self.name = name
+        self.topic = topic
+        self.subscription = subscription
+        self.members: dict[str, Member] = {}
+        self._turns: deque[Member] = deque()  # members that may have credit
+        self._in_turn: set[Member] = set()
+        self._waiting: set[Member] = set()  # members whose backlog begins at a later time
+
+    # --- coming and going -------------------------------------------------------------------------------------------
+
+    def join(self, client_id: str, subscription: Subscription, prefetch: int, prefetch_bytes: int) -> Joined:
+        """Let a member in, or back in. It gets nothing pushed before `subscribed`.
+
+        Raises:
+            SubscriptionConflict: the group's members agreed on something else.
+            SubscriptionSuperseded: a higher version has replaced what it asks for.
+        """
+        superseded = self._agree(client_id, subscription)
+        member = self.members.get(client_id)
+        is_resumed = member is not None
+        if member is None:
+            member = self.members[client_id] = Member(client_id, subscription, prefetch, prefetch_bytes)
+        member.subscription = subscription
+        member.prefetch, member.prefetch_bytes = prefetch, prefetch_bytes
+        member.away_until_ms = member.backlog_at_ms = None
+        member.is_superseded = False
+        return Joined(member, is_resumed, superseded)
+
+    def _agree(self, client_id: str, wanted: Subscription) -> list[Member]:
+        held = self.subscription
+        if held is None or held.agrees(wanted):
+            version = wanted.version if held is None else max(held.version, wanted.version)
+            self.subscription = msgspec.structs.replace(wanted, version=version)
+            return []
+        if wanted.version < held.version:
+            raise SubscriptionSuperseded(
+                f"group {self.name!r} consumes {self.topic!r} with {held.describe()}, "
+                f"which replaced {wanted.describe()}; deploy {client_id!r} anew, or give it a higher version",
+                group=self.name,
+                topic=self.topic,
+                version=held.version,
+            )
+        others = [member for member in self.members.values() if not member.is_superseded and member.name != client_id]
+        if others and wanted.version == held.version:
+            raise SubscriptionConflict(
+                f"{client_id!r} wants {wanted.describe()}, but group {self.name!r} consumes {self.topic!r} with "
+                f"{held.describe()} (member {others[0].name!r}): use another group, or a version above {held.version} "
+                "to replace it",
+                group=self.name,
+                topic=self.topic,
+                version=held.version,
+                member=others[0].name,
+            )
+        self.subscription = wanted
+        for member in others:
+            member.is_superseded = True
+        return others
+
+    def subscribed(self, member: Member, now_ms: int, offline_delay_ms: int) -> None:
+        """The member's subscription was acknowledged: its backlog begins after the delay (D-12)."""
+        member.backlog_at_ms = now_ms + offline_delay_ms
+        if offline_delay_ms > 0:
+            self._waiting.add(member)
+        else:
+            self.wake(member)
+
+    def disconnect(self, client_id: str, now_ms: int, grace_ms: int) -> Member | None:
+        """Its connection broke; it stays a member for the grace time. None if it is no member."""
+        member = self.members.get(client_id)
+        if member is not None:
+            member.away_until_ms = now_ms + grace_ms
+            self._waiting.discard(member)
+        return member
+
+    def leave(self, client_id: str) -> Member | None:
+        """It closed its subscription. None if it is no member."""
+        member = self.members.pop(client_id, None)
+        if member is not None:
+            self._waiting.discard(member)
+            member.backlog_at_ms = None
+        return member
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def due(self, now_ms: int) -> Due:
+        """What happens by now. Called when `next_deadline` has come."""
+        gone = [m for m in self.members.values() if m.away_until_ms is not None and m.away_until_ms <= now_ms]
+        for member in gone:
+            self.leave(member.name)
+        started = [m for m in self._waiting if m.backlog_at_ms is not None and m.backlog_at_ms <= now_ms]
+        for member in started:
+            self._waiting.discard(member)
+            self.wake(member)
+        return Due(gone, started)
+
+    def next_deadline(self) -> int | None:
+        """When to call `due` next."""
+        times = [m.away_until_ms for m in self.members.values() if m.away_until_ms is not None]
+        times += [m.backlog_at_ms for m in self._waiting if m.backlog_at_ms is not None]
+        return min(times, default=None)
+
+    # --- turns ------------------------------------------------------------------------------------------------------
+
+    def wake(self, member: Member) -> None:
+        """The member may have credit again: something of it was settled, or it asked for more."""
+        if member not in self._in_turn and self.members.get(member.name) is member:
+            self._in_turn.add(member)
+            self._turns.append(member)
+
+    def next_taker(self, now_ms: int) -> Member | None:
+        """Whose turn it is to get something pushed. A member without credit is out of the turns until `wake`."""
+        turns = self._turns
+        while turns:
+            member = turns.popleft()
+            if self.members.get(member.name) is member and member.credit(now_ms) > 0:
+                turns.append(member)
+                return member
+            self._in_turn.discard(member)
+        return None
+
+
+_TAGS_MAX = 256
+
+
+def normalised(expression: str) -> str:
+    """The same filter in its one spelling; empty where everything passes."""
+    tags = sorted({tag.strip() for tag in expression.split("||")} - {""})
+    if len(tags) > _TAGS_MAX:
+        raise InvalidRequest(f"a filter has at most {_TAGS_MAX} tags, not {len(tags)}: filter in the consumer instead")
+    return "" if "*" in tags else " || ".join(tags)
+
+
+def hashes_of(expression: str) -> list[int] | None:
+    """The hashes a normalised filter lets through; None where everything passes."""
+    return [tag_hash(tag) for tag in expression.split(" || ")] if expression else None

@@ -1,0 +1,363 @@
+"""Leases: what is out, with whom, until when.
+
+Pure code. A lease is a range of one queue's offsets handed to one holder; its mask says which of them are still out.
+The table of a cursor's leases finds one by number, by holder, by offset, and those whose time is over.
+
+What always holds: a lease is in its table exactly while its mask is not empty; a holder's counts are the sums over its
+leases in all tables; no offset is in two masks of one table.
+
+Redelivery: what was out, is not settled, and waits to be handed out again.
+
+Pure code. Each entry is a claim on some offsets, with the attempt its next hand-out will be and the time before which
+that must not happen.
+
+What always holds: `count` is the number of set bits over all entries; in the order of an ordered group nothing is taken
+before everything below it was taken, whatever its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeVar
+
+from dmq.broker.delivery.bitmap import Ranges, lowest, runs
+
+__all__ = ["Held", "Holder", "Lease", "LeaseTable", "Pages", "Redelivery", "RedeliveryList"]
+
+
+_PAGE_BITS: Final = 8
+_SPARE_DEADLINES: Final = 64
+
+
+class Holder:
+    """Who holds leases, and how much is out with it. A holder is itself, whatever its name."""
+
+    __slots__ = ("bytes_out", "messages_out", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.messages_out = 0
+        self.bytes_out = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.messages_out} out)"
+
+
+class Held:
+    """Offsets of [start, stop) that somebody has a claim on: those in the mask."""
+
+    __slots__ = ("attempt", "mask", "start", "stop")
+
+    def __init__(self, start: int, stop: int, mask: int, attempt: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.mask = mask
+        self.attempt = attempt
+
+
+class Lease(Held):
+    """One hand-out.
+
+    Attributes:
+        mask: what is still out.
+        moved: what was given back for another hand-out, and is neither out nor settled by this lease.
+        is_whole: the lease has all of [start, stop) to itself; what is in no mask was passed over by the filter.
+        size: bytes out, for the holder's credit.
+        deadline_ms: when its time is over; never earlier through a disconnect.
+        due_ms: when it ends: the deadline, or the end of the grace time of a holder that is away.
+    """
+
+    __slots__ = ("deadline_ms", "due_ms", "epoch", "holder", "is_whole", "leased_at_ms", "moved", "number", "size")
+
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        start: int,
+        stop: int,
+        mask: int,
+        attempt: int,
+        holder: Holder,
+        leased_at_ms: int,
+        deadline_ms: int,
+        size: int,
+        is_whole: bool,
+    ) -> None:
+        self.start = start
+        self.stop = stop
+        self.mask = mask
+        self.attempt = attempt
+        self.number = number
+        self.epoch = epoch
+        self.holder = holder
+        self.leased_at_ms = leased_at_ms
+        self.deadline_ms = deadline_ms
+        self.due_ms = deadline_ms
+        self.size = size
+        self.is_whole = is_whole
+        self.moved = 0
+
+    @property
+    def count(self) -> int:
+        """Messages still out."""
+        return self.mask.bit_count()
+
+    def __repr__(self) -> str:
+        return (
+            f"Lease({self.number}, [{self.start}, {self.stop}), {self.count} out with {self.holder.name!r}, "
+            f"attempt {self.attempt}, due {self.due_ms})"
+        )
+
+
+H = TypeVar("H", bound=Held)
+
+
+class Pages(Generic[H]):
+    """Finds what lies around an offset: claims by the pages of offsets their range touches."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, set[H]] = {}
+
+    def add(self, held: H) -> None:
+        for page in range(held.start >> _PAGE_BITS, (held.stop - 1 >> _PAGE_BITS) + 1):
+            found = self._pages.get(page)
+            if found is None:
+                self._pages[page] = {held}
+            else:
+                found.add(held)
+
+    def remove(self, held: H) -> None:
+        for page in range(held.start >> _PAGE_BITS, (held.stop - 1 >> _PAGE_BITS) + 1):
+            found = self._pages[page]
+            if len(found) == 1:
+                del self._pages[page]
+            else:
+                found.remove(held)
+
+    def touching(self, start: int, stop: int) -> set[H]:
+        """Claims whose range may overlap [start, stop)."""
+        first, last = start >> _PAGE_BITS, (stop - 1) >> _PAGE_BITS
+        if last - first < len(self._pages):
+            pages = [self._pages[page] for page in range(first, last + 1) if page in self._pages]
+        else:
+            pages = [found for page, found in self._pages.items() if first <= page <= last]
+        return set().union(*pages)
+
+
+class LeaseTable:
+    """The leases of one cursor."""
+
+    def __init__(self) -> None:
+        self.out = 0
+        self._leases: dict[int, Lease] = {}
+        self._by_holder: dict[Holder, dict[int, Lease]] = {}
+        self._pages: Pages[Lease] = Pages()
+        # (due, number); an entry whose lease is gone or due at another time is passed over.
+        self._deadlines: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def get(self, number: int) -> Lease | None:
+        return self._leases.get(number)
+
+    def of(self, holder: Holder) -> list[Lease]:
+        """The holder's leases, oldest first."""
+        return list(self._by_holder.get(holder, {}).values())
+
+    def touching(self, start: int, stop: int) -> set[Lease]:
+        """Leases whose range may overlap [start, stop)."""
+        return self._pages.touching(start, stop)
+
+    def add(self, lease: Lease) -> None:
+        number, holder = lease.number, lease.holder
+        self._leases[number] = lease
+        held = self._by_holder.get(holder)
+        if held is None:
+            self._by_holder[holder] = {number: lease}
+        else:
+            held[number] = lease
+        count = lease.mask.bit_count()
+        self.out += count
+        holder.messages_out += count
+        holder.bytes_out += lease.size
+        self._pages.add(lease)
+        self._watch(lease)
+
+    def take(self, lease: Lease, bits: int) -> None:
+        """Take bits out of the lease's mask; with the last of them it leaves the table."""
+        count, before = bits.bit_count(), lease.mask.bit_count()
+        lease.mask ^= bits
+        # Sizes of single messages are not kept: a part gives back its share, the last one the rest.
+        share = lease.size * count // before
+        lease.size -= share
+        holder = lease.holder
+        holder.messages_out -= count
+        holder.bytes_out -= share
+        self.out -= count
+        if count == before:
+            del self._leases[lease.number]
+            held = self._by_holder[holder]
+            if len(held) == 1:
+                del self._by_holder[holder]
+            else:
+                del held[lease.number]
+            self._pages.remove(lease)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def set_due(self, lease: Lease, due_ms: int) -> None:
+        """Let the lease end at another time."""
+        if due_ms != lease.due_ms:
+            lease.due_ms = due_ms
+            self._watch(lease)
+
+    def next_due(self) -> int | None:
+        """When the next lease ends, if nothing happens before."""
+        deadlines = self._deadlines
+        while deadlines:
+            due_ms, number = deadlines[0]
+            lease = self._leases.get(number)
+            if lease is not None and lease.due_ms == due_ms:
+                return due_ms
+            heappop(deadlines)
+        return None
+
+    def over(self, now_ms: int) -> list[Lease]:
+        """Leases whose time is over, the longest over first. They stay in the table."""
+        found: dict[int, Lease] = {}  # a lease may be watched twice for the same time
+        while (due_ms := self.next_due()) is not None and due_ms <= now_ms:
+            number = heappop(self._deadlines)[1]
+            found[number] = self._leases[number]
+        return list(found.values())
+
+    def _watch(self, lease: Lease) -> None:
+        # Most leases are acked long before their deadline. Their entries would pile up, so they are swept out whenever
+        # they have become the larger part: constant work per lease in the long run.
+        if len(self._deadlines) > 2 * len(self._leases) + _SPARE_DEADLINES:
+            self._deadlines = [(lease.due_ms, number) for number, lease in self._leases.items()]
+            heapify(self._deadlines)
+        else:
+            heappush(self._deadlines, (lease.due_ms, lease.number))
+
+
+_SPARE_ENTRIES: Final = 64
+
+
+class Redelivery(Held):
+    """Offsets that wait for another hand-out."""
+
+    __slots__ = ("lease", "member", "ready_at_ms")
+
+    def __init__(self, start: int, mask: int, attempt: int, ready_at_ms: int, lease: int = 0, member: str = "") -> None:
+        # Tight around its offsets, so that entries of an ordered group sort by what they really hold.
+        shift = (mask & -mask).bit_length() - 1
+        mask >>= shift
+        super().__init__(start + shift, start + shift + mask.bit_length(), mask, attempt)
+        self.ready_at_ms = ready_at_ms
+        self.lease = lease  # the number of the lease they were in, for logs
+        self.member = member
+
+    @property
+    def ranges(self) -> Ranges:
+        return list(runs(self.start, self.mask))
+
+    def __repr__(self) -> str:
+        return f"Redelivery({self.ranges}, attempt {self.attempt}, from {self.ready_at_ms})"
+
+
+class RedeliveryList:
+    """The redeliveries of one cursor."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.count = 0
+        self._ordered = ordered
+        self._made = 0  # breaks ties in the heaps
+        self._live = 0  # entries that are not empty
+        self._woken_ms = -1
+        self._waiting: list[tuple[int, int, Redelivery]] = []  # by time; not used by ordered groups
+        self._ready: list[tuple[int, int, Redelivery]] = []  # by offset
+        self._pages: Pages[Redelivery] = Pages()
+
+    def add(self, entry: Redelivery, now_ms: int) -> None:
+        self.count += entry.mask.bit_count()
+        self._live += 1
+        self._pages.add(entry)
+        self._made += 1
+        if self._ordered or entry.ready_at_ms <= now_ms:
+            heappush(self._ready, (entry.start, self._made, entry))
+        else:
+            heappush(self._waiting, (entry.ready_at_ms, self._made, entry))
+            if len(self._waiting) > 2 * self._live + _SPARE_ENTRIES:
+                # Settled while they waited: swept out before they pile up over hours of delay.
+                self._waiting = [item for item in self._waiting if item[2].mask]
+                heapify(self._waiting)
+
+    def touching(self, start: int, stop: int) -> set[Redelivery]:
+        """Entries whose range may overlap [start, stop)."""
+        return self._pages.touching(start, stop)
+
+    def drop(self, entry: Redelivery, bits: int) -> None:
+        """Take bits out of an entry: they are settled, or about to be handed out."""
+        entry.mask ^= bits
+        self.count -= bits.bit_count()
+        if not entry.mask:
+            self._live -= 1
+            self._pages.remove(entry)  # the heaps pass over what is empty
+
+    def take(self, limit: int, now_ms: int) -> Held | None:
+        """Take out up to `limit` offsets that are ready and of one attempt, lowest first."""
+        first = self._first_ready(now_ms)
+        if first is None:
+            return None
+        start, mask = first.start, 0
+        stop, attempt = first.stop, first.attempt
+        entry: Redelivery | None = first
+        # Scattered failures of the same attempt travel together again.
+        while entry is not None and entry.attempt == attempt:
+            bits = lowest(entry.mask, limit)
+            limit -= bits.bit_count()
+            mask |= bits << (entry.start - start)
+            stop = max(stop, entry.stop)
+            rest = entry.mask ^ bits
+            self.drop(entry, entry.mask)
+            if rest:
+                self.add(Redelivery(entry.start, rest, attempt, entry.ready_at_ms, entry.lease, entry.member), now_ms)
+            if limit == 0:
+                break
+            entry = self._first_ready(now_ms)
+        return Held(start, stop, mask, attempt)
+
+    def wake(self, now_ms: int) -> None:
+        """Time has passed: what waited until now is ready, and no longer of interest to a timer."""
+        self._woken_ms = max(self._woken_ms, now_ms)
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            _, made, entry = heappop(self._waiting)
+            if entry.mask:
+                heappush(self._ready, (entry.start, made, entry))
+
+    def next_ready(self) -> int | None:
+        """When something that cannot be taken yet can be; None if nothing waits for a time to come."""
+        heap = self._ready if self._ordered else self._waiting
+        self._sweep(heap)
+        if not heap or heap[0][2].ready_at_ms <= self._woken_ms:
+            return None
+        return heap[0][2].ready_at_ms
+
+    def _first_ready(self, now_ms: int) -> Redelivery | None:
+        self.wake(now_ms)
+        self._sweep(self._ready)
+        if not self._ready:
+            return None
+        entry = self._ready[0][2]
+        # Only in an ordered group can the first one have to wait, and then everything behind it waits too.
+        return entry if entry.ready_at_ms <= now_ms else None
+
+    @staticmethod
+    def _sweep(heap: list[tuple[int, int, Redelivery]]) -> None:
+        while heap and not heap[0][2].mask:
+            heappop(heap)

@@ -1,0 +1,176 @@
+"""Watching for acks: producers that wait until a group has consumed what they sent (D-20).
+
+Pure code. Only an ack counts: what was rejected, passed over or moved away is settled too, but nobody consumed it, and
+whoever waits for it hears so when its time is over. What failed may be acked at a later attempt, which counts.
+
+What always holds: a watch is answered exactly once; there are never more than `watches_max`.
+
+Where messages go: the sinks of members that are pushed to, and pulls that wait.
+
+What always holds: a pull is answered once, or its session is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dmq.broker.delivery.bitmap import full
+from dmq.broker.delivery.group import Member
+from dmq.broker.delivery.lease import Lease
+from dmq.errors import Busy
+from dmq.storage.read.record_origin import IdRun
+from dmq.storage.state.events import Outcome, Settled
+
+__all__ = ["ConsumedWatch", "Handed", "Lengths", "Sink", "WaitingPull", "Watches"]
+
+
+Lengths: TypeAlias = list[int] | npt.NDArray[np.uint32]
+
+
+class Handed(NamedTuple):
+    """A lease and its messages."""
+
+    queue: int
+    lease: Lease
+    lengths: Lengths
+    pieces: list[memoryview]
+    size: int
+    ids: list[IdRun]
+    sought: int
+    topic: str = ""  # the retry topic, if it is of that
+
+
+class Sink(Protocol):
+    """Where a member's messages go."""
+
+    batch: int
+    lease_ms: int
+    allowed: int  # a bit for each queue it takes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether more may be pushed now."""
+        ...
+
+    def push(self, handed: Handed) -> None: ...
+
+
+class WaitingPull:
+    """A pull that waits for messages.
+
+    Parameters:
+        owner: the session it came from; a member may be back on another one before its first is noticed to be gone.
+    """
+
+    __slots__ = ("answer", "deadline_ms", "is_done", "lease_ms", "limit", "max_bytes", "member", "owner", "queue")
+
+    def __init__(
+        self,
+        owner: object,
+        member: Member,
+        queue: int | None,
+        limit: int,
+        max_bytes: int,
+        lease_ms: int,
+        deadline_ms: int,
+        answer: Callable[[Handed | None], None],
+    ) -> None:
+        self.owner = owner
+        self.member = member
+        self.queue = queue
+        self.limit = limit
+        self.max_bytes = max_bytes
+        self.lease_ms = lease_ms
+        self.deadline_ms = deadline_ms
+        self.answer = answer
+        self.is_done = False
+
+
+class ConsumedWatch:
+    """Messages of one queue whose acks a producer waits for.
+
+    Parameters:
+        first, count: which messages.
+        answer: called with True once all are acked, with False when the time is over.
+    """
+
+    __slots__ = ("answer", "count", "deadline_ms", "first", "missing", "queue")
+
+    def __init__(self, queue: int, first: int, count: int, deadline_ms: int, answer: Callable[[bool], None]) -> None:
+        self.queue = queue
+        self.first = first
+        self.count = count
+        self.deadline_ms = deadline_ms
+        self.answer = answer
+        self.missing = full(count)
+
+
+class Watches:
+    """The watches of one group at one topic."""
+
+    def __init__(self, watches_max: int) -> None:
+        self._max = watches_max
+        self._by_queue: dict[int, list[ConsumedWatch]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def check_room(self) -> None:
+        """Raises Busy while there are as many as may be."""
+        if self._count >= self._max:
+            raise Busy(f"{self._count} sends wait to be consumed already: try again shortly", retry_after_ms=100)
+
+    def add(self, watch: ConsumedWatch) -> None:
+        self._by_queue.setdefault(watch.queue, []).append(watch)
+        self._count += 1
+
+    def settled(self, queue: int, events: Iterable[Settled]) -> None:
+        """Something of the queue was settled: answer those who have all they waited for."""
+        watches = self._by_queue.get(queue)
+        if not watches:
+            return
+        for event in events:
+            if event.outcome == Outcome.ACKED:
+                acked = int.from_bytes(event.bitmap, "little") if event.bitmap else full(event.count)
+                for watch in watches:
+                    at = event.start - watch.first
+                    watch.missing &= ~(acked << at if at >= 0 else acked >> -at)
+        self._answer(queue)
+
+    def _answer(self, queue: int) -> None:
+        """Tell those who have all they waited for."""
+        watches = self._by_queue.get(queue, [])
+        done = [watch for watch in watches if not watch.missing]
+        if done:
+            self._keep(queue, [watch for watch in watches if watch.missing])
+            for watch in done:
+                watch.answer(True)
+
+    def acked(self, queue: int, offset: int) -> None:
+        """A message was acked that had failed before, by the place it had then."""
+        watches = self._by_queue.get(queue, ())
+        for watch in watches:
+            if watch.first <= offset < watch.first + watch.count:
+                watch.missing &= ~(1 << offset - watch.first)
+        self._answer(queue)
+
+    def expire(self, now_ms: int | None = None) -> None:
+        """Answer those whose time is over; without a time, all."""
+        for queue, watches in [*self._by_queue.items()]:
+            over = [watch for watch in watches if now_ms is None or watch.deadline_ms <= now_ms]
+            if over:
+                self._keep(queue, [watch for watch in watches if watch not in over])
+                for watch in over:
+                    watch.answer(False)
+
+    def _keep(self, queue: int, watches: list[ConsumedWatch]) -> None:
+        self._count += len(watches) - len(self._by_queue[queue])
+        if watches:
+            self._by_queue[queue] = watches
+        else:
+            del self._by_queue[queue]

@@ -1,0 +1,2 @@
+"""Diagnostics: `doctor`, `explanation`, `message_history`, `metrics`, `status_page`, `telnet`, `trace`,
+`whereabouts`."""

@@ -1,0 +1,149 @@
+"""What could keep a broker from running well on this machine: directory, disk, descriptors, ports, event loop.
+
+What always holds: looking changes nothing; a check that cannot be made is a finding, never an exception.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from dmq.broker.server import check_address
+from dmq.errors import DMQError, NotAllowed
+from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
+from dmq.storage.files import OsFiles
+from dmq.storage.offline.verification import holder
+
+__all__ = ["Finding", "State", "diagnose_machine"]
+
+_CONNECTIONS_USUAL = 1000
+_GIB = 1 << 30
+
+
+class State(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """What one check found, and what to do about it."""
+
+    check: str
+    state: State
+    what: str
+    advice: str = ""
+
+
+def diagnose_machine(settings: Settings, insecure: bool = False) -> Iterator[Finding]:
+    """Everything that can be seen without a broker."""
+    folder = Path(settings.broker.data)
+    owner, finding = _directory(folder)
+    yield finding
+    yield _disk(folder, settings.store)
+    yield _descriptors(settings)
+    yield _address(settings.broker, insecure)
+    # A port that the owner of the directory has is where it should be.
+    if owner is None:
+        yield _port(settings.broker.host, settings.broker.port, "broker.port")
+        yield _port(settings.broker.host, settings.broker.metrics_port, "broker.metrics_port")
+        if settings.broker.telnet_port is not None:
+            yield _port(settings.broker.host, settings.broker.telnet_port, "broker.telnet_port")
+    yield _loop()
+
+
+def _directory(folder: Path) -> tuple[int | None, Finding]:
+    check = "data directory"
+    try:
+        if not folder.exists():
+            parent = _existing(folder)
+            if os.access(parent, os.W_OK | os.X_OK):
+                return None, Finding(check, State.OK, f"{folder} is not there yet; the broker makes it")
+            advice = "give the broker's user permission to write there, or choose another with --data"
+            return None, Finding(check, State.PROBLEM, f"{folder} cannot be made: {parent} is not writable", advice)
+        if not folder.is_dir():
+            return None, Finding(check, State.PROBLEM, f"{folder} is no directory", "choose another with --data")
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            advice = "give the broker's user permission to read and write there"
+            return None, Finding(check, State.PROBLEM, f"{folder} is not writable", advice)
+        owner = holder(OsFiles(folder, create=False))
+    except (OSError, DMQError) as error:
+        return None, Finding(check, State.PROBLEM, f"{folder}: {error}", "see dmq journal verify")
+    if owner is not None:
+        return owner, Finding(check, State.OK, f"{folder} is in use by process {owner}")
+    return None, Finding(check, State.OK, f"{folder} can be used")
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.absolute().parent
+    return folder
+
+
+def _disk(folder: Path, settings: StoreSettings) -> Finding:
+    try:
+        usage = shutil.disk_usage(_existing(folder))
+    except OSError as error:
+        return Finding("disk space", State.PROBLEM, f"the disk cannot be asked: {error.strerror}", "check the disk")
+    if not usage.total:
+        return Finding("disk space", State.PROBLEM, f"{folder} is on no disk", "name a directory on one with --data")
+    share = 1 - usage.free / usage.total
+    what = f"{share:.0%} in use, {usage.free / _GIB:.1f} GiB free"
+    advice = "free some space, shorten store.retention_hours, or use another disk with --data"
+    if share >= settings.disk_refuse:
+        return Finding("disk space", State.PROBLEM, f"{what}: at {settings.disk_refuse:.0%} writes are refused", advice)
+    if share >= settings.disk_clean:
+        return Finding("disk space", State.WARNING, f"{what}: old segments are dropped early", advice)
+    if usage.free < 2 * settings.segment_bytes:
+        what = f"{what}: less than two segments of {format_size(settings.segment_bytes)}"
+        return Finding("disk space", State.WARNING, what, advice)
+    return Finding("disk space", State.OK, what)
+
+
+def _descriptors(settings: Settings) -> Finding:
+    check = "file descriptors"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = settings.store.files_open_max
+    if soft == resource.RLIM_INFINITY or soft >= files + settings.broker.connections_max:
+        return Finding(check, State.OK, "no limit" if soft == resource.RLIM_INFINITY else f"{soft} allowed")
+    wanted = files + settings.broker.connections_max
+    state = State.PROBLEM if soft < files + 64 else State.WARNING if soft < files + _CONNECTIONS_USUAL else State.OK
+    what = f"{soft} allowed, which leaves room for {max(0, soft - files)} connections of {wanted - files} configured"
+    return Finding(check, state, what, "" if state is State.OK else f"raise it to {wanted}: ulimit -n {wanted}")
+
+
+def _address(settings: BrokerSettings, insecure: bool) -> Finding:
+    try:
+        check_address(settings.host, insecure)
+    except NotAllowed as error:
+        return Finding("address", State.PROBLEM, str(error), "set broker.host to 127.0.0.1, or say --insecure")
+    return Finding("address", State.OK, f"listens on {settings.host}")
+
+
+def _port(host: str, port: int, key: str) -> Finding:
+    if port == 0:
+        return Finding(key, State.OK, "any free port")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            advice = f"stop whoever has it (ss -ltnp 'sport = :{port}' tells), or set {key} to another"
+            return Finding(key, State.PROBLEM, f"port {port} on {host}: {error.strerror}", advice)
+    return Finding(key, State.OK, f"port {port} is free")
+
+
+def _loop() -> Finding:
+    if importlib.util.find_spec("uvloop") is None:
+        return Finding("event loop", State.WARNING, "uvloop is not installed", "pip install 'dmq[fast]' is faster")
+    return Finding("event loop", State.OK, "uvloop")

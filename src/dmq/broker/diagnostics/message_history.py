@@ -1,0 +1,278 @@
+"""The life of one message: everything the journal, the cursors and the database of dead letters have of it.
+
+What always holds: looking changes nothing; the disk is read through `DiskReads`, and the journal is searched in a
+thread, within a bound on bytes and time; what was not searched is said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dmq.errors import DMQError, UnknownMessage
+from dmq.model import MessageId
+from dmq.records import Attributes
+from dmq.storage.offline.event_search import SeenEvent, Wanted, covers, find_events
+from dmq.storage.state.events import PositionSet, Settled
+from dmq.storage.state.state import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from dmq.broker.broker import Broker
+    from dmq.storage.store import MessageStore
+
+__all__ = ["Copy", "Letter", "Life", "look_up"]
+
+_CHUNK: Final = 1 << 20
+_SEARCH_BYTES: Final = 256 << 20
+_SEARCH_SECONDS: Final = 10.0
+_LETTERS_MAX: Final = 100
+_COPIES_MAX: Final = 1000  # of one that is retried for ever: the first, and the last ones
+
+
+class Copy(NamedTuple):
+    """One record of the message."""
+
+    topic: str
+    topic_id: int
+    queue: int
+    offset: int
+    journal_offset: int
+    stored_at_ms: int
+    sent_at_ms: int
+    app: str = ""
+    tag: str | None = None
+    is_moved: bool = False
+    due_ms: int = 0  # 0: it has none
+    is_pending: bool = False  # it waits in the schedule for its time
+    target: str = ""  # the topic it was sent to, or goes to when it is due
+    group: str = ""
+    attempt: int = 0  # how many were made before it was written
+    error: str = ""
+    reason_code: int = 0
+    expires_ms: int | None = None
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it stands in a topic of a user, for consumers to have."""
+        return not self.topic.startswith("%")
+
+
+class Letter(NamedTuple):
+    """What the database of dead letters has of it."""
+
+    topic: str
+    group: str
+    reason: str
+    error: str
+    attempts: int
+    dead_at_ms: int
+    state: str
+    changed_at_ms: int
+    changed_by: str
+
+
+class Life(NamedTuple):
+    """See the module."""
+
+    message_id: MessageId
+    copies: list[Copy]
+    events: list[SeenEvent]
+    letters: list[Letter]
+    is_complete: bool
+    notes: list[str]
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to."""
+        for copy in self.copies:
+            if copy.is_users:
+                return copy.topic
+        named = next((copy.target for copy in self.copies if copy.target and not copy.target.startswith("%")), "")
+        return named or next((letter.topic for letter in self.letters), "")
+
+
+async def look_up(broker: Broker, message_id: MessageId, *, is_thorough: bool) -> Life:
+    """Everything there is.
+
+    Parameters:
+        is_thorough: search all of the journal within the bounds; else only until it is known how each group that is
+            done with the message settled it.
+
+    Raises:
+        UnknownMessage: there is nothing.
+    """
+    broker.writer.hurry()
+    copies = await broker.reads.ask(lambda: _copies(broker.store, message_id))
+    notes: list[str] = []
+    letters: list[Letter] = []
+    if not copies or any(copy.reason_code for copy in copies):
+        try:
+            letters = await _letters(broker, message_id)
+        except DMQError as error:
+            notes.append(f"the database of dead letters cannot be asked: {error.message}")
+    if not copies and not letters:
+        if notes:
+            raise UnknownMessage(f"no message {message_id} is in the journal, and {notes[0]}", id=str(message_id))
+        raise UnknownMessage(
+            f"no message {message_id} is kept: check the id; it may never have been stored, or retention has taken it",
+            id=str(message_id),
+        )
+    events, is_complete = await _events(broker, message_id, copies, is_thorough)
+    return Life(message_id, copies, events, letters, is_complete, notes)
+
+
+def _copies(store: MessageStore, message_id: MessageId) -> list[Copy]:
+    places = store.places(message_id=message_id)
+    if len(places) > _COPIES_MAX:
+        places = [places[0], *places[1 - _COPIES_MAX :]]
+    parts, _ = store.gather(places)
+    found = []
+    for part in parts:
+        topic = store.topic_by_id(part.row.topic_id)
+        for index, journal_offset in enumerate(part.offsets.tolist()):
+            if topic is None or part.message_id(index) != message_id:
+                continue
+            record = part.record(index)
+            said = record.attributes
+            due_ms = int(part.dues[index]) if len(part.dues) else 0
+            target = ""
+            if topic.name in (SCHEDULE_TOPIC, HALF_TOPIC):
+                target = (said.target_topic or said.original_topic or "") if part.is_moved else record.topic
+            elif part.is_moved:
+                target = said.original_topic or ""
+            found.append(
+                Copy(
+                    topic.name,
+                    topic.id,
+                    record.queue,
+                    record.queue_offset,
+                    int(journal_offset),
+                    part.stored_at_ms,
+                    said.original_send_time_ms or record.send_time_ms,
+                    record.app,
+                    said.tag,
+                    part.is_moved,
+                    due_ms,
+                    topic.name == SCHEDULE_TOPIC and _is_pending(store, due_ms, int(journal_offset)),
+                    target,
+                    said.group or "",
+                    _attempts(said),
+                    said.reason or "",
+                    said.reason_code or 0,
+                    said.expires_at_ms,
+                )
+            )
+    return sorted(found, key=lambda copy: copy.journal_offset)
+
+
+def _attempts(said: Attributes) -> int:
+    # A dead letter counts what was before it was resent; a retry does not, and has as many again.
+    before = 0 if said.reason_code else said.attempts_before or 0
+    return before + (said.attempt or 0)
+
+
+def _is_pending(store: MessageStore, due_ms: int, journal_offset: int) -> bool:
+    following = store.delays_after(due_ms, journal_offset - 1, 1)
+    return bool(following) and following[0].offset == journal_offset
+
+
+async def _letters(broker: Broker, message_id: MessageId) -> list[Letter]:
+    from dmq.deadletters.letter import LetterFilter
+
+    page = await broker.dead_letters.page(LetterFilter(message_ids=(message_id,), state=""), 0, _LETTERS_MAX, False)
+    return [
+        Letter(
+            row.topic,
+            row.group,
+            row.reason,
+            row.last_error,
+            row.attempts,
+            row.dead_at_ms,
+            row.state,
+            row.changed_at_ms or 0,
+            row.changed_by or "",
+        )
+        for row in page.letters
+    ]
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+async def _events(
+    broker: Broker, message_id: MessageId, copies: list[Copy], is_thorough: bool
+) -> tuple[list[SeenEvent], bool]:
+    """What the journal has of how it was settled, and whether all that was asked for was searched."""
+    places: dict[tuple[int, int], list[int]] = {}
+    for copy in copies:
+        if copy.is_users or copy.topic.startswith(RETRY_PREFIX):
+            places.setdefault((copy.topic_id, copy.queue), []).append(copy.offset)
+    aside = [copy for copy in copies if copy.topic in (SCHEDULE_TOPIC, HALF_TOPIC)]
+    questions = _questions(broker.store, places)
+    has_ended = any(not copy.is_pending for copy in aside)
+    if not questions and not has_ended:
+        return [], True
+    scheduled = frozenset(copy.journal_offset for copy in aside if copy.topic == SCHEDULE_TOPIC)
+    wanted = Wanted(places, scheduled, message_id.to_bytes())
+
+    def is_answered(seen: list[SeenEvent]) -> bool:
+        if is_thorough or has_ended:
+            return False
+        for each in seen:
+            questions.difference_update(_answered(each, places))
+        return not questions
+
+    return await _search(broker, wanted, copies[0].journal_offset, is_answered)
+
+
+_Question = tuple[str, int, int, int]  # how did a group settle what stands at topic id, queue and offset?
+
+
+def _questions(store: MessageStore, places: Mapping[tuple[int, int], list[int]]) -> set[_Question]:
+    found: set[_Question] = set()
+    for (topic_id, queue), offsets in places.items():
+        topic = store.topic_by_id(topic_id)
+        if topic is None:
+            continue
+        for group in store.groups_at(topic_id):
+            position = store.position(group, topic.name, queue)
+            if position is not None:
+                found |= {(group, topic_id, queue, at) for at in offsets if position.is_settled(at)}
+    return found
+
+
+def _answered(seen: SeenEvent, places: Mapping[tuple[int, int], list[int]]) -> set[_Question]:
+    match seen.event:
+        case Settled(group, topic_id, queue):
+            offsets = [at for at in places.get((topic_id, queue), ()) if covers(seen.event, at)]
+        case PositionSet(group, topic_id, queue, to):
+            offsets = [at for at in places.get((topic_id, queue), ()) if at < to]
+        case _:
+            return set()
+    return {(group, topic_id, queue, at) for at in offsets}
+
+
+async def _search(
+    broker: Broker, wanted: Wanted, start: int, is_answered: Callable[[list[SeenEvent]], bool]
+) -> tuple[list[SeenEvent], bool]:
+    store, loop = broker.store, asyncio.get_running_loop()
+    deadline = loop.time() + _SEARCH_SECONDS
+    found: list[SeenEvent] = []
+    at = begin = await broker.reads.ask(lambda: store.unit_start(start))
+    while at < store.visible:
+        if at - begin > _SEARCH_BYTES or loop.time() > deadline:
+            return found, False
+        try:
+            raw, following = await broker.reads.ask(partial(store.read_units, at, _CHUNK))
+        except DMQError:
+            return found, False  # damaged: what follows cannot be relied on to be all
+        if not raw:
+            break
+        seen = await broker.reads.work(partial(find_events, raw, wanted))
+        found += seen
+        at = following
+        if is_answered(seen):
+            break
+    return found, True

@@ -1,0 +1,100 @@
+"""The broker's numbers in Prometheus' text format.
+
+Figures: what a broker counts and measures, for STATS, for the metrics and for the status page.
+
+What always holds: what counts up never falls while the broker runs.
+"""
+
+from __future__ import annotations
+
+from dmq.broker.broker import Broker
+
+__all__ = ["exposition", "lags", "numbers"]
+
+
+def numbers(broker: Broker) -> dict[str, float]:
+    """Counters and gauges by name."""
+    values: dict[str, float] = {f"broker_{name}": value for name, value in broker.counters.items()}
+    values |= {f"store_{name}": float(value) for name, value in broker.store.stats().items()}
+    values["broker_sessions"] = len(broker.sessions)
+    values["broker_waiting_bytes"] = broker.writer.waiting_bytes
+    values["broker_flushes"] = broker.writer.flushes
+    values["broker_units"] = broker.writer.units
+    live = broker.consumptions.values()
+    for name in ("delivered", "acked", "dead"):
+        values[f"broker_{name}"] = broker.ended[name] + sum(consumption.counts[name] for consumption in live)
+    values |= {f"broker_{name}": value for name, value in broker.dead_letters.figures().items()}
+    values |= {f"broker_{name}": value for name, value in broker.delays.figures().items()}
+    values |= {f"broker_{name}": value for name, value in broker.transactions.figures().items()}
+    values["broker_out"] = sum(cursor.out for consumption in live for cursor in consumption.cursors.values())
+    return values
+
+
+def lags(broker: Broker) -> dict[tuple[str, str], int]:
+    """How much each group has not settled, by topic and group, whether its consumers are there or not."""
+    store = broker.store
+    names = {topic.id: topic.name for topic in store.topics()}
+    found: dict[tuple[str, str], int] = {}
+    for group in store.groups():
+        for (topic_id, queue), position in store.positions_of(group).items():
+            if topic_id in names:
+                first, following = store.bounds(names[topic_id], queue)
+                settled = sum(end - max(start, first) for start, end in position.ranges if end > first)
+                key = (names[topic_id], group)
+                found[key] = found.get(key, 0) + max(following - max(position.floor, first) - settled, 0)
+    return found | {key: consumption.lag() for key, consumption in broker.consumptions.items()}
+
+
+_COUNTERS = frozenset(
+    f"broker_{name}"
+    for name in (
+        "connections",
+        "requests",
+        "errors",
+        "messages_in",
+        "bytes_in",
+        "duplicates",
+        "limited",
+        "flushes",
+        "units",
+        "delivered",
+        "acked",
+        "dead",
+        "delays_fired",
+        "delays_cancelled",
+        "delays_dead",
+        "delays_unreadable",
+        "transactions_committed",
+        "transactions_rolled_back",
+        "transactions_given_up",
+        "transactions_checked",
+        "dead_letters_drained",
+        "dead_letters_taken",
+        "dead_letters_turned_away",
+        "dead_letters_resent",
+        "dead_letters_deleted",
+        "dead_letters_failures",
+    )
+)
+
+
+def exposition(broker: Broker) -> str:
+    """Everything `numbers` has, and the lag of every group, whether its consumers are there or not."""
+    lines: list[str] = []
+    for name, value in sorted(numbers(broker).items()):
+        is_counter = name in _COUNTERS
+        full = f"dmq_{name}_total" if is_counter else f"dmq_{name}"
+        lines += [f"# TYPE {full} {'counter' if is_counter else 'gauge'}", f"{full} {_number(value)}"]
+    lines.append("# TYPE dmq_group_lag gauge")
+    for (topic, group), lag in sorted(lags(broker).items()):
+        labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
+        lines.append(f"dmq_group_lag{{{labels}}} {lag}")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

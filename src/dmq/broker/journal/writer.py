@@ -1,0 +1,429 @@
+"""The broker's writer: the one owner of the store, on the event loop.
+
+Everything that is submitted in one turn of the loop is written together; a thread serves only the waiting for the disk
+(`fdatasync`, checkpoint files). While one flush runs, the next units gather: group commit over all connections. A flush
+that one submission alone waits for, on a disk whose last flushes all took less than a millisecond, is done at once, on
+the loop: the way to a thread and back would only add to it, and there is nothing to gather. A disk that stops being
+quick holds the loop up for one such flush, and then 16 flushes go to the thread again. The loop also waits for the disk
+where a segment begins (`append`) or goes (`retain`), and for files to be removed after a checkpoint.
+
+What always holds: a submission's callback is called exactly once, on the loop, when its unit is visible or when it
+failed; what waits is bounded, and beyond the bound `submit` raises `Busy`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dmq.broker.journal.disk import DiskThreads
+from dmq.clock import Clock
+from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
+from dmq.net.write_coalescer import Outbox
+from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import Event
+from dmq.storage.store import FlushTicket, MessageStore
+
+__all__ = ["JournalWriter", "Submission", "nobody_waits"]
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS: Final = 0.25
+_RETAIN_SECONDS: Final = 10.0
+_CARRIED_MAX: Final = 512  # records written again at a time: the loop waits for them
+# A disk is quick if so many flushes in a row took no longer than that; one that takes longer begins the count anew.
+_QUICK_SECONDS: Final = 0.001
+_QUICK_FLUSHES: Final = 16
+# Acks by the thousand share a unit; a broker that is killed has forgotten no more of them than came in this long.
+_LAZY_SECONDS: Final = 0.005
+_LAZY_MAX: Final = 256
+
+Done = Callable[[list[Placement], DMQError | None], None]
+
+
+def nobody_waits(placements: list[Placement], error: DMQError | None) -> None:
+    """For what is settled: if it cannot be written, it is handed out again after a restart, at least once."""
+    if isinstance(error, BrokerStopping):
+        log.debug("events came too late", extra={"error": str(error)})
+    elif error is not None:
+        log.error("events could not be written", extra={"error": str(error)})
+
+
+class Submission:
+    """Items that belong together, and who waits for them.
+
+    `done` is called exactly once, on the loop: with the placements when they are visible, or with an error.
+    """
+
+    __slots__ = ("atomic", "durability", "items", "size")
+
+    def __init__(
+        self, items: Sequence[Batch | Event], durability: Durability, size: int = 0, *, atomic: bool = False
+    ) -> None:
+        self.items = items
+        self.durability = durability
+        self.size = size
+        self.atomic = atomic
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        raise NotImplementedError
+
+
+class _Called(Submission):
+    """One whose caller is told by a function."""
+
+    __slots__ = ("_done",)
+
+    def __init__(
+        self, items: Sequence[Batch | Event], durability: Durability, done: Done, size: int, atomic: bool
+    ) -> None:
+        super().__init__(items, durability, size, atomic=atomic)
+        self._done = done
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        self._done(placements, error)
+
+
+class JournalWriter:
+    """See the module.
+
+    Parameters:
+        store: opened with `checkpoint_inline=False`.
+        outbox: held while answers are made, so that those of one turn go out together.
+        on_visible: told which (topic, queue) pairs have new messages.
+        on_failed: told once when the store failed for good.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        waiting_bytes_max: int,
+        outbox: Outbox,
+        on_visible: Callable[[set[tuple[str, int]]], None],
+        on_failed: Callable[[DMQError], None],
+    ) -> None:
+        self.store = store
+        self._clock = clock
+        self._waiting_bytes_max = waiting_bytes_max
+        self._outbox = outbox
+        self._on_visible = on_visible
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._disk = DiskThreads(self._loop)
+        self._submitted: list[Submission] = []
+        self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
+        self.waiting_bytes = 0
+        self._turn_planned = False
+        self._late_turn_planned = False
+        self._flushing = False
+        self._checkpointing = False
+        self._failed = False
+        self.is_closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._flushed_at = self._checkpointed_at = self._retained_at = clock.monotonic()
+        self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+        self._quick_flushes = 0
+        self.flushes = 0
+        self.units = 0
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        items: Sequence[Batch | Event],
+        durability: Durability,
+        done: Done,
+        *,
+        size: int = 0,
+        atomic: bool = False,
+    ) -> None:
+        """Hand over items; they are written at the end of this turn of the loop.
+
+        Raises:
+            Busy: too much is waiting.
+        """
+        self.put(_Called(items, durability, done, size, atomic))
+
+    def put(self, submission: Submission) -> None:
+        """`submit`, for something that has a class of its own."""
+        size = submission.size
+        if size and self.waiting_bytes and self.waiting_bytes + size > self._waiting_bytes_max:
+            raise Busy(
+                f"{self.waiting_bytes} bytes wait to be written, which is all that may: try again shortly",
+                retry_after_ms=50,
+            )
+        self.waiting_bytes += size
+        self._submitted.append(submission)
+        if not self._turn_planned:
+            self._turn_planned = True
+            self._idle.clear()
+            self._loop.call_soon(self._turn)
+
+    def submit_lazily(self, items: Sequence[Event]) -> None:
+        """Hand over events that nobody waits for: they are written with the next unit, or in a few milliseconds."""
+        self._submitted.append(_Called(items, Durability.STORED, nobody_waits, 0, False))
+        if self._turn_planned:
+            return
+        self._idle.clear()
+        if len(self._submitted) >= _LAZY_MAX:
+            self.hurry()
+        elif not self._late_turn_planned:
+            self._late_turn_planned = True
+            self._loop.call_later(_LAZY_SECONDS, self._turn_late)
+
+    def hurry(self) -> None:
+        """What was submitted lazily is written at the end of this turn of the loop after all."""
+        if self._submitted and not self._turn_planned:
+            self._turn_planned = True
+            self._loop.call_soon(self._turn)
+
+    def _turn_late(self) -> None:
+        self._late_turn_planned = False
+        if self._submitted and not self._turn_planned:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Write what was submitted: what need not be flushed first, since it need not wait."""
+        self._turn_planned = False
+        submitted, self._submitted = self._submitted, []
+        if self.is_closed:
+            for submission in submitted:
+                self._fail(submission, BrokerStopping("the broker has stopped: nothing is written any more"))
+            self._idle.set()
+            return
+        self._outbox.hold()
+        try:
+            for durability in (Durability.STORED, Durability.FLUSHED):
+                asked = [s for s in submitted if s.durability is durability]
+                if asked:
+                    self._write_asked(asked, durability)
+            self._advance()
+        finally:
+            self._outbox.release()
+        self._work_on()
+
+    def _write_asked(self, asked: list[Submission], durability: Durability) -> None:
+        together = [s for s in asked if not s.atomic]
+        if together:
+            self._write(together, durability)
+        if len(together) < len(asked):
+            for submission in asked:
+                if submission.atomic:
+                    self._write_whole(submission)
+
+    def _write(self, together: list[Submission], durability: Durability) -> None:
+        """Write what has nothing to do with each other: who is at fault is told so, and harms no other."""
+        items = [item for submission in together for item in submission.items]
+        try:
+            outcomes = self.store.append_each(items, durability)
+        except DMQError as error:
+            if len(together) > 1:
+                self._write_apart(together, durability, error)
+            else:
+                self._fail(together[0], error)
+            return
+        self.units += 1
+        at = 0
+        waiting = self._waiting
+        for submission in together:
+            count = len(submission.items)
+            if count == 1 and isinstance(outcome := outcomes[at], Placement):
+                waiting.append((outcome.unit_end, submission, [outcome]))
+            else:
+                self._wait(submission, outcomes[at : at + count])
+            at += count
+
+    def _write_whole(self, submission: Submission) -> None:
+        try:
+            placements = self.store.append(submission.items, submission.durability, atomic=True)
+        except DMQError as error:
+            self._fail(submission, error)
+            return
+        self.units += 1
+        self._wait(submission, [*placements])
+
+    def _write_apart(self, together: list[Submission], durability: Durability, error: DMQError) -> None:
+        """The disk filled up among them: each gets its own answer."""
+        placed: dict[int, Placement] = error.detail.get("placed", {})
+        at = 0
+        for submission in together:
+            indexes = range(at, at + len(submission.items))
+            at += len(submission.items)
+            if all(index in placed for index in indexes):
+                self._wait(submission, [placed[index] for index in indexes])
+            else:
+                self._write([submission], durability)
+
+    def _wait(self, submission: Submission, outcomes: list[Placement | DMQError]) -> None:
+        placements = []
+        end = 0
+        for outcome in outcomes:
+            if isinstance(outcome, DMQError):
+                self._fail(submission, outcome)
+                return
+            placements.append(outcome)
+            if outcome.unit_end > end:
+                end = outcome.unit_end
+        self._waiting.append((end, submission, placements))
+
+    def _fail(self, submission: Submission, error: DMQError) -> None:
+        self._end(submission, [], error)
+
+    def _end(self, submission: Submission, placements: list[Placement], error: DMQError | None) -> None:
+        self.waiting_bytes -= submission.size
+        try:
+            submission.done(placements, error)
+        except Exception:  # a defect of one must not stop the writing of all
+            log.exception("an answer failed")
+
+    # --- becoming visible -------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Answer everything that is visible by now."""
+        visible = self.store.visible
+        waiting = self._waiting
+        touched: set[tuple[str, int]] = set()
+        # A resend's first copy may be visible long since, so order is by arrival, and the first that waits stops all
+        # behind it only as long as its own flush takes.
+        while waiting and waiting[0][0] <= visible:
+            _, submission, placements = waiting.popleft()
+            for placement in placements:
+                if placement.topic:
+                    touched.add((placement.topic, placement.queue))
+            self._end(submission, placements, None)
+        if touched:
+            self._on_visible(touched)
+        if not waiting and not self._submitted:
+            self._idle.set()
+
+    def _work_on(self) -> None:
+        """Start what the disk is needed for, one thing at a time."""
+        if self._failed or self._flushing:
+            return
+        if self._waiting:
+            self._start_flush()
+        elif self.store.checkpoint_due and not self._checkpointing:
+            self._start_checkpoint()
+
+    def _start_flush(self) -> None:
+        try:
+            ticket = self.store.begin_flush()
+        except DMQError as error:
+            self._give_up(error)
+            return
+        self._flushing = True
+        self.flushes += 1
+        seconds = 0.0
+
+        def run() -> None:
+            nonlocal seconds
+            began = self._clock.monotonic()
+            ticket.run()
+            seconds = self._clock.monotonic() - began
+
+        def finished(error: BaseException | None) -> None:
+            self._quick_flushes = 0 if error is not None or seconds > _QUICK_SECONDS else self._quick_flushes + 1
+            self._finish_flush(ticket, error)
+
+        if len(self._waiting) == 1 and self._quick_flushes >= _QUICK_FLUSHES and not self._checkpointing:
+            failure: BaseException | None = None
+            try:
+                run()
+            except Exception as error:
+                failure = error
+            finished(failure)
+        else:
+            self._disk.run(run, finished)
+
+    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
+        self._flushing = False
+        try:
+            if error is not None and not isinstance(error, StorageError):
+                error = StorageError(f"flushing failed: {error}")
+            self.store.finish_flush(ticket, error)
+        except DMQError as failure:
+            self._give_up(failure)
+            return
+        self._flushed_at = self._clock.monotonic()
+        self._outbox.hold()
+        try:
+            self._advance()
+        finally:
+            self._outbox.release()
+        self._work_on()
+
+    def _start_checkpoint(self) -> None:
+        try:
+            plan = self.store.begin_checkpoint()
+        except DMQError as error:
+            self._give_up(error) if self.store.has_failed else log.error("checkpoint failed: %s", error)
+            return
+        self._checkpointed_at = self._clock.monotonic()
+        if plan is None:
+            return
+        self._checkpointing = True
+
+        def finished(error: BaseException | None) -> None:
+            self._checkpointing = False
+            if error is not None:
+                log.error("checkpoint failed", extra={"error": str(error)})
+            try:
+                self.store.finish_checkpoint(plan, error)
+            except DMQError as failure:
+                log.error("checkpoint failed", extra={"error": str(failure)})
+            self._work_on()
+
+        self._disk.run(plan.write, finished)
+
+    def _give_up(self, error: DMQError) -> None:
+        """The store failed: nobody is acknowledged any more."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, submission, _ in waiting:
+            self._fail(submission, error)
+        self._idle.set()
+        if not self._failed:
+            self._failed = True
+            self._on_failed(error)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+        if self._failed or self._flushing or self._checkpointing:
+            return
+        now = self._clock.monotonic()
+        settings = self.store.settings
+        try:
+            if self.store.flushed < self.store.end and now - self._flushed_at >= settings.flush_seconds:
+                self._start_flush()
+            elif self.store.is_ahead_of_checkpoint and now - self._checkpointed_at >= settings.checkpoint_seconds:
+                self._start_checkpoint()
+            elif self.store.is_retaining or now - self._retained_at >= _RETAIN_SECONDS:
+                self._retained_at = now
+                self.store.retain(_CARRIED_MAX)
+        except DMQError as error:
+            log.error("upkeep failed", extra={"error": str(error)})
+
+    async def drain(self) -> None:
+        """Wait until everything submitted is answered."""
+        await self._idle.wait()
+        while self._flushing or self._checkpointing:
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Write what waits and close the store; whoever comes later is told so."""
+        if self.is_closed:
+            return
+        await self.drain()
+        while not self._idle.is_set():  # more came while the disk was at work
+            await self.drain()
+        self.is_closed = True
+        self._ticker.cancel()
+        self._disk.close()
+        self.store.close()

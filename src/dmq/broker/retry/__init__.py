@@ -1,0 +1,1 @@
+"""Retry: `mover`, `policy`, `record_copy`."""

@@ -1,0 +1,1 @@
+"""Schedule: `delays`, `release_unit`, `transactions`."""

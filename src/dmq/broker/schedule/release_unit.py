@@ -1,0 +1,240 @@
+"""Releasing: records that leave the schedule or the half messages for their topics, as the items of one unit.
+
+What always holds: each record goes to the queue its sender would choose (its business id's if it is ordered, its
+priority's in a topic with priorities, any otherwise), in the order the caller gives; one whose topic is gone becomes a
+dead letter, under the name of its group or of the app that sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from dmq.broker.catalog.changes import Later
+from dmq.errors import InvalidName, UnknownTopic
+from dmq.model import MessageId, TopicConfig, check_name
+from dmq.records import ANY_QUEUE, RecordView, business_hash, id_hash, key_hash, moved_record
+from dmq.records.copy import release_record
+from dmq.records.hashes import id_hashes
+from dmq.records.layout import FLAGS_AT, ORDERED
+from dmq.records.move import DeadReason
+from dmq.records.move_many import moved_many
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.read.record_group import Gathered
+from dmq.storage.state.events import Event
+from dmq.storage.state.state import Topic
+
+if TYPE_CHECKING:
+    from dmq.broker.broker import Broker
+
+__all__ = ["ReleaseUnit", "target_queue"]
+
+log = logging.getLogger(__name__)
+
+_DRAIN: Final = "%DRAIN%"
+_NOBODY: Final = "dmq"
+
+
+class _Placed(NamedTuple):
+    """A record on its way into a batch."""
+
+    rank: int
+    record: bytes
+    id_hash: int
+    key_hash: int
+
+
+def target_queue(topic: Topic, record: RecordView, wanted: int = ANY_QUEUE) -> int:
+    """The queue a record must go to; -1 if any will do."""
+    queues = topic.config.queues
+    if wanted != ANY_QUEUE and wanted < queues:
+        return wanted
+    if topic.config.priority:
+        return min(record.priority, queues - 1)
+    if record.flags & ORDERED and record.business_id:
+        return business_hash(record.business_id) % queues
+    return -1
+
+
+class ReleaseUnit:
+    """The items of one unit in the making.
+
+    Parameters:
+        sent_at_ms: the copies' send time.
+        reason: what a dead letter says.
+        code: the same as a number.
+    """
+
+    def __init__(self, broker: Broker, sent_at_ms: int, reason: str, code: DeadReason = DeadReason.REJECTED) -> None:
+        self._broker = broker
+        self._sent_at_ms = sent_at_ms
+        self._reason = reason
+        self._code = code
+        self._batches: dict[tuple[str, int], list[_Placed]] = {}
+        self._letters: dict[str, list[_Placed]] = {}
+        self.moved = 0
+        self.dead = 0
+
+    def add(self, part: Gathered, order: Mapping[int, int]) -> None:
+        """Records of one batch; `order` gives their rank by their journal offset."""
+        ranks = [order[offset] for offset in part.offsets.tolist()]
+        if part.is_moved:
+            data, ends = bytes(part.buffer), (part.starts + part.lengths).tolist()
+            for index, (start, end) in enumerate(zip(part.starts.tolist(), ends, strict=True)):
+                if not self._add_retry(data[start:end], ranks[index]):
+                    self._add_moved(part.record(index), ranks[index])
+            return
+        name = part.record(0).topic
+        topic = self._topic(name)
+        if topic is None:
+            for index, rank in enumerate(ranks):
+                self.add_dead(part.record(index), part.message_id(index), rank)
+            return
+        records = moved_many(
+            part.buffer, part.starts, part.lengths, part.row.producer_id, part.sequences, self._sent_at_ms
+        )
+        hashes = id_hashes(part.row.producer_id, part.sequences).tolist()
+        placed = map(_Placed, ranks, records, hashes, part.hashes.tolist())
+        self.moved += len(records)
+        if not topic.config.priority and not _any_ordered(part):
+            self._batch(name, -1).extend(placed)
+            return
+        for index, one in enumerate(placed):
+            self._batch(name, target_queue(topic, part.record(index))).append(one)
+
+    def _add_retry(self, raw: bytes, rank: int) -> bool:
+        """A record that names where it goes, as all retries do; False if it does not, or that is gone."""
+        found = release_record(raw, self._sent_at_ms)
+        if found is None:
+            return False
+        name = found.topic.decode()
+        topic = self._topic(name)
+        if topic is None or found.queue >= topic.config.queues:
+            return False
+        message_id = MessageId.from_bytes(found.message_id)
+        self._batch(name, found.queue).append(
+            _Placed(rank, found.record, id_hash(message_id), 0 if found.key is None else key_hash(found.key.decode()))
+        )
+        self.moved += 1
+        return True
+
+    def _add_moved(self, record: RecordView, rank: int) -> None:
+        """A record that carries its id, and its target if that is not the topic it had first."""
+        said = record.attributes
+        assert said.message_id is not None
+        name = said.target_topic or said.original_topic or record.topic
+        topic = self._topic(name)
+        if topic is None:
+            self.add_dead(record, said.message_id, rank)
+            return
+        copy = moved_record(
+            record,
+            name,
+            sent_at_ms=self._sent_at_ms,
+            attempt=said.attempt,
+            group=None if said.target_topic is None else said.group,
+            reason=said.reason,
+            is_placed=False,
+        )
+        queue = target_queue(topic, record, ANY_QUEUE if said.target_queue is None else said.target_queue)
+        self._batch(name, queue).append(_placed(rank, copy, said.message_id, said.key))
+        self.moved += 1
+
+    def add_dead(self, record: RecordView, message_id: MessageId, rank: int, group: str = "") -> None:
+        """A record that has nowhere else to go."""
+        said = record.attributes
+        owner = group or said.group or record.app
+        try:
+            check_name(owner, "group")
+        except InvalidName:
+            owner = _NOBODY
+        copy = moved_record(
+            record,
+            f"%DLQ%{owner}",
+            sent_at_ms=self._sent_at_ms,
+            message_id=message_id,
+            attempt=said.attempt if record.moved else None,
+            group=owner,
+            reason=self._reason,
+            reason_code=self._code,
+            first_error=self._reason,
+            is_placed=False,
+        )
+        self._letters.setdefault(f"%DLQ%{owner}", []).append(_placed(rank, copy, message_id, said.key))
+        self.dead += 1
+        log.warning("a message became a dead letter", extra={"id": str(message_id), "reason": self._reason})
+
+    def _topic(self, name: str) -> Topic | None:
+        try:
+            return self._broker.store.topic(name)
+        except UnknownTopic:
+            return None
+
+    def _batch(self, name: str, queue: int) -> list[_Placed]:
+        return self._batches.setdefault((name, queue), [])
+
+    async def items(self) -> list[Batch | Event]:
+        """The batches, once the topics of dead letters are there."""
+        items: list[Batch | Event] = []
+        for (name, queue), placed in self._batches.items():
+            if queue < 0:
+                queue = self._broker.choose_queue(self._broker.store.topic(name))
+            items.append(_batch_of(name, queue, placed))
+        for name, placed in self._letters.items():
+            await _make_dead_topic(self._broker, name)
+            items.append(_batch_of(name, 0, placed))
+        return items
+
+
+async def _make_dead_topic(broker: Broker, name: str) -> None:
+    """See that a topic of dead letters is there."""
+    while True:
+        try:
+            broker.store.topic(name)
+            return
+        except UnknownTopic:
+            pass
+        try:
+            change = broker.changes.begin(("topic", name))
+        except Later as later:
+            done = asyncio.get_running_loop().create_future()
+            broker.changes.wait(later.change, done.set_result, 0)
+            await done
+            continue
+        try:
+            await broker.create_topic(name, TopicConfig(queues=1, carry_for=_DRAIN), system=True)
+        finally:
+            broker.changes.end(change)
+
+
+def _any_ordered(part: Gathered) -> bool:
+    flags = np.frombuffer(part.buffer, np.uint8)[part.starts + FLAGS_AT]
+    return bool((flags & ORDERED).any())
+
+
+def _placed(rank: int, record: bytes, message_id: MessageId, key: str | None) -> _Placed:
+    return _Placed(rank, record, id_hash(message_id), 0 if key is None else key_hash(key))
+
+
+def _batch_of(topic: str, queue: int, placed: list[_Placed]) -> Batch:
+    placed.sort()
+    columns: Any = zip(*placed, strict=True)
+    _, records, ids, keys = columns
+    key_column = np.array(keys, np.uint64)
+    keyed = np.flatnonzero(key_column)
+    owners = np.concatenate([np.arange(len(records)), keyed])
+    hashes = np.concatenate([np.array(ids, np.uint64), key_column[keyed]])
+    order = np.argsort(owners, kind="stable")
+    return Batch(
+        topic=topic,
+        queue=queue,
+        data=b"".join(records),
+        lengths=np.fromiter(map(len, records), np.uint32, len(records)),
+        hash_index=owners[order].astype(np.uint32),
+        hashes=hashes[order],
+        moved=True,
+    )

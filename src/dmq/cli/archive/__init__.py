@@ -1,0 +1,1 @@
+"""Archive: `commands`, `options`, `query`, `replay`, `report`."""

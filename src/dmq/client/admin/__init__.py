@@ -1,0 +1,1 @@
+"""Admin: `admin`, `calls`, `dead_letters`, `doctor`, `key_values`, `reports`."""

@@ -1,0 +1,343 @@
+"""What the administration of a broker answers: plain values for people and programs.
+
+What always holds: these are snapshots, true of the moment the broker answered; nothing here holds a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from dmq.model import MessageId
+from dmq.protocol import admin, consume
+from dmq.protocol.session import BrokerInfo, DrainReply
+from dmq.records import RecordView
+
+__all__ = [
+    "ArchiveReport",
+    "BrokerReport",
+    "DelayReport",
+    "DrainReport",
+    "GroupReason",
+    "GroupReport",
+    "Lag",
+    "LimitReport",
+    "Member",
+    "Move",
+    "QueueLag",
+    "QueueRange",
+    "StoredMessage",
+    "Topic",
+    "TraceReport",
+    "TraceStep",
+    "TransactionReport",
+    "WhyReport",
+]
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic."""
+
+    name: str
+    queues: int
+    priority: bool
+    ttl: float | None  # seconds
+    carry_for: str | None
+    properties: Mapping[str, str]
+    messages: int  # kept
+    bytes: int
+    groups: tuple[str, ...] | None = None  # that consume it; None where that was not asked
+    can_produce: bool = True
+    can_consume: bool = True
+
+    @classmethod
+    def of(cls, info: admin.TopicInfo, groups: list[str] | None = None) -> Topic:
+        config = info.config
+        return cls(
+            info.topic,
+            config.queues,
+            config.priority,
+            None if config.ttl_ms is None else config.ttl_ms / 1000,
+            config.carry_for,
+            config.properties,
+            info.messages,
+            info.bytes,
+            None if groups is None else tuple(groups),
+            config.can_produce,
+            config.can_consume,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a group, and what it has in hand."""
+
+    name: str
+    topic: str
+    address: str
+    tags: str
+    version: int
+    leased: int
+    is_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One group."""
+
+    name: str
+    topics: tuple[str, ...]
+    lag: int
+    members: int
+    details: tuple[Member, ...] = ()  # only where one group was asked for
+    retrying: int = 0  # failed, and wait for another attempt; not part of the lag
+
+    @classmethod
+    def of(cls, info: admin.GroupInfo, members: list[admin.MemberInfo] | None = None) -> GroupReport:
+        details = tuple(
+            Member(m.member, m.topic, m.address, m.tags, m.version, m.leased, m.is_connected) for m in members or ()
+        )
+        return cls(info.group, tuple(info.topics), info.lag, info.members, details, info.retrying)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """How far a group is in one queue."""
+
+    topic: str
+    queue: int
+    first_offset: int
+    next_offset: int
+    floor: int
+    leased: int
+    lag: int
+    oldest_age: float  # seconds
+    retrying: int = 0  # failed, and wait for another attempt; not part of the lag
+
+    @classmethod
+    def of(cls, position: consume.QueuePosition) -> QueueLag:
+        return cls(
+            position.topic,
+            position.queue,
+            position.first_offset,
+            position.next_offset,
+            position.floor,
+            position.leased,
+            position.next_offset - position.floor - position.settled,
+            position.oldest_ms / 1000,
+            position.retrying,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a group is: messages it has not settled, in all and by queue."""
+
+    group: str
+    total: int
+    queues: tuple[QueueLag, ...]
+    retrying: int = 0  # failed, and wait for another attempt; not part of the total
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From where to where a group was moved in one queue, or would be."""
+
+    queue: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """What one queue keeps, and where the point asked for lies."""
+
+    queue: int
+    first_offset: int
+    next_offset: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """How far the archive has taken a broker's journal, and what the journal has: offsets of the journal."""
+
+    journal_id: int
+    archived: int
+    first: int
+    flushed: int  # what lies below outlives a power loss
+    visible: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it is stored, read without consuming it."""
+
+    id: MessageId | None  # where it is known
+    topic: str
+    queue: int
+    offset: int
+    body: bytes
+    key: str | None
+    tag: str | None
+    business_id: str | None
+    priority: int
+    sent_at_ms: int  # the first time, of one that was moved or replayed
+    stored_at_ms: int
+    app: str
+    properties: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+
+    @classmethod
+    def of(cls, record: RecordView, message_id: MessageId | None = None, topic: str | None = None) -> StoredMessage:
+        attributes = record.attributes
+        first_sent_at_ms = attributes.original_send_time_ms if record.moved else None
+        return cls(
+            attributes.message_id or message_id,
+            topic or record.topic,
+            record.queue,
+            record.queue_offset,
+            record.body,
+            attributes.key,
+            attributes.tag,
+            record.business_id,
+            record.priority,
+            record.send_time_ms if first_sent_at_ms is None else first_sent_at_ms,
+            record.store_time_ms,
+            record.app,
+            attributes.properties,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DelayReport:
+    """A message that waits for its time."""
+
+    id: MessageId
+    topic: str
+    due_at_ms: int
+
+    @property
+    def due_at(self) -> datetime:
+        """When it is delivered, in UTC."""
+        return datetime.fromtimestamp(self.due_at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionReport:
+    """A prepared message that is neither committed nor rolled back."""
+
+    id: MessageId
+    topic: str
+    group: str
+    begun_at_ms: int
+    checks: int
+
+    @property
+    def begun_at(self) -> datetime:
+        """When it was prepared, in UTC."""
+        return datetime.fromtimestamp(self.begun_at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReport:
+    """How much a second a topic takes, or an app may send: the other name is empty. None is no limit."""
+
+    topic: str
+    app: str
+    messages: int | None
+    bytes: int | None
+    policy: str  # refuse or dead-letter
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One thing that happened to a message."""
+
+    at_ms: int
+    what: str  # sent, stored, delivered, acked, failed, …
+    topic: str
+    queue: int | None
+    offset: int | None
+    group: str
+    member: str
+    attempt: int
+    note: str
+
+    @property
+    def at(self) -> datetime:
+        """When, in UTC."""
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """The life of a message: its steps in order, and what is not known of it."""
+
+    id: MessageId
+    steps: tuple[TraceStep, ...]
+    notes: tuple[str, ...]
+    is_complete: bool  # the journal was searched to its end
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReason:
+    """Why one group has not consumed a message, or that it has."""
+
+    group: str
+    state: str  # consumed, waiting, leased, retrying, dead, filtered, …
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhyReport:
+    """Why a message is not consumed: one paragraph, and the same by group."""
+
+    id: MessageId
+    state: str  # of the message itself: stored, delayed, prepared, …
+    text: str
+    groups: tuple[GroupReason, ...]
+    is_complete: bool  # the journal was searched to its end
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How far a broker is with being taken out of use."""
+
+    state: str  # running, drained or stopping
+    out: int  # messages that consumers have and did not settle
+    waiting_bytes: int  # not written yet
+    waiting: int  # requests that wait for a change
+    clients: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is out and nothing waits: once drained, it is safe to stop."""
+        return not (self.out or self.waiting_bytes or self.waiting)
+
+    @classmethod
+    def of(cls, reply: DrainReply) -> DrainReport:
+        return cls(reply.state, reply.out, reply.waiting_bytes, reply.waiting, reply.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReport:
+    """One broker as another sees it."""
+
+    name: str
+    address: str
+    shard: str
+    is_leader: bool
+    is_writable: bool
+    state: str
+
+    @classmethod
+    def of(cls, info: BrokerInfo) -> BrokerReport:
+        return cls(info.broker, info.address, info.shard, info.is_leader, info.is_writable, info.state)

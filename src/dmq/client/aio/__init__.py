@@ -1,0 +1,1 @@
+"""Aio: `admin`, `client`, `connection`, `consumer`, `executor`, `pool`, `producer`, `transaction`."""

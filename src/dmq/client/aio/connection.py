@@ -1,0 +1,225 @@
+"""A connection on an event loop: the asyncio shell around a session.
+
+What always holds: everything happens on the loop's thread; the socket writes straight into the parser's buffer;
+`submit` either raises, and nothing was sent, or `on_answer` is called exactly once; output beyond the transport's
+high-water mark makes `drain` wait, and senders wait there before they add more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from dmq.client.connection.link import Peer, call_with
+from dmq.client.connection.session import OnAnswer, Pending, Push, Session
+from dmq.client.connection.socket import JOIN_BYTES_MAX, OUT_BYTES_MAX
+from dmq.client.connection.url import Address
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol.session import Hello
+
+__all__ = ["AioConnection"]
+
+
+class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
+    """One connection to one broker. Made by `AioConnection.open`."""
+
+    def __init__(
+        self,
+        address: Address,
+        session: Session,
+        on_push: Callable[[AioConnection, Push], None],
+        on_closed: Callable[[AioConnection, DMQError], None],
+    ) -> None:
+        super().__init__(address, session, on_push, on_closed)
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        hello: Hello,
+        *,
+        timeout: float,
+        clock: Clock,
+        on_push: Callable[[AioConnection, Push], None],
+        on_closed: Callable[[AioConnection, DMQError], None],
+    ) -> AioConnection:
+        """Connect and exchange the hello. `on_closed` is not called for a connection that never came to be.
+
+        Raises:
+            NotConnected: nobody answers there, or not in time.
+            DMQError: what the broker answered to the hello.
+        """
+        loop = asyncio.get_running_loop()
+        session = Session(hello, clock)
+        connection = cls(address, session, on_push, lambda *_: None)
+        try:
+            async with asyncio.timeout(timeout):
+                await loop.create_connection(lambda: connection, address.host, address.port)
+                await connection._ready
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or f"no answer within {timeout:g} s"
+            connection.close(NotConnected(reason))
+            raise NotConnected(f"no broker answers at {address} ({reason})", address=str(address)) from error
+        except NotConnected as error:
+            raise NotConnected(f"no broker answers at {address} ({error.message})", address=str(address)) from error
+        connection._on_closed = on_closed
+        return connection
+
+    # --- the loop's side --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = transport
+        transport.set_write_buffer_limits(high=OUT_BYTES_MAX)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.write(self._session.greet())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._session.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.is_closed:
+            return
+        answers, pushes, output = self._session.receive(nbytes)
+        if output:
+            self._write(output)
+        self._hand_out(answers, pushes)
+        if self._session.closed_by is not None:
+            self.close(self._session.closed_by)
+        elif self._session.is_ready and not self._ready.done():
+            self._ready.set_result(None)
+
+    def eof_received(self) -> None:
+        self.close(NotConnected(f"the broker at {self.address} closed the connection"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f" ({exc})" if exc is not None else ""
+        self.close(NotConnected(f"the connection to {self.address} broke{why}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        on_answer: OnAnswer,
+        flags: int = 0,
+        attended: bool = True,
+        before: Sequence[tuple[int, Header]] = (),
+    ) -> Pending:
+        """Send a request, and have `on_answer` called with the response or with the error that ended the connection.
+
+        Parameters:
+            before: what to tell the broker first, as `tell` does, in the same write.
+
+        Raises:
+            NotConnected, Busy, MessageTooLarge: nothing was sent.
+        """
+        told = [buffer for said in before for buffer in self._session.one_way(*said)]
+        pending, output = self._session.request(command, header, body, on_answer=on_answer, flags=flags)
+        self._write([*told, *output])
+        return pending
+
+    def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:
+        """Send something that is not answered.
+
+        Raises:
+            NotConnected, MessageTooLarge: nothing was sent.
+        """
+        self._write(self._session.one_way(command, header, body))
+
+    async def request(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        timeout: float | None = None,
+        flags: int = 0,
+    ) -> Frame:
+        """Send a request and wait for its response, which may carry an error status.
+
+        Raises:
+            TimedOut: no answer in time.
+            DMQError: what ended the connection meanwhile.
+        """
+        await self.drain()
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+        def on_answer(answer: Frame | DMQError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, DMQError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        pending = self.submit(command, header, body, on_answer=on_answer, flags=flags)
+        try:
+            async with asyncio.timeout(timeout):
+                return await future
+        except TimeoutError:
+            raise TimedOut(f"the broker at {self.address} did not answer within {timeout:g} s") from None
+        finally:
+            self.forget(pending)
+
+    def forget(self, pending: Pending) -> bool:
+        """Give up on an answer; False if it came."""
+        return self._session.forget(pending)
+
+    async def drain(self) -> None:
+        """Wait until output may be added."""
+        await self._writable.wait()
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        assert self._transport is not None
+        if sum(map(len, buffers)) <= JOIN_BYTES_MAX:
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
+
+    # --- time and the end -------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Beat the heart if it is time, and notice a broker that is silent."""
+        try:
+            output = self._session.tick()
+        except NotConnected as error:
+            self.close(error)
+            return
+        if output:
+            self._write(output)
+
+    def close(self, reason: DMQError) -> None:
+        """End the connection: all that wait get the reason. Does nothing the second time."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        waiting = self._session.fail(reason)
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.abort()
+        for pending in waiting:
+            call_with(pending.on_answer, reason)
+        if not self._ready.done():
+            self._ready.set_exception(self._session.closed_by or reason)
+            self._ready.exception()  # whoever waited has been told; nobody may have
+        self._on_closed(self, reason)

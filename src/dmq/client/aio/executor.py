@@ -1,0 +1,182 @@
+"""The executor on an event loop: tasks that run an asyncio consumer's handlers; the twin of
+`dmq.client.consumer.executor`.
+
+What always holds: as there. A handler that is a plain function runs in a thread, at most as many at a time as there are
+workers; a `run` that is cancelled cancels its handlers, and what they had goes back as not tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from dmq.client.consumer.core import ConsumerCore
+from dmq.client.consumer.delivery import Delivery
+from dmq.client.consumer.executor import ORDERED_TURN_MAX
+from dmq.client.consumer.handler import RateLimit, TokenBucket, begin_handling, check_policy, check_pool, judge
+from dmq.errors import DMQError
+
+if TYPE_CHECKING:
+    from dmq.client.aio.consumer import AioConsumer, AioMessage
+
+__all__ = ["AioExecutor"]
+
+log = logging.getLogger(__name__)
+
+
+class AioExecutor:
+    """One `AioConsumer.run`."""
+
+    def __init__(
+        self,
+        consumer: AioConsumer,
+        core: ConsumerCore,
+        handler: Callable[[AioMessage], Any],
+        workers: int,
+        policy: str | RateLimit,
+        local_retries: int,
+    ) -> None:
+        check_pool(handler, workers, local_retries)
+        self._policy = check_policy(policy)
+        self._consumer = consumer
+        self._core = core
+        self._handler = handler
+        self._workers = workers
+        self._local_retries = local_retries
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = 0
+        self._stopping = asyncio.Event()
+        self._bucket = TokenBucket(policy, time.monotonic()) if isinstance(policy, RateLimit) else None
+        self._error: DMQError | None = None
+        # A callable object with an async __call__ is a coroutine function too.
+        call = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+        self._threads = None if inspect.iscoroutinefunction(call) else ThreadPoolExecutor(workers, "dmq-worker")
+        self.finished: Final = asyncio.Event()
+
+    def is_mine(self) -> bool:
+        """Whether the calling task is one that runs handlers here."""
+        return asyncio.current_task() in self._tasks
+
+    async def run(self) -> None:
+        """Run handlers until the consumer closes.
+
+        Raises:
+            DMQError: why there will be no more messages.
+        """
+        core = self._core
+        told = begin_handling(self._handler, core.options.group)
+        if inspect.isawaitable(told):
+            await told
+        core.is_running = True
+        if self._policy == "reject":
+            core.room = lambda: self._idle
+        count = self._workers + (self._policy == "caller-runs")
+        catches = self._catch_signal()
+        try:
+            self._tasks |= {asyncio.create_task(self._work()) for _ in range(count)}
+            await asyncio.wait(self._tasks)
+        except asyncio.CancelledError:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            raise
+        finally:
+            self._tasks.clear()
+            if catches:
+                asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+            core.is_running = False
+            core.room = None
+        if self._error is not None and not self._consumer.is_closing:
+            raise self._error
+
+    def _catch_signal(self) -> bool:
+        """Let SIGTERM close the consumer, if this loop gets signals and nobody else catches it."""
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return False
+        try:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._consumer.stop)
+        except (NotImplementedError, RuntimeError, ValueError):
+            return False
+        return True
+
+    async def _work(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                taken = await self._take()
+                if not taken:
+                    break
+                await self._turn(taken)
+                await asyncio.sleep(0)  # a handler that never waits must not keep the loop to itself
+        except DMQError as error:
+            self._error = self._error or error
+        finally:
+            self._stopping.set()
+            self._consumer.wake()
+
+    async def _take(self) -> list[tuple[Delivery, int]]:
+        self._idle += 1
+        try:
+            return await self._consumer.take(
+                ORDERED_TURN_MAX if self._core.options.ordered else 1, self._stopping.is_set
+            )
+        finally:
+            self._idle -= 1
+
+    async def _turn(self, taken: list[tuple[Delivery, int]]) -> None:
+        """Handle messages one after another."""
+        from dmq.client.aio.consumer import AioMessage
+
+        for at, (delivery, index) in enumerate(taken):
+            if not await self._may_start():
+                self._core.untake(taken[at:])
+                return
+            try:
+                await self._handle(AioMessage(delivery, index))
+            except BaseException:
+                self._core.untake(taken[at:])
+                raise
+            if self._core.options.ordered and self._core.has_failed(delivery, index):
+                self._core.forget(taken[at + 1 :])  # they went back to the broker behind it
+                return
+
+    async def _may_start(self) -> bool:
+        if self._bucket is not None:
+            pause = self._bucket.take(time.monotonic())
+            if pause:
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), pause)
+                except TimeoutError:
+                    pass
+        return not self._stopping.is_set() and not self._consumer.is_closing
+
+    async def _call(self, message: AioMessage) -> None:
+        if self._threads is not None:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, message)
+        else:
+            await self._handler(message)
+
+    async def _handle(self, message: AioMessage) -> None:
+        tries = 0
+        while True:
+            error: Exception | None = None
+            tries += 1
+            try:
+                await self._call(message)
+            except Exception as raised:
+                error = raised
+            verdict = judge(error, tries, self._local_retries)
+            if verdict.is_error:
+                log.warning(
+                    "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=error
+                )
+            if not verdict.is_again or message.is_settled:
+                verdict.settle(message)
+                return

@@ -1,0 +1,312 @@
+"""The transport on an event loop: the twin of `dmq.client.connection.pool`, over the same failover.
+
+What always holds: as there. Listeners and callbacks run on the loop, each in a turn of its own, so that one that
+raises harms nobody; coroutine functions are awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from dmq.client.aio.connection import AioConnection
+from dmq.client.connection.failover import Failover, Standing, nobody_answers
+from dmq.client.connection.link import Link
+from dmq.client.connection.pool import CONNECT_SECONDS, TICK_SECONDS, Listeners
+from dmq.client.connection.request_retry import Repeats
+from dmq.client.connection.session import Push
+from dmq.client.connection.url import Address
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected
+from dmq.protocol import Frame, Header
+from dmq.protocol.session import Hello, ServerHealth, ServerReboot
+
+__all__ = ["AioTransport"]
+
+log = logging.getLogger(__name__)
+
+Ask: TypeAlias = Callable[[AioConnection, float | None], Awaitable[Frame]]  # with how many seconds it may take
+
+
+class AioTransport:
+    """See the module. Parameters as of `dmq.client.connection.pool.Transport`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        hello: Hello,
+        clock: Clock,
+        *,
+        reconnect: bool = True,
+        timeout: float | None = None,
+        listeners: Listeners | None = None,
+    ) -> None:
+        self._hello = hello
+        self._clock = clock
+        self.timeout: Final = timeout
+        self.listeners = listeners or Listeners()
+        self._standing: Standing[AioConnection] = Standing(Failover(addresses), reconnect)
+        self.current: Final = self._standing.current
+        """The connection in use; None while there is none."""
+        self._loop = asyncio.get_running_loop()
+        self._watchers: dict[int, Any] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    @property
+    def closed_by(self) -> DMQError | None:
+        """Why there will be no connection any more; None as long as there may be."""
+        return self._standing.closed_by
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect for the first time.
+
+        Raises:
+            NotConnected: nobody answered: at once, or, with a timeout, after that long.
+            DMQError: what a broker answered to the hello.
+        """
+        deadline = self._clock.monotonic() + (self.timeout or 0.0)
+        errors: dict[Address, DMQError] = {}
+        while True:
+            attempt = self._standing.next_attempt()
+            left = deadline - self._clock.monotonic()
+            if attempt.pause:
+                if left <= 0:
+                    break
+                await asyncio.sleep(min(attempt.pause, left))
+            try:
+                self._use(
+                    await self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS))
+                )
+            except DMQError as error:
+                errors[attempt.address] = error
+                continue
+            self.call_later(TICK_SECONDS, self._tick)
+            return
+        self._standing.close(NotConnected("the client never was connected"))
+        raise nobody_answers(errors)
+
+    async def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> AioConnection:
+        return await AioConnection.open(
+            address,
+            self._hello,
+            timeout=timeout,
+            clock=self._clock,
+            on_push=self._pushed,
+            on_closed=self._lost,
+        )
+
+    async def connection(self, timeout: float | None = None) -> AioConnection:
+        """The connection in use, waiting for one if need be, at most as long as this or as the client waits.
+
+        Raises:
+            NotConnected: none came in time, or the transport is closed.
+        """
+        limits = [limit for limit in (timeout, self.timeout) if limit is not None]
+        limit = min(limits) if limits else None
+        try:
+            async with asyncio.timeout(limit):
+                while self.closed_by is None:
+                    connection = self.current()
+                    if connection is not None:
+                        return connection
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise NotConnected(f"no broker could be reached within {limit:g} s") from None
+        raise type(self.closed_by)(self.closed_by.message, **self.closed_by.detail)
+
+    async def request(
+        self,
+        command: int,
+        header: Header,
+        *,
+        timeout: float | None = None,
+        answer_seconds: float | None = None,
+        ask: Ask | None = None,
+    ) -> Frame:
+        """Ask the broker in use; as `dmq.client.connection.pool.Transport.request`."""
+        ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
+        deadline = math.inf if timeout is None else self._loop.time() + timeout
+        repeats = Repeats(command, header)
+        while True:
+            left = max(0.001, deadline - self._loop.time())
+            connection = await self.connection(left if timeout is not None else None)
+            left = max(0.001, deadline - self._loop.time())
+            limit = min(left, math.inf if answer_seconds is None else answer_seconds)
+            try:
+                frame = await ask(connection, limit if limit < math.inf else None)
+            except NotConnected as error:
+                if self.closed_by is not None:
+                    raise type(self.closed_by)(self.closed_by.message, **self.closed_by.detail) from error
+                pause = repeats.after_break(error)
+            else:
+                again = repeats.after_answer(frame)
+                if again is None or self._loop.time() + again >= deadline:
+                    return frame
+                pause = again
+            await asyncio.sleep(max(0.0, min(pause, deadline - self._loop.time())))
+
+    def watch(self, watcher: Any) -> None:
+        """Have it told what happens, until `unwatch`; see `dmq.client.connection.pool.Watcher`."""
+        self._watchers[id(watcher)] = watcher
+        connection = self.current()
+        if connection is not None:
+            watcher.connected(connection)
+
+    def unwatch(self, watcher: Any) -> None:
+        self._watchers.pop(id(watcher), None)
+
+    def _each(self, method: str, *arguments: Any) -> None:
+        for watcher in [*self._watchers.values()]:
+            try:
+                getattr(watcher, method)(*arguments)
+            except Exception:
+                log.exception("a watcher raised", extra={"method": method})
+
+    # --- later and elsewhere ----------------------------------------------------------------------------------------
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Have it called after so long; never after the close."""
+        if self.closed_by is not None:
+            return
+
+        def run() -> None:
+            self._timers.discard(handle)
+            function()
+
+        handle = self._loop.call_later(seconds, run)
+        self._timers.add(handle)
+
+    def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call something of the user's in a turn of its own."""
+        self._spawn(self._call(function, arguments))
+
+    async def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            result = function(*arguments)
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            log.exception("a callback raised", extra={"callback": getattr(function, "__qualname__", repr(function))})
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def has_other(self, link: Link) -> bool:
+        """Whether another broker than this link's could be asked."""
+        return bool(self._standing.others(link.address))
+
+    def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
+        """Have `found` called with a connection to another broker, or None if none answers."""
+        self._spawn(self._find(link.address, found))
+
+    async def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
+        for other in self._standing.others(address):
+            try:
+                connection = self._standing.known(other) or await self._connect(other)
+            except DMQError:
+                continue
+            kept = self._standing.keep_beside(connection)
+            if kept is not connection:
+                connection.close(NotConnected("one connection to a broker is enough"))
+            found(kept)
+            return
+        found(None)
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def _use(self, connection: AioConnection) -> None:
+        if self.closed_by is not None:
+            connection.close(self.closed_by)
+            return
+        was_interrupted = self._standing.use(connection)
+        self._changed.set()
+        self._each("connected", connection)
+        if was_interrupted:
+            self.notify(self.listeners.resumed)
+
+    def _lost(self, connection: AioConnection, reason: DMQError) -> None:
+        loss = self._standing.lost(connection, reason)
+        if loss.is_interruption:
+            self.notify(self.listeners.exception, reason)
+            self.notify(self.listeners.interrupted)
+        self._each("lost", connection, reason)
+        if loss.closed_by is not None:
+            self._changed.set()
+            self._each("closed", loss.closed_by)
+        elif loss.must_connect:
+            self._start_connecting()
+
+    def _start_connecting(self) -> None:
+        if self._standing.begin_connecting():
+            self._spawn(self._keep_connecting())
+            if self.timeout is not None:
+                self.call_later(self.timeout, self._check_reached)
+
+    async def _keep_connecting(self) -> None:
+        while self.closed_by is None:
+            attempt = self._standing.next_attempt()
+            await asyncio.sleep(attempt.pause)
+            try:
+                connection = self._standing.known(attempt.address) or await self._connect(attempt.address)
+            except DMQError as error:
+                log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
+                continue
+            self._use(connection)
+            return
+
+    def _check_reached(self) -> None:
+        if self.current() is None:
+            self._each("unreachable", NotConnected(f"no broker could be reached within {self.timeout:g} s"))
+
+    def _pushed(self, connection: AioConnection, push: Push) -> None:
+        header = push.header
+        if isinstance(header, ServerReboot):
+            if self._standing.rebooting(connection):
+                self._start_connecting()
+                self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
+        elif isinstance(header, ServerHealth):
+            self._standing.failover.healthy(header.broker, header.address)
+        self._each("pushed", connection, push)
+
+    def _retire(self, connection: AioConnection, deadline: float) -> None:
+        if connection.is_closed:
+            return
+        if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
+            connection.close(NotConnected("the broker reboots"))
+        else:
+            self.call_later(0.1, lambda: self._retire(connection, deadline))
+
+    def _tick(self) -> None:
+        for connection in self._standing.connections():
+            connection.tick()
+        self.call_later(TICK_SECONDS, self._tick)
+
+    async def close(self) -> None:
+        """End all connections. No listener is called: it was asked for."""
+        is_first = self.closed_by is None
+        reason = self.closed_by or NotConnected("the client is closed: connect again")
+        connections = self._standing.close(reason)
+        self._changed.set()
+        if is_first:
+            self._each("closed", reason)
+        for connection in connections:
+            connection.close(reason)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CONNECT_SECONDS)
+            for task in late:
+                task.cancel()

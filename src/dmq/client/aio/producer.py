@@ -1,0 +1,384 @@
+"""The producer on an event loop: the twin of `dmq.client.producer.producer`, over the same core.
+
+What always holds: as there. Everything happens on the loop's thread; a task that is cancelled while it waits leaves its
+message on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from dmq.client.aio.connection import AioConnection
+from dmq.client.aio.pool import AioTransport
+from dmq.client.aio.transaction import AioTransaction
+from dmq.client.arguments import check_function
+from dmq.client.connection.session import Push
+from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.core import Core, Draft, Options, listed
+from dmq.client.producer.future import Receipts, SendFuture
+from dmq.client.producer.outcome import receipts_of, too_late
+from dmq.client.producer.routes import Route, Routes
+from dmq.client.producer.sender import Sender
+from dmq.client.producer.transaction_core import Check, Transactions, roll_back_late
+from dmq.clock import Clock
+from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
+from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
+from dmq.protocol import Command, decode_response
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.produce import TransactionCheck
+
+__all__ = ["AioProducer", "AioSendFuture", "OnAioDelivery"]
+
+OnAioDelivery = Callable[[Receipt | None, DMQError | None], Awaitable[None] | None]
+
+_running: set[asyncio.Future[Any]] = set()  # callbacks under way: a loop alone would let them be collected
+
+
+class _TaskWaiter:
+    """A task that waits to be woken."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(True)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until woken, at most so long; False if nobody woke us."""
+        if seconds is None:
+            return await self._future
+        # Half the price of asyncio.timeout, which could also cancel what it waits for.
+        timer = self._future.get_loop().call_later(max(0.0, seconds), self._expire)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        if not self._future.done():
+            self._future.set_result(False)
+
+
+class AioSendFuture(SendFuture, eq=False, gc=False):
+    """What becomes of one message; `await` it for the receipt."""
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        if not self._fate.is_done:
+            waiter = _TaskWaiter()
+            self._fate.add_waiter(waiter)
+            yield from waiter.wait(None).__await__()
+        return self.result(0)
+
+    def add_done_callback(self, function: Callable[[SendFuture], Any]) -> None:
+        """Have `function(self)` called at the end, or at once if that has been; it may be a coroutine function."""
+        if not self._fate.add_callback(lambda: function(self)):
+            result = function(self)
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(result)
+                _running.add(task)
+                task.add_done_callback(_running.discard)
+
+
+class AioProducer:
+    """Sends messages. Made by `AioClient.producer`. Parameters of its methods as of
+    `dmq.client.producer.producer.Producer`."""
+
+    def __init__(
+        self,
+        app: str,
+        options: Options,
+        routes: Routes,
+        transport: AioTransport,
+        clock: Clock,
+        on_close: Callable[[AioProducer], None] = lambda _: None,
+        group: str | None = None,
+        check: Check | None = None,
+    ) -> None:
+        self._options = options
+        self._on_close = on_close
+        self._routes = routes
+        self._transport = transport
+        self._clock = clock
+        self._core = Core(app, options, routes, transport, clock)
+        self._sender: Sender = self._core.sender
+        self._transactions = None if group is None else Transactions(self._core, transport, clock, group, check)
+        transport.watch(self)
+
+    async def send(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Receipt:
+        """Send a message and wait until it is as safe as asked.
+
+        Raises:
+            DMQError: it was not stored as asked, or that is not known (`TimedOut`).
+        """
+        deadline = self._deadline()
+        batch, index = None, 0
+        link = self._transport.current()
+        if (
+            link is not None and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
+        ):  # fmt: skip
+            now = self._clock.monotonic()
+            batch = self._core.alone(
+                topic, body, key, tag, business_id, priority, properties, durability, deadline, now
+            )
+            if batch is not None:
+                self._sender.dispatch(batch, link)
+        if batch is None:
+            route = self._routes.get(topic) or await self._route(topic)
+            draft = self._core.draft(
+                route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+                durability, consumed_by,
+            )  # fmt: skip
+            batch, index = await self._put(draft, deadline)
+            self._sender.pump(batch.lane)
+        await self._wait(batch, deadline)
+        if batch.error is not None:
+            raise batch.error_of(index)
+        return batch.receipt(index)
+
+    async def send_async(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+        on_delivery: OnAioDelivery | None = None,
+    ) -> AioSendFuture:
+        """Send a message and go on as soon as the window has room; `await` the future for the receipt.
+
+        Raises:
+            DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
+        """
+        check_function("on_delivery", on_delivery)
+        route = self._routes.get(topic) or await self._route(topic)
+        draft = self._core.draft(
+            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+            durability, consumed_by,
+        )  # fmt: skip
+        batch, index = await self._put(draft, None)
+        future = AioSendFuture(batch, index)
+        if on_delivery is not None:
+            tell = on_delivery
+            future.add_done_callback(
+                lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
+            )
+        if batch.is_worth_a_look:
+            self._sender.pump(draft.lane)
+        return future
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Sequence[Message],
+        *,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Receipts:
+        """Send many messages and wait for all: the fastest way in. All are delayed alike, or none.
+
+        Raises:
+            DMQError: the first error; `detail["stored"]` says how many messages are stored nevertheless.
+        """
+        messages = listed(messages)
+        if not messages:
+            return Receipts((), 0)
+        route = self._routes.get(topic) or await self._route(topic)
+        parts: list[tuple[Batch, Sequence[int]]] = []
+        problem: DMQError | None = None
+        try:
+            for batch, indexes in self._core.many(route, topic, messages, durability, consumed_by, delay, deliver_at):
+                batch.deadline = self._deadline()
+                await self._enter(batch, batch.deadline)
+                parts.append((batch, indexes))
+                self._sender.pump(batch.lane)
+                await asyncio.sleep(0)  # let answers in, and others have a turn
+        except DMQError as error:
+            problem = error
+        for batch, _ in parts:
+            try:
+                await self._wait(batch, self._deadline())
+            except DMQError as error:
+                problem = problem or error
+            problem = problem or batch.error
+        return receipts_of(parts, problem, len(messages))
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def _deadline(self) -> float | None:
+        timeout = self._options.timeout
+        return None if timeout is None else self._clock.monotonic() + timeout
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+
+    async def _route(self, topic: str) -> Route:
+        self._core.check_open()
+        check_target(topic)
+        answer = await self._transport.request(
+            Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout
+        )
+        route = Route.of(decode_response(answer).info.config, self._clock.monotonic())
+        self._routes.put(topic, route)
+        return route
+
+    async def _put(self, draft: Draft, deadline: float | None) -> tuple[Batch, int]:
+        while True:
+            put = self._core.put(draft, attended=deadline is None, deadline=deadline)
+            if put is not None:
+                return put
+            self._core.check_open()
+            if self._options.on_full != "block" or not await self._wait_for_room(deadline):
+                raise self._core.full(draft.lane.key.topic, draft.message)
+
+    async def _wait_for_room(self, deadline: float | None) -> bool:
+        waiter = _TaskWaiter()
+        self._core.accumulator.waiters.append(waiter)
+        return await waiter.wait(self._left(deadline))
+
+    async def _enter(self, batch: Batch, deadline: float | None) -> None:
+        """Let a batch of `send_many` into the window."""
+        while True:
+            self._core.check_open()
+            if self._core.accumulator.has_room(batch.bytes, batch.count):
+                self._core.accumulator.add(batch)
+                return
+            if self._options.on_full != "block" or not await self._wait_for_room(deadline):
+                raise self._core.full(batch.topic, Message(b""))
+
+    async def _wait(self, batch: Batch, deadline: float | None) -> None:
+        """Wait for a batch; raise if it takes too long."""
+        if batch.is_done:
+            return
+        left, client = self._left(deadline), self._transport.timeout
+        if client is not None and self._transport.current() is None:
+            left = client if left is None else min(left, client)
+        waiter = _TaskWaiter()
+        batch.add_waiter(waiter)
+        if await waiter.wait(left):
+            return
+        error = too_late(self._sender, batch, self._options.timeout, self._transport.timeout)
+        if batch.count == 1:
+            self._sender.withdraw(batch, error)
+        if not batch.ended():
+            raise error
+
+    def transaction(self, topic: str, body: object, **options: Any) -> AioTransaction:
+        """A transaction with one message, to be entered with `async with` or awaited; see `Producer.transaction`."""
+        if self._transactions is None:
+            raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
+        return AioTransaction(self._transactions, self._prepare, (topic, body, options), self._options.timeout)
+
+    async def _prepare(self, topic: str, body: object, **options: Any) -> tuple[Batch, int]:
+        transactions = self._transactions
+        assert transactions is not None
+        deadline = self._deadline()
+        route = self._routes.get(topic) or await self._route(topic)
+        batch, index = await self._put(transactions.draft(route, topic, body, **options), deadline)
+        self._sender.pump(batch.lane)
+        try:
+            await self._wait(batch, deadline)
+        except BaseException:
+            roll_back_late(transactions, batch, index)
+            raise
+        if batch.error is not None:
+            raise batch.error
+        return batch, index
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was sent before this call is settled, well or not.
+
+        Raises:
+            TimedOut: it is not, after so many seconds.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        for batch in self._core.accumulator.unsettled():
+            if batch.is_done:
+                continue
+            waiter = _TaskWaiter()
+            batch.add_waiter(waiter)
+            if not await waiter.wait(self._left(deadline)):
+                raise TimedOut(f"messages are still on their way after {timeout:g} s")
+        for end in () if self._transactions is None else self._transactions.unsettled():
+            waiter = _TaskWaiter()
+            end.add_waiter(waiter)
+            if not await waiter.wait(self._left(deadline)):
+                raise TimedOut(f"transactions are still being ended after {timeout:g} s")
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait for what is on its way, then take no more. What is not settled in time fails."""
+        try:
+            if self._sender.closed_by is None:
+                await self.flush(self._options.timeout if timeout is None else timeout)
+        except TimedOut:
+            pass  # told to each message by its future
+        finally:
+            self._transport.unwatch(self)
+            if self._transactions is not None:
+                self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
+            self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+            self._on_close(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- told by the transport --------------------------------------------------------------------------------------
+
+    def connected(self, connection: AioConnection) -> None:
+        self._sender.connected(connection)
+        if self._transactions is not None:
+            self._transactions.connected(connection)
+
+    def lost(self, connection: AioConnection, reason: DMQError) -> None:
+        pass  # its batches have heard of it themselves
+
+    def pushed(self, connection: AioConnection, push: Push) -> None:
+        if self._transactions is not None and isinstance(push.header, TransactionCheck):
+            self._transactions.pushed(push.header, push.body)
+
+    def unreachable(self, error: DMQError) -> None:
+        self._sender.unreachable(error)
+
+    def closed(self, error: DMQError) -> None:
+        self._sender.close(error)
+        if self._transactions is not None:
+            self._transactions.close(error)

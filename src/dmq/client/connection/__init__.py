@@ -1,0 +1,2 @@
+"""Connection: `connection`, `failover`, `link`, `pool`, `reader_turns`, `request_retry`, `session`, `socket`,
+`threads`, `url`."""

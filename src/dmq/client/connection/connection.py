@@ -1,0 +1,381 @@
+"""A connection over a blocking program's socket: whoever waits for an answer reads, for itself and for everybody.
+
+The bytes go over a `Wire`, and `Turns` say which thread reads it.
+
+What always holds:
+- `submit` either raises, and nothing was sent, or `on_answer` is called exactly once, by whichever thread reads, with
+  no lock of ours held that a request needs: it may submit the next one.
+- At most one thread reads; a reader never blocks in writing, so that two full sockets cannot hold each other.
+- Output that the socket does not take is kept, up to `OUT_BYTES_MAX` beyond what the reader itself adds; others wait.
+- The socket is closed by whoever may read, never under the hands of a thread that polls it.
+
+A request whose answer is waited for by the very thread that reads. Pure but for its lock.
+
+What always holds: the answer goes to exactly one place: to the thread that waits, or, once that handed over, to
+whoever it named.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from dmq.client.connection.link import Peer, call_with
+from dmq.client.connection.reader_turns import Turns
+from dmq.client.connection.session import OnAnswer, Pending, Push, Session
+from dmq.client.connection.socket import OUT_BYTES_MAX, Wire, why
+from dmq.client.connection.threads import FOREVER, Waiter
+from dmq.client.connection.url import Address
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol.session import Hello
+
+__all__ = ["Connection", "Exchange"]
+
+
+class Exchange:
+    """See the module."""
+
+    __slots__ = ("_late", "_lock", "answer", "pending")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._late: OnAnswer | None = None
+        self.answer: Frame | DMQError | None = None
+        self.pending: Pending | None = None
+
+    def take(self, answer: Frame | DMQError) -> None:
+        """Here it is."""
+        with self._lock:
+            self.answer = answer
+            late = self._late
+        if late is not None:
+            late(answer)
+
+    def hand_over(self, late: OnAnswer) -> bool:
+        """Have somebody else told the answer; False if it is here already."""
+        with self._lock:
+            if self.answer is not None:
+                return False
+            self._late = late
+            return True
+
+
+T = TypeVar("T")
+
+_LONE_BYTES: Final = 4096  # read at a time for a lone answer
+
+
+class Connection(Peer["Connection"]):
+    """One connection to one broker. Made by `Connection.open`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: Address,
+        session: Session,
+        on_push: Callable[[Connection, Push], None],
+        on_closed: Callable[[Connection, DMQError], None],
+    ) -> None:
+        super().__init__(address, session, on_push, on_closed)
+        self._wire = Wire(sock)
+        self._state = threading.Lock()  # guards the session and the attention
+        self._turns: Final = Turns(
+            f"dmq-{address}",
+            self._receive,
+            lambda: self.is_closed,
+            lambda: self._wire.out_bytes,
+            self._left,
+        )
+        self.until: Final = self._turns.until
+        self.take_ready: Final = self._turns.take_ready
+        self.nudge: Final = self._wire.wake
+        """Have whoever reads look again whether what it waits for is there."""
+
+    @classmethod
+    def open(
+        cls,
+        address: Address,
+        hello: Hello,
+        *,
+        timeout: float,
+        clock: Clock,
+        on_push: Callable[[Connection, Push], None],
+        on_closed: Callable[[Connection, DMQError], None],
+    ) -> Connection:
+        """Connect and exchange the hello. `on_closed` is not called for a connection that never came to be.
+
+        Raises:
+            NotConnected: nobody answers there, or not in time.
+            DMQError: what the broker answered to the hello.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            sock = socket.create_connection(address, timeout)
+        except OSError as error:
+            raise NotConnected(f"no broker answers at {address} ({why(error)})", address=str(address)) from error
+        session = Session(hello, clock)
+        connection = cls(sock, address, session, on_push, lambda *_: None)
+        connection._turns.take()
+        try:
+            connection._write([session.greet()])
+            while session.reply is None and not connection.is_closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    connection.close(NotConnected(f"no answer to the hello within {timeout:g} s"))
+                else:
+                    connection._receive(left)
+        finally:
+            connection._turns.leave()
+        if session.closed_by is not None:
+            reason = session.closed_by
+            if isinstance(reason, NotConnected):
+                raise NotConnected(f"no broker answers at {address} ({reason.message})", address=str(address))
+            raise reason
+        connection._on_closed = on_closed
+        return connection
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        on_answer: OnAnswer,
+        flags: int = 0,
+        attended: bool = True,
+        before: Sequence[tuple[int, Header]] = (),
+    ) -> Pending:
+        """Send a request, and have `on_answer` called with the response or with the error that ended the connection.
+
+        Parameters:
+            attended: the answer must be read even if no thread waits for it.
+            before: what to tell the broker first, as `tell` does, in the same write.
+
+        Raises:
+            NotConnected, Busy, MessageTooLarge: nothing was sent.
+        """
+        with self._state:
+            told = [buffer for said in before for buffer in self._session.one_way(*said)]
+            pending, output = self._session.request(
+                command, header, body, on_answer=on_answer, flags=flags, attended=attended
+            )
+            if told:
+                output = [*told, *output]
+            if attended:
+                self._turns.attend()
+        self._write(output, is_waited_for=not attended)
+        return pending
+
+    def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:
+        """Send something that is not answered.
+
+        Raises:
+            NotConnected, MessageTooLarge: nothing was sent.
+        """
+        with self._state:
+            output = self._session.one_way(command, header, body)
+        self._write(output)
+
+    def request(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        timeout: float | None = None,
+        flags: int = 0,
+    ) -> Frame:
+        """Send a request and wait for its response, which may carry an error status.
+
+        Raises:
+            TimedOut: no answer in time.
+            DMQError: what ended the connection meanwhile.
+        """
+        answers: list[Frame | DMQError] = []
+        waiter = Waiter()
+
+        def on_answer(answer: Frame | DMQError) -> None:
+            answers.append(answer)
+            waiter.wake()
+
+        pending = self.submit(command, header, body, on_answer=on_answer, flags=flags, attended=False)
+        self.until(waiter, answers.__len__, FOREVER if timeout is None else time.monotonic() + timeout)
+        if not answers and self.forget(pending):
+            raise TimedOut(f"the broker at {self.address} did not answer within {timeout:g} s")
+        while not answers:  # on its way: the reader has taken it off the session
+            waiter.wait(FOREVER)
+        answer = answers[0]
+        if isinstance(answer, DMQError):
+            raise answer
+        return answer
+
+    def exchange(
+        self, command: int, header: Header, body: Sequence[Buffer], deadline: float, *, flags: int = 0
+    ) -> Exchange | None:
+        """Send a request and read until its answer is here, or the deadline is; None if another thread reads.
+
+        What else arrives meanwhile is handed to whom it belongs.
+
+        Raises:
+            NotConnected, Busy, MessageTooLarge: nothing was sent.
+        """
+        turns, wire = self._turns, self._wire
+        if not turns.take():
+            return None
+        try:
+            exchange = Exchange()
+            with self._state:
+                pending, output = self._session.request(command, header, body, on_answer=exchange.take, flags=flags)
+            exchange.pending = pending
+            self._write(output)
+            while exchange.answer is None and not self.is_closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                is_readable, is_writable = wire.poll(left)
+                if is_writable:
+                    self._flush()
+                data = self._take(wire.recv, _LONE_BYTES) if is_readable else None
+                if data is not None:
+                    with self._state:
+                        answer = self._session.take_lone(data, pending)
+                    if answer is not None:
+                        exchange.answer = answer
+                        break
+                    self._read(data)
+        finally:
+            turns.leave()
+        return exchange
+
+    def attend(self, pending: Pending) -> None:
+        """Have the answer of a request read from now on though nobody waits for it."""
+        with self._state:
+            if not pending.attended and self._session.is_waiting(pending):
+                pending.attended = True
+                self._turns.attend()
+
+    def forget(self, pending: Pending) -> bool:
+        """Give up on an answer; False if it came, or is about to be handed over."""
+        with self._state:
+            forgotten = self._session.forget(pending)
+            if forgotten and pending.attended:
+                self._turns.attention -= 1
+        return forgotten
+
+    def hold(self) -> None:
+        """Have pushes read from now on, even if nobody waits for an answer. Ended by as many calls of `let_go`."""
+        with self._state:
+            self._turns.attend()
+
+    def let_go(self) -> None:
+        with self._state:
+            self._turns.attention -= 1
+
+    # --- bytes ------------------------------------------------------------------------------------------------------
+
+    def _receive(self, seconds: float) -> None:
+        """Wait so long for bytes, and do what they ask. Only for whoever leads."""
+        is_readable, is_writable = self._wire.poll(seconds)
+        if is_writable:
+            self._flush()
+        if is_readable and not self.is_closed:
+            self._read()
+
+    def _take(self, receive: Callable[[Any], T], argument: Any) -> T | None:
+        """What the socket gives; None if that is nothing. If it never will again, the connection is closed."""
+        try:
+            got = receive(argument)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            self.close(NotConnected(f"the connection to {self.address} broke ({why(error)})"))
+            return None
+        if not got:
+            self.close(NotConnected(f"the broker at {self.address} closed the connection"))
+            return None
+        return got
+
+    def _read(self, data: bytes | None = None) -> None:
+        """Take what is there off the wire, if it is not here already, and do what it asks."""
+        size = self._take(self._wire.recv_into, self._session.get_buffer()) if data is None else 0
+        if size is None:
+            return
+        with self._state:
+            answers, pushes, output = self._session.receive(size) if data is None else self._session.feed(data)
+            for pending, _ in answers:
+                self._turns.attention -= pending.attended
+        if output:
+            self._write(output)
+        self._hand_out(answers, pushes)
+        if self._session.closed_by is not None:
+            self.close(self._session.closed_by)
+
+    def _write(self, buffers: Sequence[Buffer], *, is_waited_for: bool = False) -> None:
+        """Send. What the socket does not take is sent by whoever reads.
+
+        Parameters:
+            is_waited_for: this thread will wait for the answer, and so read if nobody else does.
+        """
+        wire, turns = self._wire, self._turns
+        if not wire.write(buffers, sum(map(len, buffers))):
+            self.close(NotConnected(f"the connection to {self.address} broke while sending"))
+        elif wire.out_bytes and not turns.is_mine:
+            if turns.is_taken:
+                wire.wake()
+            elif not is_waited_for:
+                turns.start_background()
+            if wire.out_bytes > OUT_BYTES_MAX:
+                self.until(Waiter(), lambda: wire.out_bytes <= OUT_BYTES_MAX or self.is_closed, FOREVER)
+
+    def _flush(self) -> None:
+        broken = self._wire.flush()
+        if broken is not None:
+            self.close(NotConnected(f"the connection to {self.address} broke ({why(broken)})"))
+        elif self._wire.out_bytes <= OUT_BYTES_MAX:
+            self._turns.wake_followers()
+
+    # --- time and the end -------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Beat the heart if it is time, notice a broker that is silent, and read if nobody else does."""
+        try:
+            with self._state:
+                output = self._session.tick()
+        except NotConnected as error:
+            self.close(error)
+            return
+        if output:
+            self._write(output)
+        self.take_ready()
+
+    def close(self, reason: DMQError) -> None:
+        """End the connection: all that wait get the reason. Does nothing the second time."""
+        with self._state:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            waiting = self._session.fail(reason)
+        self._wire.shutdown()
+        self._wire.wake()
+        for pending in waiting:
+            call_with(pending.on_answer, reason)
+        self._turns.wake_all()
+        self._left()
+        self._on_closed(self, reason)
+
+    def abandon(self) -> None:
+        """Let go of the descriptors without a word: this is a child, and the connection the parent's."""
+        self.is_closed = True
+        self._wire.abandon()
+
+    def _left(self) -> None:
+        """Close the descriptors of a closed connection, once, when nobody reads."""
+        if self.is_closed and self._turns.end():
+            self._wire.dispose()

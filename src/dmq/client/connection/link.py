@@ -1,0 +1,138 @@
+"""What both connections have in common: who is at the other end, and the handing out of what arrived.
+
+What always holds: whatever an answer's or a push's taker raises is logged, and harms no other.
+
+What senders see of connections: the seams between deciding and doing. Both clients bring their own.
+
+What always holds: `submit` either raises, and nothing was sent, or calls `on_answer` exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from dmq.client.connection.session import OnAnswer, Pending, Push, Session
+from dmq.client.connection.url import Address
+from dmq.errors import DMQError
+from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol.session import HelloReply, Limits
+
+__all__ = ["Lines", "Link", "Peer", "call_with"]
+
+log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """A connection, as far as senders see it."""
+
+    @property
+    def address(self) -> Address: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = ...,
+        *,
+        on_answer: OnAnswer,
+        flags: int = ...,
+        attended: bool = ...,
+    ) -> Pending: ...
+
+    def tell(self, command: int, header: Header, body: Sequence[Buffer] = ...) -> None: ...
+
+    def forget(self, pending: Pending) -> bool: ...
+
+
+class Lines(Protocol):
+    """All connections of a client, as far as senders see them."""
+
+    def current(self) -> Link | None:
+        """The link in use; None while there is none."""
+        ...
+
+    def has_other(self, link: Link) -> bool:
+        """Whether another broker than this link's could be asked."""
+        ...
+
+    def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
+        """Have `found` called with a link to another broker, or None if none answers. Does not block."""
+        ...
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None: ...
+
+    def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have a user's callback called where it can block nobody."""
+        ...
+
+
+C = TypeVar("C")  # the connection's own class: what its listeners are called with
+
+
+class Peer(Generic[C]):
+    """A broker at the other end of a connection."""
+
+    def __init__(
+        self,
+        address: Address,
+        session: Session,
+        on_push: Callable[[C, Push], None],
+        on_closed: Callable[[C, DMQError], None],
+    ) -> None:
+        self.address: Final = address
+        self._session = session
+        self._on_push = on_push
+        self._on_closed = on_closed
+        self.is_closed = False
+
+    @property
+    def reply(self) -> HelloReply:
+        """What the broker answered to the hello."""
+        assert self._session.reply is not None
+        return self._session.reply
+
+    @property
+    def broker(self) -> str:
+        """The broker's name."""
+        return self.reply.broker
+
+    @property
+    def client_id(self) -> str:
+        """Ours, as the broker knows it."""
+        return self.reply.client_id
+
+    @property
+    def limits(self) -> Limits:
+        return self._session.limits
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may still be submitted."""
+        session = self._session
+        return not self.is_closed and session.closed_by is None and session.reply is not None
+
+    @property
+    def outstanding(self) -> int:
+        return self._session.outstanding
+
+    def _hand_out(self: C, answers: Iterable[tuple[Pending, Frame]], pushes: Iterable[Push]) -> None:
+        for pending, frame in answers:
+            call_with(pending.on_answer, frame)
+        for push in pushes:
+            try:
+                self._on_push(self, push)  # type: ignore[attr-defined]
+            except Exception:
+                log.exception("a push was not taken", extra={"command": push.command})
+
+
+def call_with(on_answer: OnAnswer, answer: Frame | DMQError) -> None:
+    """Hand over an answer."""
+    try:
+        on_answer(answer)
+    except Exception:
+        log.exception("an answer was not taken")

@@ -1,0 +1,428 @@
+"""The transport: the connection in use, and another one when it breaks (A-08, A-09, A-11, D-09).
+
+One connection carries everything to a broker (J-15). When it breaks, a thread tries the addresses in rounds until one
+answers; watchers (producers, consumers) are told, and take up their work. Where a refused send wants another broker, a
+second connection is opened beside it.
+
+What always holds:
+- Listeners are called once for each event, in order, on the notifier's thread, never with a lock held; the last one
+  set wins.
+- `interrupted` and `resumed` alternate.
+- In plain mode (`reconnect=False`) a connection that broke closes the transport for good.
+- Watchers are told of a connection before `resumed` is, so that what was subscribed is so again by then.
+
+The listeners of a client: told when the connection breaks and when it is back (A-09).
+
+What always holds: the last one set wins, also for events that were on their way when it was set; a client without
+listeners works the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+from dmq.client.arguments import check_function
+from dmq.client.connection.connection import Connection
+from dmq.client.connection.failover import Failover, Standing, nobody_answers
+from dmq.client.connection.link import Link
+from dmq.client.connection.request_retry import Repeats
+from dmq.client.connection.session import Push
+from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
+from dmq.client.connection.url import Address
+from dmq.clock import Clock
+from dmq.errors import DMQError, NotConnected
+from dmq.protocol import Frame, Header
+from dmq.protocol.session import Hello, ServerHealth, ServerReboot
+
+__all__ = ["Listeners", "OnEvent", "OnException", "Transport", "Watcher"]
+
+log = logging.getLogger(__name__)
+
+
+OnException: TypeAlias = Callable[[DMQError], Any]
+OnEvent: TypeAlias = Callable[[], Any]
+
+
+class Listeners:
+    """Three places for a function of the user."""
+
+    __slots__ = ("on_exception", "on_interrupted", "on_resumed")
+
+    def __init__(
+        self,
+        on_exception: OnException | None = None,
+        on_interrupted: OnEvent | None = None,
+        on_resumed: OnEvent | None = None,
+    ) -> None:
+        self.on_exception = check_function("on_exception", on_exception)
+        self.on_interrupted = check_function("on_interrupted", on_interrupted)
+        self.on_resumed = check_function("on_resumed", on_resumed)
+
+    def exception(self, reason: DMQError) -> Any:
+        """The connection broke, for this reason. What the listener returns is awaited on an event loop."""
+        return None if self.on_exception is None else self.on_exception(reason)
+
+    def interrupted(self) -> Any:
+        """There is no connection now."""
+        return None if self.on_interrupted is None else self.on_interrupted()
+
+    def resumed(self) -> Any:
+        """There is one again, and everything goes on."""
+        return None if self.on_resumed is None else self.on_resumed()
+
+
+CONNECT_SECONDS: Final = 5.0
+TICK_SECONDS: Final = 0.5
+
+Ask: TypeAlias = Callable[[Connection, float | None], Frame]  # with how many seconds it may take
+
+
+class Watcher(Protocol):
+    """Whoever works over the transport. Called on its threads: must not block."""
+
+    def connected(self, connection: Connection) -> None:
+        """This connection is in use from now on."""
+
+    def lost(self, connection: Connection, reason: DMQError) -> None:
+        """It broke; its requests have their answers."""
+
+    def pushed(self, connection: Connection, push: Push) -> None:
+        """The broker sent something by itself."""
+
+    def unreachable(self, error: DMQError) -> None:
+        """No broker was reached for as long as the client is willing to wait; it goes on trying."""
+
+    def closed(self, error: DMQError) -> None:
+        """There will be no connection any more."""
+
+    def forked(self, reason: NotConnected) -> None:
+        """We are in a child, and it is the parent's."""
+
+
+class Transport:
+    """See the module.
+
+    Parameters:
+        addresses: of the brokers.
+        hello: who we are.
+        reconnect: come back by itself.
+        timeout: how long to wait for a connection; None is for ever.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        hello: Hello,
+        clock: Clock,
+        *,
+        reconnect: bool = True,
+        timeout: float | None = None,
+        listeners: Listeners | None = None,
+        failover: Failover | None = None,
+    ) -> None:
+        self._hello = hello
+        self._clock = clock
+        self.timeout: Final = timeout
+        self.listeners = listeners or Listeners()
+        self.notifier: Final = Notifier(f"dmq-{hello.app}-callbacks")
+        self._alarms = Alarms(f"dmq-{hello.app}-alarms", clock)
+        self.notify: Final = self.notifier.call
+        self.call_later: Final = self._alarms.call_later
+        self._standing: Standing[Connection] = Standing(failover or Failover(addresses), reconnect)
+        self.current: Final = self._standing.current
+        """The connection in use; None while there is none."""
+        self._changed = threading.Condition()  # guards the standing and the watchers
+        self._watchers: dict[int, Watcher] = {}
+
+        self.is_forked = False
+        end_in_children(self)
+
+    @property
+    def closed_by(self) -> DMQError | None:
+        """Why there will be no connection any more; None as long as there may be."""
+        return self._standing.closed_by
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect for the first time.
+
+        Raises:
+            NotConnected: nobody answered: at once, or, with a timeout, after that long.
+            DMQError: what a broker answered to the hello.
+        """
+        deadline = time.monotonic() + (self.timeout or 0.0)
+        errors: dict[Address, DMQError] = {}
+        while True:
+            attempt = self._standing.next_attempt()
+            left = deadline - time.monotonic()
+            if attempt.pause:
+                if left <= 0:
+                    break
+                time.sleep(min(attempt.pause, left))
+            try:
+                self._use(self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS)))
+            except DMQError as error:
+                errors[attempt.address] = error
+                continue
+            self.call_later(TICK_SECONDS, self._tick)
+            return
+        self.close()
+        raise nobody_answers(errors)
+
+    def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> Connection:
+        return Connection.open(
+            address, self._hello, timeout=timeout, clock=self._clock, on_push=self._pushed, on_closed=self._lost
+        )
+
+    def connection(self, deadline: float | None = None) -> Connection:
+        """The connection in use, waiting for one if need be.
+
+        Parameters:
+            deadline: on the monotonic clock; the client's timeout from now if left out.
+
+        Raises:
+            NotConnected: none came in time, or the transport is closed.
+        """
+        connection = self.current()
+        if connection is not None:
+            return connection
+        start = time.monotonic()
+        limit = FOREVER if self.timeout is None else start + self.timeout
+        limit = min(limit, FOREVER if deadline is None else deadline)
+        with self._changed:
+            while self.closed_by is None:
+                connection = self.current()
+                if connection is not None:
+                    return connection
+                left = limit - time.monotonic()
+                if left <= 0:
+                    raise NotConnected(f"no broker could be reached within {limit - start:.3g} s")
+                self._changed.wait(min(left, 1.0))
+            raise _fresh(self.closed_by)
+
+    def request(
+        self,
+        command: int,
+        header: Header,
+        *,
+        timeout: float | None = None,
+        answer_seconds: float | None = None,
+        ask: Ask | None = None,
+    ) -> Frame:
+        """Ask the broker in use, waiting for a connection if need be, and again as `Repeats` says.
+
+        Parameters:
+            timeout: bounds the whole; if left out, the client's own bounds the wait for a connection.
+            answer_seconds: bounds the wait for an answer, while there is a connection.
+            ask: asks over one connection; for those who have more to say to it than the request.
+
+        Raises:
+            NotConnected: no connection in time, or it broke and the request is not safe to repeat.
+            TimedOut: no answer in time.
+        """
+        ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
+        deadline = FOREVER if timeout is None else time.monotonic() + timeout
+        repeats = Repeats(command, header)
+        while True:
+            connection = self.connection(deadline)
+            connection.take_ready()  # one that broke while nobody read is noticed before it is used
+            if not connection.is_usable:
+                continue
+            left = max(0.001, deadline - time.monotonic())
+            limit = min(left, FOREVER if answer_seconds is None else answer_seconds)
+            try:
+                frame = ask(connection, limit if limit < FOREVER else None)
+            except NotConnected as error:
+                if self.closed_by is not None:
+                    raise _fresh(self.closed_by) from error
+                pause = repeats.after_break(error)
+            else:
+                again = repeats.after_answer(frame)
+                if again is None or time.monotonic() + again >= deadline:
+                    return frame
+                pause = again
+            self._pause(min(pause, deadline - time.monotonic()))
+
+    def _pause(self, seconds: float) -> None:
+        """Let time pass, unless the transport is closed."""
+        if seconds > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self.closed_by is not None, seconds)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""
+        with self._changed:
+            self._watchers[id(watcher)] = watcher
+        connection = self.current()
+        if connection is not None:
+            watcher.connected(connection)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        with self._changed:
+            self._watchers.pop(id(watcher), None)
+
+    def _each(self, method: str, *arguments: Any) -> None:
+        with self._changed:
+            watchers = [*self._watchers.values()]
+        for watcher in watchers:
+            try:
+                getattr(watcher, method)(*arguments)
+            except Exception:
+                log.exception("a watcher raised", extra={"method": method})
+
+    # --- another broker ---------------------------------------------------------------------------------------------
+
+    def has_other(self, link: Link) -> bool:
+        """Whether another broker than this link's could be asked."""
+        return bool(self._standing.others(link.address))
+
+    def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
+        """Have `found` called with a connection to another broker, or None if none answers."""
+        for address in self._standing.others(link.address):
+            known = self._standing.known(address)
+            if known is not None:
+                found(known)
+                return
+        threading.Thread(target=self._find, args=(link.address, found), name="dmq-find", daemon=True).start()
+
+    def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
+        for other in self._standing.others(address):
+            try:
+                connection = self._connect(other)
+            except DMQError:
+                continue
+            with self._changed:
+                kept = self._standing.keep_beside(connection)
+            if kept is not connection:
+                connection.close(NotConnected("one connection to a broker is enough"))
+            found(kept)
+            return
+        found(None)
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def _use(self, connection: Connection) -> None:
+        was_interrupted = False
+        with self._changed:
+            closed_by = self.closed_by
+            if closed_by is None:
+                was_interrupted = self._standing.use(connection)
+                self._changed.notify_all()
+        if closed_by is not None:
+            connection.close(closed_by)
+            return
+        self._each("connected", connection)
+        if was_interrupted:
+            self.notify(self.listeners.resumed)
+
+    def _lost(self, connection: Connection, reason: DMQError) -> None:
+        with self._changed:
+            loss = self._standing.lost(connection, reason)
+        if loss.is_interruption:
+            log.info("connection lost", extra={"address": str(connection.address), "reason": reason.message})
+            self.notify(self.listeners.exception, reason)
+            self.notify(self.listeners.interrupted)
+        self._each("lost", connection, reason)
+        if loss.closed_by is not None:
+            self._each("closed", loss.closed_by)
+            self._alarms.close()
+            with self._changed:
+                self._changed.notify_all()
+        elif loss.must_connect:
+            self._start_connecting()
+
+    def _start_connecting(self) -> None:
+        with self._changed:
+            if not self._standing.begin_connecting():
+                return
+        threading.Thread(target=self._keep_connecting, name="dmq-reconnect", daemon=True).start()
+        if self.timeout is not None:
+            self.call_later(self.timeout, self._check_reached)
+
+    def _keep_connecting(self) -> None:
+        while True:
+            with self._changed:
+                attempt = self._standing.next_attempt()
+                if attempt.pause:
+                    self._changed.wait_for(lambda: self.closed_by is not None, attempt.pause)
+                if self.closed_by is not None:
+                    return
+            try:
+                connection = self._standing.known(attempt.address) or self._connect(attempt.address)
+            except DMQError as error:
+                log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
+                continue
+            self._use(connection)
+            return
+
+    def _check_reached(self) -> None:
+        if self.current() is None and self.closed_by is None:
+            self._each("unreachable", NotConnected(f"no broker could be reached within {self.timeout:g} s"))
+
+    def _pushed(self, connection: Connection, push: Push) -> None:
+        header = push.header
+        if isinstance(header, ServerReboot):
+            log.info("broker reboots", extra={"address": str(connection.address), "reason": header.reason})
+            with self._changed:
+                must_move = self._standing.rebooting(connection)
+            if must_move:
+                self._start_connecting()
+                self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
+        elif isinstance(header, ServerHealth):
+            with self._changed:
+                self._standing.failover.healthy(header.broker, header.address)
+        self._each("pushed", connection, push)
+
+    def _retire(self, connection: Connection, deadline: float) -> None:
+        """Close a connection that was moved away from, once what runs there has ended or its grace is over."""
+        if connection.is_closed:
+            return
+        if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
+            connection.close(NotConnected("the broker reboots"))
+        else:
+            self.call_later(0.1, lambda: self._retire(connection, deadline))
+
+    def _tick(self) -> None:
+        with self._changed:
+            connections = self._standing.connections()
+        for connection in connections:
+            connection.tick()
+        if self.closed_by is None:
+            self.call_later(TICK_SECONDS, self._tick)
+
+    def forked(self, reason: NotConnected) -> None:
+        """We are in a child: let go of the connections without a word, which are the parent's."""
+        self.is_forked = True
+        self._changed = threading.Condition()
+        watchers = [*self._watchers.values()]
+        for connection in self._standing.close(reason):
+            connection.abandon()
+        self._standing.closed_by = reason
+        for watcher in watchers:
+            watcher.forked(reason)
+
+    def close(self) -> None:
+        """End all connections. No listener is called: it was asked for."""
+        if self.is_forked:
+            return
+        with self._changed:
+            is_first = self.closed_by is None
+            reason = self.closed_by or NotConnected("the client is closed: connect again")
+            connections = self._standing.close(reason)
+            self._changed.notify_all()
+        if is_first:
+            self._each("closed", reason)
+        for connection in connections:
+            connection.close(reason)
+        self._alarms.close()
+        self.notifier.close(CONNECT_SECONDS)
+
+
+def _fresh(error: DMQError) -> DMQError:
+    """The same error to raise once more: one object raised in many threads would gather their tracebacks."""
+    return type(error)(error.message, **error.detail)

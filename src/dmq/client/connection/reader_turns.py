@@ -1,0 +1,170 @@
+"""Turns: which thread of a blocking program reads a connection.
+
+There is no thread between a lone request and its answer. A thread that waits leads: it reads, hands other threads
+their answers, and when it has its own it leaves, and wakes another that waits. Only when nobody waits and something is
+attended (an asynchronous send, a subscription), or output was kept, a background thread reads.
+
+What always holds: at most one thread leads; as long as anybody waits or anything is attended, somebody leads or has
+been woken to do so; once it is over, nobody does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from dmq.client.connection.threads import FOREVER, Waiter
+
+__all__ = ["Turns"]
+
+_READ_SECONDS: Final = 1.0  # how long the background thread reads before it lets others have a turn
+
+
+class Turns:
+    """See the module.
+
+    Parameters:
+        name: of the background thread.
+        receive: wait so many seconds for bytes, and do what they ask.
+        is_over: whether there is nothing to read any more.
+        has_output: whether output was kept that the reader must write.
+        on_left: called without the lead after each turn.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        receive: Callable[[float], None],
+        is_over: Callable[[], bool],
+        has_output: Callable[[], object],
+        on_left: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._receive = receive
+        self._is_over = is_over
+        self._has_output = has_output
+        self._on_left = on_left
+        self._lock = threading.Lock()
+        self._leader = 0
+        self._followers: deque[Waiter] = deque()
+        self._background = Waiter()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.attention = 0
+        """How many things must be read though nobody waits. Changed under the owner's lock."""
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread leads."""
+        return self._leader == threading.get_ident()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether any thread leads."""
+        return self._leader != 0
+
+    # --- leading ----------------------------------------------------------------------------------------------------
+
+    def take(self) -> bool:
+        """Lead from now on, until `leave`; False if another thread does, or it is over."""
+        if self._is_over() or not self._lock.acquire(False):
+            return False
+        self._leader = threading.get_ident()
+        return True
+
+    def leave(self) -> None:
+        """Lead no more, and let another one."""
+        self._leader = 0
+        self._lock.release()
+        self._on_left()
+        if self._followers or self.attention or self._has_output():
+            self._pass_on()
+
+    def end(self) -> bool:
+        """Nobody will lead any more; False if somebody does now, who then calls this again."""
+        return self._lock.acquire(False)  # and never released
+
+    def _lead(self, is_done: Callable[[], object], deadline: float) -> bool:
+        """Lead until `is_done`, and in any case read once; False if another thread does, or it is over."""
+        if not self.take():
+            return False
+        try:
+            while not is_done():
+                left = deadline - time.monotonic()
+                self._receive(max(0.0, left))
+                if left <= 0 or self._is_over():
+                    break
+        finally:
+            self._leader = 0
+            self._lock.release()
+            self._on_left()
+        return True
+
+    def take_ready(self) -> None:
+        """Read what is here, without waiting for more; nothing if another thread reads."""
+        if self._lead(lambda: False, 0.0):
+            self._pass_on()
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    def until(self, waiter: Waiter, is_done: Callable[[], object], deadline: float) -> None:
+        """Wait until `is_done`, which somebody follows with `waiter.wake()`; read for all meanwhile if nobody does."""
+        if is_done():
+            return
+        self._followers.append(waiter)
+        try:
+            while not is_done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                if not self._lead(is_done, deadline):
+                    waiter.wait(left)
+        finally:
+            self._followers.remove(waiter)
+            self._pass_on()
+
+    def wake_followers(self) -> None:
+        """Have all who wait look again."""
+        for follower in tuple(self._followers):
+            follower.wake()
+
+    def wake_all(self) -> None:
+        """Have everybody look again, the background thread too."""
+        self._background.wake()
+        self.wake_followers()
+
+    def _pass_on(self) -> None:
+        for follower in tuple(self._followers):
+            follower.wake()
+            return
+        if self.attention or self._has_output():
+            self.start_background()
+
+    # --- in the background ------------------------------------------------------------------------------------------
+
+    def attend(self) -> None:
+        """One more thing must be read though nobody waits."""
+        self.attention += 1
+        if self.attention == 1 and not self._leader:  # whoever leads passes on, and looks at this first
+            self.start_background()
+
+    def start_background(self) -> None:
+        """Have the background thread look whether it is needed."""
+        with self._starting:
+            if self._thread is None and not self._is_over():
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+        self._background.wake()
+
+    def _serve(self) -> None:
+        while not self._is_over():
+            if self._is_needed() and self._lead(lambda: not self._is_needed(), time.monotonic() + _READ_SECONDS):
+                self._pass_on()
+            else:
+                self._background.wait(FOREVER)
+
+    def _is_needed(self) -> bool:
+        return bool(self.attention or self._has_output())

@@ -1,0 +1,105 @@
+"""Asking again: what becomes of a request whose connection broke, or that the broker refused for the moment. Pure.
+
+A request that was refused was not carried out, so it is asked again after the time the broker named. One whose
+connection broke before the answer came may have been carried out: it is asked again if that does no harm, else it
+raises, and says so.
+
+What always holds: a request that is not safe to repeat is sent once; a broker whose connection breaks at the same
+request again and again is not asked for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmq.client.connection.failover import Backoff
+from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected
+from dmq.protocol import Command, Frame, Header, error_from_status
+from dmq.protocol.admin import TopicCreate
+
+__all__ = ["Repeats", "is_repeatable"]
+
+# That many connections may break at one request; a broker that comes and goes is met more often than not.
+BREAKS_MAX: Final = 16
+PAUSE_MIN: Final = 0.05
+PAUSE_MAX: Final = 1.0
+
+# Questions, and what leaves things as one has said they shall be. A new command is sent once until it stands here.
+_REPEATABLE: Final = frozenset(
+    {
+        Command.HEARTBEAT,
+        Command.STATS,
+        Command.CLUSTER,
+        Command.TRANSACTION_END,
+        Command.TRANSACTION_LIST,
+        Command.PRODUCER_STATES,
+        Command.SETTLE,  # asked only to extend a lease; acks are told
+        Command.SEEK,
+        Command.POSITION,
+        Command.OFFSETS,
+        Command.PEEK,
+        Command.FIND,
+        Command.FETCH,
+        Command.ARCHIVED,  # it never goes back
+        Command.TOPIC_UPDATE,
+        Command.TOPIC_LIST,
+        Command.TOPIC_DESCRIBE,
+        Command.GROUP_CREATE,
+        Command.GROUP_LIST,
+        Command.GROUP_DESCRIBE,
+        Command.DELAY_LIST,
+        Command.DEAD_LETTER_LIST,
+        Command.LIMIT_GET,
+        Command.LIMIT_SET,
+        Command.KEY_PUT,
+        Command.KEY_GET,
+        Command.KEY_LIST,
+        Command.TRACE,
+        Command.WHY,
+    }
+)
+
+
+def is_repeatable(command: int, header: Header) -> bool:
+    """Whether asking twice does what asking once does."""
+    if isinstance(header, TopicCreate):
+        return header.allow_existing
+    return command in _REPEATABLE
+
+
+class Repeats:
+    """The rules for one request, and what happened to it so far."""
+
+    def __init__(self, command: int, header: Header) -> None:
+        self._is_repeatable = is_repeatable(command, header)
+        self._breaks = 0
+        self._backoff = Backoff(PAUSE_MIN, PAUSE_MAX)
+
+    def after_break(self, error: NotConnected) -> float:
+        """The connection broke before the answer came: the pause before the request is sent again.
+
+        Raises:
+            NotConnected: it is not to be sent again.
+        """
+        self._breaks += 1
+        if not self._is_repeatable:
+            raise NotConnected(
+                f"{error.message} before the answer came, so whether it was done is not known: look, then try again",
+                **error.detail,
+            ) from error
+        if self._breaks >= BREAKS_MAX:
+            raise NotConnected(
+                f"the connection broke {self._breaks} times before the answer came, the last time because "
+                f"{error.message}: look into the broker's log",
+                **error.detail,
+            ) from error
+        return self._backoff.take() if self._breaks > 1 else 0.0
+
+    def after_answer(self, frame: Frame) -> float | None:
+        """The pause before the request is sent again; None if this is the answer."""
+        if not frame.status:
+            return None
+        error: DMQError = error_from_status(frame.status, frame.header)
+        if not isinstance(error, Busy | BrokerStopping):
+            return None
+        return self._backoff.take() if error.retry_after is None else max(PAUSE_MIN, error.retry_after)

@@ -1,0 +1,2 @@
+"""Consumer: `consumer`, `core`, `delivery`, `duplicates`, `executor`, `follow`, `handler`, `message`, `options`,
+`prefetch`, `strategy`, `subscription`."""

@@ -1,0 +1,400 @@
+"""The consumer of a blocking program. Thread-safe.
+
+What always holds: whoever waits for a message reads the connection itself if nobody else does, so that there is no
+thread between a lone message and its handler. What is said of messages leaves at once when nothing else is to do, and
+in company otherwise. After a reconnect the subscription is sent again as itself, with the leases still held (D-22).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from dmq.client.admin.calls import When, parse_point
+from dmq.client.connection.connection import Connection
+from dmq.client.connection.pool import Transport
+from dmq.client.connection.threads import FOREVER, Waiter
+from dmq.client.consumer.core import extension
+from dmq.client.consumer.delivery import Delivery
+from dmq.client.consumer.executor import Executor
+from dmq.client.consumer.handler import RateLimit
+from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage, parts_to_ack
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.prefetch import Part
+from dmq.client.consumer.subscription import (
+    ALL,
+    ANSWER_SECONDS,
+    LAST_WORDS_SECONDS,
+    Ask,
+    Pulling,
+    check_extended,
+    unreached,
+)
+from dmq.clock import Clock
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
+from dmq.protocol import Command, Frame, decode_response
+from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
+from dmq.protocol.session import Heartbeat
+
+__all__ = ["Consumer"]
+
+# A busy consumer says so much so often that another thread would only be in its way; a slow one does not wait long.
+COMPANY_SECONDS: Final = 0.005
+# Words about a batch leave with the next pull; so long they wait for one that does not come.
+NEXT_PULL_SECONDS: Final = 0.02
+_LOOK_SECONDS: Final = 1.0  # a wait looks around at least so often
+
+
+class Consumer(Pulling):
+    """Gets messages. Made by `Client.consumer`.
+
+    Parameters:
+        number: of its subscription, unique within the client.
+        released: told when it is closed.
+    """
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        number: int,
+        transport: Transport,
+        clock: Clock,
+        released: Callable[[Consumer], None] = lambda consumer: None,
+    ) -> None:
+        super().__init__(options, number, transport, clock, self._extend)
+        self._transport = transport
+        self._released = released
+        self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
+        self._must_flush = False
+        self._state = threading.Lock()
+        self._waiters: dict[int, Waiter] = {}  # by thread
+        self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
+        self._executor: Executor | None = None
+        transport.watch(self)
+
+    # --- one by one -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message; waits for it.
+
+        Raises:
+            StopIteration: the consumer was closed.
+            DMQError: the subscription was refused or ended, or the client is closed.
+        """
+        self._ack_previous()
+        taken = self.take(1)
+        if not taken:
+            raise StopIteration
+        message = ReceivedMessage(*taken[0])
+        if self._options.auto_ack:
+            self._previous = message
+        return message
+
+    def _ack_previous(self) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            previous.ack()
+
+    def take(self, limit: int, is_over: Callable[[], object] = lambda: False) -> list[tuple[Delivery, int]]:
+        """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
+
+        Raises:
+            DMQError: there will be none any more.
+        """
+        core = self._core
+        while True:
+            if self.is_closing or is_over():
+                return []
+            taken = core.take(limit)
+            if taken:
+                return taken
+            if core.ended is not None:
+                raise type(core.ended)(core.ended.message, **core.ended.detail)
+            self._start()
+            self._flush()
+            self._wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
+
+    def _start(self) -> None:
+        with self._state:
+            if self._is_started:
+                return
+            self._is_started = True
+        self._begin()
+
+    def _wait(self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS) -> None:
+        """Wait until something is there, reading meanwhile if nobody does; looks around after so long."""
+        me, waiter = threading.get_ident(), Waiter()
+        self._waiters[me] = waiter
+        try:
+            connection = self._transport.current()
+            if is_done():
+                return
+            if connection is None:
+                waiter.wait(seconds)
+            else:
+                link = connection
+                link.until(waiter, lambda: is_done() or link.is_closed, time.monotonic() + seconds)
+        finally:
+            del self._waiters[me]
+
+    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
+        """Have so many of those who wait look again. One that reads is here, and looks by itself."""
+        me = threading.get_ident()
+        if me in self._waiters:
+            count -= 1
+        for thread, waiter in tuple(self._waiters.items()):
+            if count <= 0:
+                break
+            if thread != me:
+                waiter.wake()
+                count -= 1
+        if nudge:
+            connection = self._transport.current()
+            if connection is not None:
+                connection.nudge()
+
+    # --- by the batch -----------------------------------------------------------------------------------------------
+
+    def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> Batch[ReceivedMessage]:
+        """A batch of messages: the fastest way out.
+
+        Parameters:
+            max_messages: how many at most.
+            wait: seconds to wait for the first one; the batch is empty if none comes.
+            queue: of this queue only.
+
+        Raises:
+            DMQError: there is no connection, or the broker refuses.
+        """
+        ask = self._check_pull(max_messages, wait, queue)
+        self._ack_previous()
+        if self._is_under_way:
+            self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
+        parts = self._from_stock(ask)
+        if not parts:
+            self._flush()
+            parts = self._pull_now(ask, wait)
+        batch = Batch(ReceivedMessage, parts, OpenedMessage)
+        self._read_ahead(self._transport.current(), ask, len(batch))
+        if self._options.auto_ack:
+            self._previous = batch
+        return batch
+
+    def _pull_now(self, ask: Ask, wait: float) -> list[Part]:
+        deadline = time.monotonic() + wait
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                frame = self._pull_once(ask, max(0.0, left))
+            except (NotConnected, BrokerStopping, Busy) as error:
+                if self._transport.closed_by is not None:
+                    raise
+                if left <= 0:
+                    raise unreached(error, wait) from None
+                time.sleep(min(left, error.retry_after or 0.1))
+                continue
+            reply: PullReply = decode_response(frame)
+            parts = self._core.pulled(reply.leases, frame.body)
+            if parts or left <= 0 or not reply.leases:
+                return parts
+
+    def _pull_once(self, ask: Ask, wait: float) -> Frame:
+        connection = self._transport.connection(time.monotonic() + max(wait, 0.001))
+        header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
+        frame = connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
+        if frame.status:
+            decode_response(frame)
+        return frame
+
+    def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> None:
+        """These are done: a message, a batch, or some messages."""
+        for part in parts_to_ack(messages):
+            part.ack()
+
+    # --- with a handler ---------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        handler: Callable[[ReceivedMessage], Any],
+        workers: int = 8,
+        policy: str | RateLimit = "caller-runs",
+        local_retries: int = 1,
+    ) -> None:
+        """Call a handler for each message until the consumer is closed; acks after the handler.
+
+        In the main thread SIGTERM closes the consumer too: what runs is finished, the rest goes back to the broker.
+
+        Parameters:
+            handler: called with the message. `dmq.Retry` and `dmq.Reject` say what to do with it; any other error is
+                tried again here, then the message is delivered again later.
+            workers: threads that run handlers.
+            policy: what happens to messages that come while all of them are busy. "caller-runs": this thread runs
+                handlers too; "block": they wait in the prefetch, and the broker waits with more; "reject": they go
+                back to the broker and come again later, maybe to another member; `dmq.RateLimit(n)`: as "block",
+                and handlers start at most n times a second.
+            local_retries: how often an error is tried again here.
+
+        Raises:
+            DMQError: the subscription was refused or ended, or the client was closed.
+            InvalidSettings: a value makes no sense.
+        """
+        executor = Executor(self, self._core, handler, workers, policy, local_retries)
+        with self._state:
+            if self._executor is not None:
+                raise InvalidRequest("run() is running already: one at a time for a consumer")
+            if self.is_closing:
+                return
+            self._executor = executor
+        try:
+            executor.run()
+        finally:
+            self._ran(executor)
+
+    def _ran(self, executor: Executor) -> None:
+        with self._state:
+            self._executor = None
+            must_close = self.is_closing
+        executor.finished.set()
+        if must_close:
+            self.close()
+
+    # --- control ----------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`; the broker keeps what is not here yet."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Go on."""
+        self._set_paused(False)
+
+    def seek(self, to: When) -> None:
+        """Move the group to a place, as in `start_from` and `admin.reset`.
+
+        Messages in hand are none of the group's business any more; what was prefetched is forgotten.
+
+        Raises:
+            InvalidSettings: that is no place.
+            DMQError: there is no connection, or the broker refuses.
+        """
+        point = parse_point(to)
+        self._check_open()
+        self._flush()
+        header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
+        try:
+            answer = self._transport.request(
+                Command.SEEK,
+                header,
+                timeout=ANSWER_SECONDS,
+                ask=lambda connection, seconds: self._seek(connection, header, seconds),
+            )
+            decode_response(answer)
+        except UnknownGroup:
+            if self._is_started:
+                raise
+            self._options.start_from = point  # it begins there
+
+    def _seek(self, connection: Connection, header: Seek, seconds: float | None) -> Frame:
+        is_stopped = self._is_started and not self._core.is_paused
+        if is_stopped:
+            self._change_credit(-self._options.prefetch, connection)
+        try:
+            answer = connection.request(Command.SEEK, header, timeout=seconds)
+            if not answer.status:
+                # What was pushed before the answer may have come with it: a second answer is certainly behind it.
+                connection.request(Command.HEARTBEAT, Heartbeat(0), timeout=seconds)
+                self._core.sought()
+        finally:
+            if is_stopped:
+                self._change_credit(self._options.prefetch, connection)
+        return answer
+
+    def _extend(self, delivery: Delivery, seconds: float) -> None:
+        header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
+        answer = self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
+        reply: SettleReply = decode_response(answer)
+        check_extended(reply, delivery, time.monotonic() + seconds)
+
+    # --- reporting --------------------------------------------------------------------------------------------------
+
+    def _report(self, is_urgent: bool) -> None:
+        if is_urgent:
+            self._flush()
+        elif not self._core.is_report_due:
+            self._core.is_report_due = True
+            wait = NEXT_PULL_SECONDS if self._core.has_company else COMPANY_SECONDS
+            self._transport.call_later(wait, self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._core.is_report_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Tell the broker what was said. A thread that finds another at it leaves the rest to that one."""
+        self._must_flush = True
+        while self._must_flush and self._flushing.acquire(False):
+            try:
+                self._must_flush = False
+                super()._flush()
+            finally:
+                self._flushing.release()
+
+    def forked(self, reason: NotConnected) -> None:
+        self._core.is_paused = True  # what was prefetched is the parent's
+        self._core.ended = reason
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
+        if self._transport.is_forked:
+            return  # it is the parent's
+        self.stop()
+        with self._state:
+            executor = self._executor
+        if executor is not None:
+            if not executor.is_mine():
+                executor.finished.wait(FOREVER)
+                self.close()
+            return  # run() closes when its handlers are done
+        with self._state:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if self._is_under_way:
+            self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
+        self._core.release_all()
+        connection = self._last_connection()
+        with self._flushing:  # or we would overtake what another thread is about to send
+            self._flush()
+        farewell = None if connection is None else self._farewell(connection)
+        if connection is not None and farewell is not None:
+            try:
+                connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
+            except DMQError:
+                pass  # the broker notices by itself
+        self._transport.unwatch(self)
+        self._released(self)
+
+    def _last_connection(self) -> Connection | None:
+        """The connection for our last words, waiting for it if there are any."""
+        if self._core.has_reports and self._transport.closed_by is None:
+            try:
+                return self._transport.connection(time.monotonic() + LAST_WORDS_SECONDS)
+            except DMQError:
+                pass  # what was not said is not settled, and is delivered again
+        return self._transport.current()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,302 @@
+"""A delivery: one lease with its messages, and what was said of each.
+
+Messages are made by the million, so a message is only (delivery, index), and everything about it is looked up when
+asked for: in the record's bytes, or in columns that many messages share.
+
+What always holds: a message waits, is taken, or is settled, and only goes forwards; it is settled once, whoever says it
+first; ranges that are reported name exactly the offsets that were settled, since an ack that comes too late counts for
+whatever it names. State is changed under the lock of its consumer only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from dmq.client.producer.encoder import decode_body
+from dmq.model import MessageId
+from dmq.protocol.consume import Lease
+from dmq.records import RecordView
+from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
+from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
+
+if TYPE_CHECKING:
+    from dmq.client.consumer.core import Holding
+
+__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "bounds_of"]
+
+Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
+
+WAITING: Final = 0
+TAKEN: Final = 1
+SETTLED: Final = 2
+
+# From this many records on, finding all spans at once is cheaper than looking at one record after another.
+_MANY: Final = 16
+
+
+class Delivery:
+    """One lease. Made when its frame arrives; kept alive by its messages.
+
+    Parameters:
+        core: whose it is, told when a message is settled.
+        lease: as the broker said it.
+        buffer: all records of the frame.
+        bounds: where the records of this lease begin in it, and where the last one ends; an array if they are many.
+        deadline: when the lease is over, by the client's monotonic clock.
+    """
+
+    __slots__ = (
+        "_offsets",
+        "_records",
+        "_run_ends",
+        "acks",
+        "attempt",
+        "bounds",
+        "buffer",
+        "core",
+        "count",
+        "deadline",
+        "failed",
+        "is_dirty",
+        "is_pulled",
+        "lease",
+        "left",
+        "others",
+        "spans",
+        "starts",
+        "states",
+        "waiting",
+    )
+
+    def __init__(self, core: Holding, lease: Lease, buffer: bytes, bounds: Bounds, deadline: float) -> None:
+        self.core = core
+        self.lease = lease
+        self.buffer = buffer
+        self.bounds = bounds
+        self.starts: list[int] = bounds.tolist() if isinstance(bounds, np.ndarray) else bounds
+        self.deadline = deadline
+        self.count = count = len(bounds) - 1
+        self.attempt = lease.attempt
+        self.states = bytearray(count)
+        self.left = count  # not settled
+        self.waiting = count
+        self.acks: list[int] = []  # settled, and not reported yet
+        self.others: list[tuple[int, int, int, str]] = []  # the same for all but acks: index, outcome, delay, reason
+        self.failed: set[int] = set()  # of an ordered group, given back: nothing behind them may be handled
+        self.is_dirty = False
+        self.is_pulled = False
+        self._records: list[RecordView | None] | None = None
+        self.spans: Spans | None = None  # of bodies and keys, once somebody looks at one and there are many
+        self._offsets: list[int] | None = None
+        self._run_ends: list[int] | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What names the lease."""
+        lease = self.lease
+        return lease.topic, lease.queue, lease.epoch, lease.lease
+
+    # --- the records ------------------------------------------------------------------------------------------------
+
+    def record(self, index: int) -> RecordView:
+        """The record of a message, made once.
+
+        Raises:
+            RecordCorrupt: the bytes are no record.
+        """
+        records = self._records
+        if records is None:
+            records = self._records = [None] * self.count
+        record = records[index]
+        if record is None:
+            starts = self.starts
+            record = records[index] = RecordView(self.buffer, starts[index], starts[index + 1])
+        return record
+
+    def body(self, index: int) -> Any:
+        """A message's body, as it was sent or as an object of the consumer's type."""
+        type_ = self.core.options.type
+        if type_ is not None:
+            return decode_body(type_, self.raw_body(index))
+        self._look_at_many()
+        return self.raw_body(index)
+
+    def _look_at_many(self) -> None:
+        """Find all spans at once; not where bodies are typed, since what has a span is taken for the body itself."""
+        if self.spans is None and self.count >= _MANY and self.core.options.type is None:
+            self.spans = find_spans(self.buffer, self.bounds)
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether every body stands in its record as it is: then `columns` takes them out, many at a time."""
+        self._look_at_many()
+        return self.spans is not None and NO_SPAN not in self.spans.body_ends
+
+    def columns(self, block: range) -> tuple[list[bytes], Iterable[str | None]] | None:
+        """Bodies and keys of messages that follow each other; None if a key cannot be read at once.
+
+        Only if `is_open_to_all`.
+        """
+        assert self.spans is not None
+        first, stop = block.start, block.stop
+        ends, key_starts, key_ends = self.spans
+        buffer, key_stops = self.buffer, key_ends[first:stop]
+        keys: Iterable[str | None]
+        if NO_SPAN not in key_stops:
+            try:
+                keys = [buffer[at:end].decode() for at, end in zip(key_starts[first:stop], key_stops, strict=True)]
+            except UnicodeDecodeError:
+                return None  # told when somebody asks for that one
+        elif key_starts[first:stop].count(NOTHING) == len(block):
+            keys = repeat(None)
+        else:
+            return None
+        # A body begins behind the fixed part of its record.
+        starts = self.starts[first:stop]
+        return [buffer[at + BODY_AT : end] for at, end in zip(starts, ends[first:stop], strict=True)], keys
+
+    def raw_body(self, index: int) -> bytes:
+        """A message's body, as it was sent."""
+        buffer, start = self.buffer, self.starts[index]
+        at = start + BODY_AT
+        end: int = at + U32.unpack_from(buffer, at - 4)[0]
+        if buffer[start + FLAGS_AT] & COMPRESSED or end >= self.starts[index + 1]:
+            return self.record(index).body
+        return buffer[at:end]
+
+    def key_of(self, index: int) -> str | None:
+        """A message's key."""
+        self._look_at_many()
+        if self.spans is not None and self.spans.key_starts[index] == NOTHING:
+            return None
+        return self.record(index).key
+
+    def priority(self, index: int) -> int:
+        return self.buffer[self.starts[index] + PRIORITY_AT]
+
+    def priorities(self) -> bytes:
+        """The priorities of all messages."""
+        buffer, bounds = self.buffer, self.bounds
+        if isinstance(bounds, np.ndarray):
+            return np.frombuffer(buffer, np.uint8)[bounds[:-1] + PRIORITY_AT].tobytes()
+        return bytes([buffer[start + PRIORITY_AT] for start in bounds[:-1]])
+
+    def offset(self, index: int) -> int:
+        """A message's queue offset, where it stands now."""
+        lease = self.lease
+        if lease.end_offset - lease.first_offset == self.count:
+            return lease.first_offset + index
+        return self.offsets()[index]
+
+    def offsets(self) -> Sequence[int]:
+        """The queue offsets of all messages."""
+        lease = self.lease
+        if lease.end_offset - lease.first_offset == self.count:
+            return range(lease.first_offset, lease.end_offset)
+        if self._offsets is None:
+            unpack, buffer = U64.unpack_from, self.buffer
+            self._offsets = [unpack(buffer, start + QUEUE_OFFSET_AT)[0] for start in self.starts[:-1]]
+        return self._offsets
+
+    # --- ids --------------------------------------------------------------------------------------------------------
+
+    def is_moved(self, index: int) -> bool:
+        """Whether the message was moved: its record then says what it was before."""
+        return bool(self.buffer[self.starts[index] + FLAGS_AT] & MOVED)
+
+    def message_id(self, index: int) -> MessageId | None:
+        """A message's id; None if the broker is too old to tell."""
+        if self.is_moved(index):
+            return self.record(index).message_id
+        ids = self.lease.ids
+        ends = self._run_ends
+        if ends is None:
+            ends = self._run_ends = list(accumulate(run[0] for run in ids))
+        at = bisect_right(ends, index)
+        if at >= len(ends):
+            return None
+        count, producer, first = ids[at]
+        return MessageId(producer, first + index - (ends[at] - count)) if producer else None
+
+    def attempt_of(self, index: int) -> int:
+        """Which attempt this is; what was tried before a move counts too, and before it was a dead letter."""
+        if self.lease.topic and self.is_moved(index):
+            said = self.record(index).attributes
+            return self.attempt + (said.attempt or 0) + (said.attempts_before or 0)
+        return self.attempt
+
+    def replay_of(self, index: int) -> str | None:
+        """The replay that brought a message back; None if none did."""
+        if self.buffer[self.starts[index] + FLAGS_AT] & REPLAYED:
+            return self.record(index).attributes.replay
+        return None
+
+    def _turn_of(self, index: int) -> int:
+        """The attempt, as far as duplicates go: one of a replay is another than the same one before it."""
+        replay = self.replay_of(index)
+        attempt = self.attempt_of(index)
+        return attempt if replay is None else attempt | (crc32(replay.encode()) + 1) << 32
+
+    def id_runs(self, indexes: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
+        """The ids of some messages, rising, as runs of (producer, attempt, first sequence, one past the last)."""
+        first = 0
+        for count, producer, sequence in self.lease.ids:
+            last = first + count
+            if producer:
+                shift = sequence - first
+                if len(indexes) == self.count:
+                    yield producer, self.attempt, sequence, sequence + count
+                else:
+                    mine = indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]
+                    for start, stop in _stretches(mine):
+                        yield producer, self.attempt, start + shift, stop + shift
+            else:
+                for index in indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]:
+                    found = self.message_id(index)
+                    if found is not None:
+                        yield found.producer_id, self._turn_of(index), found.sequence, found.sequence + 1
+            first = last
+
+    def ranges(self, indexes: Sequence[int]) -> list[tuple[int, int]]:
+        """The offsets of some messages, rising, as runs of (first, count)."""
+        lease = self.lease
+        if lease.end_offset - lease.first_offset == self.count:
+            return [(lease.first_offset + start, stop - start) for start, stop in _stretches(indexes)]
+        offsets = self.offsets()
+        return [(start, stop - start) for start, stop in _stretches([offsets[index] for index in indexes])]
+
+    def __repr__(self) -> str:
+        lease = self.lease
+        return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
+
+
+def _stretches(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Rising numbers as [start, stop) without gaps."""
+    if not numbers:
+        return
+    if numbers[-1] - numbers[0] == len(numbers) - 1:  # the usual case
+        yield numbers[0], numbers[-1] + 1
+        return
+    start = stop = numbers[0]
+    for number in numbers:
+        if number != stop:
+            yield start, stop
+            start = number
+        stop = number + 1
+    yield start, stop
+
+
+def bounds_of(lengths: Any) -> Bounds:
+    """Where records begin that stand one behind the other, and where the last one ends."""
+    if isinstance(lengths, np.ndarray):
+        bounds = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        return bounds
+    return [0, *accumulate(lengths)]

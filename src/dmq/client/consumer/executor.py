@@ -1,0 +1,219 @@
+"""The executor: threads that run a blocking consumer's handlers (A-01, A-07).
+
+There is no queue between the consumer and its workers: the prefetch is the bounded buffer, and a worker that has
+nothing to do waits for messages itself. So a message changes threads as seldom as possible, and a full pool pushes back
+to the broker by leaving its credit unused.
+
+What always holds: a message is acked after its handler; whatever a handler raises, the message is settled and the
+worker lives on; of an ordered group, messages of one queue run one after another, and after one that failed none of
+its lease; a stop finishes what runs and gives the rest back.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from dmq.client.consumer.core import ConsumerCore
+from dmq.client.consumer.delivery import Delivery
+from dmq.client.consumer.handler import RateLimit, TokenBucket, begin_handling, check_policy, check_pool, judge
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.errors import DMQError
+
+if TYPE_CHECKING:
+    from dmq.client.consumer.consumer import Consumer
+
+__all__ = ["Executor"]
+
+log = logging.getLogger(__name__)
+
+# A worker takes as many messages at a time as run in about this long: quick handlers share the cost of taking, and
+# behind a slow one nothing waits that another worker could do.
+TURN_SECONDS: Final = 0.001
+TURN_MAX: Final = 100
+ORDERED_TURN_MAX: Final = 1000
+
+
+class Executor:
+    """One `Consumer.run`."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        core: ConsumerCore,
+        handler: Callable[[ReceivedMessage], Any],
+        workers: int,
+        policy: str | RateLimit,
+        local_retries: int,
+    ) -> None:
+        check_pool(handler, workers, local_retries)
+        self._policy = check_policy(policy)
+        self._consumer = consumer
+        self._core = core
+        self._handler = handler
+        self._workers = workers
+        self._local_retries = local_retries
+        self._threads: set[int] = set()
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._is_stopping = False  # the same, at hand
+        self._bucket = TokenBucket(policy, time.monotonic()) if isinstance(policy, RateLimit) else None
+        self._error: DMQError | None = None
+        self.finished: Final = threading.Event()
+
+    def is_mine(self) -> bool:
+        """Whether the calling thread is one that runs handlers here."""
+        return threading.get_ident() in self._threads
+
+    def run(self) -> None:
+        """Run handlers until the consumer closes.
+
+        Raises:
+            DMQError: why there will be no more messages.
+        """
+        core = self._core
+        begin_handling(self._handler, core.options.group)
+        core.is_running = True
+        if self._policy == "reject":
+            core.room = self._room
+        threads = [
+            threading.Thread(target=self._work, name=f"dmq-worker-{number}", daemon=True)
+            for number in range(self._workers)
+        ]
+        before = self._catch_signal()
+        try:
+            for thread in threads:
+                thread.start()
+            self._threads.add(threading.get_ident())
+            if self._policy == "caller-runs":
+                self._work(is_caller=True)
+            while not self._stopping.wait(0.5):
+                if self._consumer.is_closing:
+                    break
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join()
+            self._threads.discard(threading.get_ident())
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+            core.is_running = False
+            core.room = None
+        if self._error is not None and not self._consumer.is_closing:
+            raise self._error
+
+    def _room(self) -> int:
+        return self._idle
+
+    def _catch_signal(self) -> Any:
+        """Let SIGTERM close the consumer, if this is the thread that gets signals; what caught it before."""
+        if threading.current_thread() is not threading.main_thread():
+            return None
+
+        def on_signal(number: int, frame: Any) -> None:
+            log.info("SIGTERM: finishing what runs")
+            # A lock that stop() needs may be held by what was interrupted: so not in this thread.
+            threading.Thread(target=self._close, name="dmq-stop", daemon=True).start()
+
+        return signal.signal(signal.SIGTERM, on_signal)
+
+    def _close(self) -> None:
+        self._consumer.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._stopping.set()
+        self._consumer.wake(nudge=True)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def _work(self, *, is_caller: bool = False) -> None:
+        self._threads.add(threading.get_ident())
+        limit = 1
+        try:
+            while not self._stopping.is_set():
+                taken = self._take(ORDERED_TURN_MAX if self._core.options.ordered else limit)
+                if not taken:
+                    break
+                began = time.monotonic()
+                done = self._turn(taken, is_caller)
+                spent = (time.monotonic() - began) / max(1, done)
+                limit = max(1, min(TURN_MAX, int(TURN_SECONDS / spent) if spent > 0 else TURN_MAX))
+        except DMQError as error:
+            self._error = self._error or error
+        finally:
+            self._stop()
+            if not is_caller:
+                self._threads.discard(threading.get_ident())
+
+    def _take(self, limit: int) -> list[tuple[Delivery, int]]:
+        fair = 1 + self._core.waiting // (self._workers + 1)
+        with self._lock:
+            self._idle += 1
+        try:
+            return self._consumer.take(limit if self._core.options.ordered else min(limit, fair), self._stopping.is_set)
+        finally:
+            with self._lock:
+                self._idle -= 1
+
+    def _turn(self, taken: list[tuple[Delivery, int]], is_caller: bool) -> int:
+        """Handle messages one after another; returns how many."""
+        core, handler, consumer = self._core, self._handler, self._consumer
+        is_ordered, bucket, ack = core.options.ordered, self._bucket, core.ack
+        for at, (delivery, index) in enumerate(taken):
+            if bucket is not None:
+                self._pause(bucket)
+            if self._is_stopping or consumer.is_closing:
+                core.untake(taken[at:])
+                return at
+            message = ReceivedMessage(delivery, index)
+            try:
+                try:
+                    handler(message)
+                except BaseException as error:
+                    self._failed(message, error, is_caller)
+                else:
+                    ack(delivery, index)
+            except BaseException:
+                core.untake(taken[at:])
+                raise
+            if is_ordered and core.has_failed(delivery, index):
+                core.forget(taken[at + 1 :])  # they went back to the broker behind it
+                return at + 1
+        return len(taken)
+
+    def _pause(self, bucket: TokenBucket) -> None:
+        """Wait until the next handler may start."""
+        with self._lock:
+            pause = bucket.take(time.monotonic())
+        if pause:
+            self._stopping.wait(pause)
+
+    def _failed(self, message: ReceivedMessage, error: BaseException, is_caller: bool) -> None:
+        """A handler raised: call it again, or say what becomes of its message."""
+        tries = 1
+        raised: BaseException | None = error
+        while True:
+            if is_caller and raised is not None and not isinstance(raised, Exception):
+                raise raised  # a program that is being interrupted, not a handler that failed
+            verdict = judge(raised, tries, self._local_retries)
+            if verdict.is_error:
+                log.warning(
+                    "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=raised
+                )
+            if not verdict.is_again or message.is_settled:
+                verdict.settle(message)
+                return
+            tries += 1
+            try:
+                self._handler(message)
+            except BaseException as again:
+                raised = again
+            else:
+                raised = None

@@ -1,0 +1,64 @@
+"""Following a topic without a group: what arrives, as it arrives, and nothing is consumed.
+
+What always holds: each queue is read in order and without gaps from where it was begun, except for what retention took
+before it was read; messages of several queues come in the order they were stored, as far as one look sees them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from dmq.client.admin.admin import Admin
+from dmq.client.admin.calls import When
+from dmq.client.admin.reports import StoredMessage
+
+__all__ = ["follow"]
+
+_READ_MESSAGES: Final = 500
+
+
+def follow(
+    admin: Admin,
+    topic: str,
+    start: When = "latest",
+    *,
+    queue: int | None = None,
+    tags: str = "",
+    poll_seconds: float = 0.1,
+    ends: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[StoredMessage]:
+    """Messages of a topic from a place on, for ever.
+
+    Parameters:
+        start: as in `Admin.peek`.
+        queue: only this one.
+        tags: only these, as in `a || b`.
+        poll_seconds: how often to look while nothing comes.
+        ends: stop at the end of what is there now.
+        sleep: waits between two looks.
+
+    Raises:
+        UnknownTopic: it is not there, or no longer.
+    """
+    begin = {row.queue: row.at for row in admin.offsets(topic, queue=queue, at=start)}
+    limits = {row.queue: row.next_offset for row in admin.offsets(topic, queue=queue)} if ends else {}
+    while True:
+        batches: list[list[StoredMessage]] = []
+        found = False
+        for row in admin.offsets(topic, queue=queue):
+            # A queue that was added since is read from its beginning.
+            at = begin.setdefault(row.queue, row.first_offset)
+            if at >= limits.get(row.queue, row.next_offset):
+                continue
+            messages, begin[row.queue] = admin.read(topic, row.queue, at, limit=_READ_MESSAGES, tags=tags)
+            found = found or begin[row.queue] > at
+            batches.append([m for m in messages if not ends or m.offset < limits.get(row.queue, 0)])
+        yield from heapq.merge(*batches, key=lambda message: message.stored_at_ms)
+        if not found:
+            if ends:
+                return
+            sleep(poll_seconds)

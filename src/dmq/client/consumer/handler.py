@@ -1,0 +1,155 @@
+"""Handling: what a handler's end means for its message, and how fast handlers may start. Pure.
+
+What always holds: whatever a handler does, its message is acked, given back or rejected, never lost; an error that the
+handler did not mean is tried again here first (J-02).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from dmq.client.arguments import delay_ms
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.errors import InvalidSettings
+
+__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "TokenBucket", "Verdict", "begin_handling", "judge"]
+
+POLICIES: Final = ("caller-runs", "block", "reject")
+
+
+class Retry(Exception):
+    """Raised by a handler: deliver this message again.
+
+    Parameters:
+        after: seconds until then; left out, the broker's retry table says.
+        reason: why, for whoever looks into it.
+
+    Raises:
+        InvalidSettings: `after` is no time.
+    """
+
+    def __init__(self, reason: str = "", *, after: float | None = None) -> None:
+        super().__init__(reason or "retry")
+        delay_ms(after)
+        self.after = after
+        self.reason = reason
+
+
+class Reject(Exception):
+    """Raised by a handler: no attempt will help, keep this message among the dead letters."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "rejected")
+        self.reason = reason
+
+
+class RateLimit:
+    """A policy of `run`: handlers start at most so often.
+
+    Parameters:
+        per_second: messages a second.
+        burst: how many may start at once after a quiet time; one second's worth if left out.
+
+    Raises:
+        InvalidSettings: not above zero.
+    """
+
+    __slots__ = ("burst", "per_second")
+
+    def __init__(self, per_second: float, burst: float | None = None) -> None:
+        if not _is_above(per_second, 0) or (burst is not None and not (_is_above(burst, 0) and burst >= 1)):
+            raise InvalidSettings(f"a rate limit is above 0 a second with a burst of at least 1, not {per_second!r}")
+        self.per_second = per_second
+        self.burst = max(1.0, per_second if burst is None else burst)
+
+
+def _is_above(value: Any, low: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > low
+
+
+class TokenBucket:
+    """Counts what a rate limit allows."""
+
+    def __init__(self, limit: RateLimit, now: float) -> None:
+        self._limit = limit
+        self._tokens = limit.burst
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """Take one; returns how long to wait before going on."""
+        limit = self._limit
+        self._tokens = min(limit.burst, self._tokens + max(0.0, now - self._at) * limit.per_second) - 1
+        self._at = max(now, self._at)
+        return max(0.0, -self._tokens / limit.per_second)
+
+
+class Verdict(NamedTuple):
+    """What to do after a handler ended: call it again, or say something of its message."""
+
+    is_again: bool
+    settle: Callable[[ReceivedMessage], object]
+    is_error: bool = False  # worth a line in the log
+
+
+def judge(error: BaseException | None, tries: int, local_retries: int) -> Verdict:
+    """What a handler's end means.
+
+    Parameters:
+        error: what it raised, or None.
+        tries: how often it was called for this message by now.
+        local_retries: how often an error it did not mean is tried again here.
+    """
+    if error is None:
+        return Verdict(False, lambda message: message.ack())
+    if isinstance(error, Retry):
+        after, reason = error.after, _text(error.reason)
+        return Verdict(False, lambda message: message.nack(after, reason))
+    if isinstance(error, Reject):
+        why = _text(error.reason)
+        return Verdict(False, lambda message: message.reject(why))
+    if isinstance(error, Exception) and tries <= local_retries:
+        return Verdict(True, lambda message: None)
+    text = f"{type(error).__name__}: {_text(error)}"
+    return Verdict(False, lambda message: message.nack(None, text), is_error=True)
+
+
+def _text(reason: object) -> str:
+    """A reason in words; an object that fails at that is no reason to lose a worker."""
+    try:
+        return str(reason)
+    except Exception:
+        return f"a {type(reason).__name__} that cannot be shown"
+
+
+def begin_handling(handler: Any, group: str) -> Any:
+    """Tell a handler that wants to know (it has a method `consuming`) that a consumer of a group begins with it."""
+    told = getattr(handler, "consuming", None)
+    return None if told is None else told(group)
+
+
+def check_policy(policy: object) -> str | RateLimit:
+    """The policy, if it is one.
+
+    Raises:
+        InvalidSettings: it is none.
+    """
+    if isinstance(policy, RateLimit):
+        return policy
+    if isinstance(policy, str) and policy in POLICIES:
+        return policy
+    raise InvalidSettings(f"policy {policy!r} is unknown: use {', '.join(POLICIES)} or dmq.RateLimit(per_second)")
+
+
+def check_pool(handler: Any, workers: Any, local_retries: Any) -> None:
+    """Refuse a handler that cannot be called, and numbers that make no sense.
+
+    Raises:
+        InvalidSettings: one of them does not.
+    """
+    if not callable(handler):
+        raise InvalidSettings(f"a handler is a function that takes a message, not {handler!r}")
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
+        raise InvalidSettings(f"workers is a whole number from 1 to 1024, not {workers!r}")
+    if isinstance(local_retries, bool) or not isinstance(local_retries, int) or local_retries < 0:
+        raise InvalidSettings(f"local_retries is a whole number from 0 on, not {local_retries!r}")

@@ -1,0 +1,156 @@
+"""What a consumer asks for, checked, and as the protocol says it. Pure.
+
+What always holds: options that were made can be sent; a value that makes no sense raises when the consumer is made, not
+when its first message is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from dmq.client.admin.calls import parse_point
+from dmq.client.arguments import check_whole
+from dmq.client.consumer.strategy import STRATEGIES
+from dmq.client.producer.encoder import check_type
+from dmq.errors import InvalidSettings
+from dmq.model import check_name
+from dmq.protocol.consume import LeaseRef, Point, Pull, Subscribe, SubscribeFlag
+from dmq.protocol.header import LIST_MAX, TEXT_MAX
+
+__all__ = ["ConsumerOptions", "parse_tags"]
+
+PREFETCH_MAX: Final = 1 << 20
+LEASES_MIN: Final = 4  # that a prefetch is parted into at least, so that acks return credit in good time
+_SECONDS_MAX: Final = 86_400.0 * 30
+
+
+def parse_tags(tags: Any) -> frozenset[str | None] | None:
+    """The tags that "a || b" lets through; None where everything passes.
+
+    Raises:
+        InvalidSettings: it is no text, or too long.
+    """
+    if not isinstance(tags, str) or len(tags) > TEXT_MAX:
+        raise InvalidSettings(f'tags are a text such as "created || paid" of at most {TEXT_MAX} characters')
+    found = {tag.strip() for tag in tags.split("||")} - {""}
+    return None if not found or "*" in found else frozenset(found)
+
+
+class ConsumerOptions:
+    """What `Client.consumer` was given; see there.
+
+    Raises:
+        InvalidSettings, InvalidName: a value makes no sense; the message says which.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        tags: str = "",
+        ordered: bool = False,
+        broadcast: bool = False,
+        start_from: str | int | float | datetime | timedelta = "earliest",
+        prefetch: int = 1000,
+        batch: int = 10,
+        parallel: int | None = None,
+        lease: Any = 30.0,
+        max_attempts: int | None = 16,
+        auto_ack: bool = False,
+        version: int = 0,
+        type: Any = None,
+        prefetch_bytes: int | None = None,
+        strategy: str | None = None,
+    ) -> None:
+        self.topic: Final = check_name(topic, "topic", system=True)
+        self.group: Final = check_name(group, "group")
+        self.tags: Final = tags
+        self.tag_set: Final = parse_tags(tags)
+        self.ordered: Final = ordered
+        self.broadcast: Final = broadcast
+        self.start_from: Point = parse_point(start_from)
+        self.prefetch: Final = check_whole("prefetch", prefetch, 1, PREFETCH_MAX)
+        self.parallel: Final = 0 if parallel is None else check_whole("parallel", parallel, 1, PREFETCH_MAX)
+        batch = check_whole("batch", batch, 1, LIST_MAX)
+        if not parallel and not ordered:
+            # Nobody counts leases then, and larger ones cost the broker less.
+            batch = max(batch, min(prefetch // LEASES_MIN, LIST_MAX))
+        self.batch: Final = min(batch, prefetch)
+        if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0.1 <= lease <= _SECONDS_MAX:
+            raise InvalidSettings(f"lease is a time of 0.1 s to 30 days in seconds, not {lease!r}")
+        self.lease: Final = float(lease)
+        self.max_attempts: Final = 0 if max_attempts is None else check_whole("max_attempts", max_attempts, 1, 1 << 31)
+        self.auto_ack: Final = auto_ack
+        self.version: Final = check_whole("version", version, 0, (1 << 32) - 1)
+        self.type: Final = check_type(type)
+        size = 0 if prefetch_bytes is None else check_whole("prefetch_bytes", prefetch_bytes, 1, (1 << 32) - 1)
+        self.prefetch_bytes: Final = size
+        self.strategy: Final = _strategy(strategy, broadcast)
+
+    @property
+    def flags(self) -> int:
+        flags = SubscribeFlag.ORDERED if self.ordered else SubscribeFlag(0)
+        return int(flags | SubscribeFlag.BROADCAST if self.broadcast else flags)
+
+    @property
+    def lease_ms(self) -> int:
+        return round(self.lease * 1000)
+
+    def subscribe(
+        self, subscription: int, member: str, holding: Sequence[LeaseRef], queues: Sequence[int] = ()
+    ) -> Subscribe:
+        """The header that subscribes, for the first time or again.
+
+        Parameters:
+            queues: that it takes by its strategy.
+        """
+        return Subscribe(
+            subscription,
+            self.topic,
+            self.group,
+            member,
+            self.tags,
+            self.version,
+            self.prefetch,
+            self.prefetch_bytes,
+            self.lease_ms,
+            self.batch,
+            self.parallel,
+            self.flags,
+            self.start_from,
+            self.max_attempts,
+            [*queues],
+            [*holding[:LIST_MAX]],
+            self.strategy,
+        )
+
+    def pull(self, member: str, max_messages: int, wait: float, queue: int) -> Pull:
+        """The header that pulls."""
+        return Pull(
+            self.topic,
+            self.group,
+            member,
+            queue,
+            max_messages,
+            self.prefetch_bytes,
+            max(0, round(wait * 1000)),
+            self.lease_ms,
+            self.tags,
+            self.version,
+            self.flags,
+            self.start_from,
+            self.parallel,
+            self.max_attempts,
+        )
+
+
+def _strategy(strategy: Any, broadcast: bool) -> str:
+    if strategy is None:
+        return ""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        raise InvalidSettings(f"strategy is {', '.join(map(repr, STRATEGIES))} or None, not {strategy!r}")
+    if broadcast:
+        raise InvalidSettings("every member of a broadcast group gets all queues: leave strategy or broadcast out")
+    return strategy

@@ -1,0 +1,212 @@
+"""The prefetch: messages that are here and wait for their handler, the highest priority first (A-02, A-03). Pure.
+
+What always holds: messages of one priority leave in the order they came; in an ordered group whole leases leave one
+after another, whatever their priority, each when it is free to, and within a lease messages leave in order, also those
+that came to wait again; `count` and `bytes` are those of the messages that wait. The broker's credit bounds both: what
+is here or in hand is never more than was asked for, but for the one message that is larger than all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery
+
+__all__ = ["Part", "Prefetch"]
+
+Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
+_PRIORITIES: Final = 10
+
+
+class _Lane:
+    """What waits of one delivery in one priority."""
+
+    __slots__ = ("at", "delivery", "indexes")
+
+    def __init__(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        self.delivery = delivery
+        self.indexes = indexes
+        self.at = 0
+
+
+class Prefetch:
+    """See the module.
+
+    Parameters:
+        is_ordered: of an ordered group.
+        is_free: of such a group, whether a delivery may be taken from now.
+    """
+
+    def __init__(self, *, is_ordered: bool = False, is_free: Callable[[Delivery], bool] = lambda _: True) -> None:
+        self._is_ordered = is_ordered
+        self._is_free = is_free
+        self._lanes: list[deque[_Lane]] = [deque() for _ in range(_PRIORITIES)]
+        self._filled = 0  # a bit for each priority that may have something
+        self.count = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def put(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        """Let messages of a delivery wait; all of them are `WAITING`."""
+        if not indexes:
+            return
+        self.count += len(indexes)
+        self.bytes += _size(delivery, indexes)
+        lanes = self._lanes
+        if self._is_ordered:
+            self._put_in_order(delivery, indexes)
+            return
+        priorities = delivery.priorities()
+        if priorities.count(priorities[0]) == len(priorities):
+            priority = _bounded(priorities[0])
+            lanes[priority].append(_Lane(delivery, indexes))
+            self._filled |= 1 << priority
+            return
+        apart: dict[int, list[int]] = {}
+        for index in indexes:
+            apart.setdefault(_bounded(priorities[index]), []).append(index)
+        for priority, some in apart.items():
+            lanes[priority].append(_Lane(delivery, some))
+            self._filled |= 1 << priority
+
+    def _put_in_order(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        for lane in self._lanes[0]:
+            if lane.delivery is delivery:
+                lane.indexes, lane.at = sorted([*lane.indexes[lane.at :], *indexes]), 0
+                return
+        self._lanes[0].append(_Lane(delivery, indexes))
+
+    @property
+    def has_free(self) -> bool:
+        """Whether anything may be taken now."""
+        if not self._is_ordered:
+            return self.count > 0
+        return any(lane.delivery.waiting and self._is_free(lane.delivery) for lane in [*self._lanes[0]])
+
+    def take(self, limit: int, now: float) -> list[tuple[Delivery, int]]:
+        """The next messages, at most so many; they are `TAKEN` then.
+
+        Of an ordered group, messages of one delivery only. What waited longer than its lease is dropped: the broker
+        hands it out again.
+        """
+        found: list[tuple[Delivery, int]] = []
+        if self._is_ordered:
+            self._take_in_order(limit, now, found)
+            return found
+        while self._filled:
+            priority = self._filled.bit_length() - 1
+            lanes = self._lanes[priority]
+            while lanes:
+                lane = lanes[0]
+                delivery = lane.delivery
+                if delivery.deadline <= now:
+                    self.drop(delivery)
+                if self._take_from(lane, limit, found):
+                    lanes.popleft()
+                if len(found) >= limit:
+                    return found
+            self._filled ^= 1 << priority
+        return found
+
+    def _take_in_order(self, limit: int, now: float, found: list[tuple[Delivery, int]]) -> None:
+        lanes = self._lanes[0]
+        for lane in [*lanes]:
+            if lane.delivery.deadline <= now:
+                self.drop(lane.delivery)
+            if self._is_free(lane.delivery) and self._take_from(lane, limit, found):
+                with contextlib.suppress(ValueError):  # whoever drops the last message drops the lanes as well
+                    lanes.remove(lane)
+            if found:
+                return
+
+    def take_parts(self, limit: int, now: float) -> list[Part]:
+        """The next messages by deliveries, at most so many; they are `TAKEN` then. For a group that is not ordered."""
+        parts: list[Part] = []
+        while self._filled and limit > 0:
+            priority = self._filled.bit_length() - 1
+            lanes = self._lanes[priority]
+            while lanes and limit > 0:
+                lane = lanes[0]
+                if lane.delivery.deadline <= now:
+                    self.drop(lane.delivery)
+                chosen = self._part_of(lane, limit)
+                if chosen:
+                    parts.append((lane.delivery, chosen))
+                    limit -= len(chosen)
+                if lane.at >= len(lane.indexes):
+                    lanes.popleft()
+            if not lanes:
+                self._filled ^= 1 << priority
+        return parts
+
+    def _part_of(self, lane: _Lane, limit: int) -> Sequence[int]:
+        """Take what still waits among the next ones of a lane."""
+        delivery, states = lane.delivery, lane.delivery.states
+        chosen = lane.indexes[lane.at : lane.at + limit]
+        lane.at += len(chosen)
+        if delivery.waiting != delivery.count:
+            chosen = [index for index in chosen if states[index] == WAITING]
+        if isinstance(chosen, range):
+            states[chosen.start : chosen.stop] = bytes((TAKEN,)) * len(chosen)
+        else:
+            for index in chosen:
+                states[index] = TAKEN
+        self.count -= len(chosen)
+        self.bytes -= _size(delivery, chosen)
+        delivery.waiting -= len(chosen)
+        return chosen
+
+    def _take_from(self, lane: _Lane, limit: int, found: list[tuple[Delivery, int]]) -> bool:
+        """Take what still waits of a lane; whether that was all."""
+        delivery, indexes, at = lane.delivery, lane.indexes, lane.at
+        states, starts, count = delivery.states, delivery.starts, len(found)
+        size, end = 0, len(indexes)
+        while at < end and len(found) < limit:
+            index = indexes[at]
+            at += 1
+            if states[index] == WAITING:
+                states[index] = TAKEN
+                size += starts[index + 1] - starts[index]
+                found.append((delivery, index))
+        lane.at = at
+        taken = len(found) - count
+        self.count -= taken
+        self.bytes -= size
+        delivery.waiting -= taken
+        return at >= end
+
+    def drop(self, delivery: Delivery) -> list[int]:
+        """Take all that waits of a delivery out, as settled without a word; which they were."""
+        states = delivery.states
+        gone = [index for index, state in enumerate(states) if state == WAITING]
+        for index in gone:
+            states[index] = SETTLED
+        self.count -= len(gone)
+        self.bytes -= _size(delivery, gone)
+        delivery.waiting -= len(gone)
+        delivery.left -= len(gone)
+        if not self.count:
+            self._empty()  # or what was dropped while nobody takes would pile up
+        return gone
+
+    def _empty(self) -> None:
+        # Only what lies behind the first one of each priority: that may be what is being taken from right now.
+        for lanes in self._lanes:
+            while len(lanes) > 1:
+                lanes.pop()
+
+
+def _bounded(priority: int) -> int:
+    return min(priority, _PRIORITIES - 1)
+
+
+def _size(delivery: Delivery, indexes: Iterable[int]) -> int:
+    starts = delivery.starts
+    if isinstance(indexes, range):
+        return starts[indexes.stop] - starts[indexes.start] if len(indexes) else 0
+    return sum(starts[index + 1] - starts[index] for index in indexes)

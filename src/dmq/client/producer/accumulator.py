@@ -1,0 +1,386 @@
+"""The accumulator: messages gather into batches, and batches take their turn. Pure, but for a producer's lock outside.
+
+A lane gathers messages that may share a batch: one topic, one durability, one due or not, one fixed queue or any. A
+lone message leaves at once; while a batch is under way the next gathers, so batches grow with the load by themselves.
+A lane for any queue puts a second batch under way on another queue as soon as it is worth it, not before: small
+batches side by side would cost more than they gain.
+
+What always holds:
+- A queue has at most one batch of a stream under way, so the sequence numbers of one producer rise within each queue,
+  which is what a broker needs to recognise a batch that comes again. A stream is one durability (and delayed or
+  prepared messages, whose queues at the broker all topics share): each has a producer id of its own, so that a slow
+  one holds up nobody.
+- Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent.
+- Bytes and messages that are not settled stay within the window. One message larger than the window may be alone in it.
+
+Lanes, and the batches that move along them. Pure, but for a producer's lock outside.
+
+What always holds: a batch is in one lane from its first message to its end; its numbers, once given, stay.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from dmq.client.connection.session import Pending
+from dmq.client.connection.url import Address
+from dmq.client.producer.future import Fate, Wakeable
+from dmq.model import Message
+from dmq.protocol import Buffer
+from dmq.protocol.produce import Durability
+
+__all__ = ["SECOND_BYTES_MIN", "SECOND_MESSAGES_MIN", "Accumulator", "Batch", "Lane", "LaneKey", "Stream"]
+
+
+SECOND_BYTES_MIN: Final = 64 << 10  # what makes a batch worth sending beside another
+SECOND_MESSAGES_MIN: Final = 256
+
+_Bytes: TypeAlias = bytes  # a batch has an attribute of that name
+
+
+class LaneKey(NamedTuple):
+    """What messages must share to share a batch."""
+
+    topic: str
+    queue: int  # -1 is any
+    durability: Durability
+    is_delayed: bool = False
+    group: str = ""  # whose ack a `consumed` send waits for; of a prepared message, the producer group
+    is_half: bool = False  # prepared, for a transaction
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the broker keeps the messages apart at first, whatever their topic."""
+        return self.is_delayed or self.is_half
+
+
+class Batch(Fate):
+    """Messages that go together, from the first one gathered to the answer."""
+
+    is_plain = True  # as long as all have a body and at most a key: they then are two columns
+    has_extras = False
+    bytes = 0
+    count = 0
+    is_sealed = False
+    is_worth_a_look = False
+    is_attended = False  # somebody is interested who does not read
+    # once it leaves
+    queue = -1
+    body: Sequence[Buffer] | None = None  # encoded
+    key_count = 0
+    # its way through the network, see `dmq.client.producer.sender`
+    sent_at: float | None = None
+    deadline: float | None = None
+    broker: Address | None = None
+    pending: Pending | None = None
+    refusals = 0
+    moves = 0
+    resends = 0
+    is_unanswered = False
+    is_refreshed = False
+    last_error: Exception | None = None
+
+    def __init__(self, lane: Lane) -> None:
+        self.topic = lane.key.topic
+        self.lane = lane
+        self.has_offsets = lane.has_offsets
+        self.bodies: list[_Bytes] = []
+        self.keys: list[str | None] = []
+        self.messages: list[Message] = []  # if they are not plain
+        self.extras: list[_Bytes] = []  # attributes of our own, one for each message if any has some
+        self.dues: list[int] = []
+
+    def add_message(self, message: Message) -> None:
+        """Put a message of any kind at the end."""
+        if self.is_plain:
+            self.is_plain = False
+            self.messages = [Message(*pair) for pair in zip(self.bodies, self.keys, strict=True)]
+            self.bodies, self.keys = [], []
+        self.messages.append(message)
+
+    def drop_messages(self) -> None:
+        """Let go of what was encoded."""
+        self.messages, self.bodies, self.keys, self.extras = [], [], [], []
+
+    @property
+    def is_large(self) -> bool:
+        return self.count >= SECOND_MESSAGES_MIN or self.bytes >= SECOND_BYTES_MIN
+
+
+class Stream:
+    """All batches of one producer id."""
+
+    __slots__ = ("busy", "lanes", "next_sequence", "producer_id")
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.next_sequence = 0
+        self.busy: set[tuple[str, int]] = set()
+        self.lanes: dict[str, list[Lane]] = {}
+
+
+class Lane:
+    """Batches with one key, in order: those that are ready, and the one that gathers."""
+
+    __slots__ = ("gathering", "has_offsets", "key", "ready", "stream", "turn", "under_way")
+
+    def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
+        self.key = key
+        self.has_offsets = not key.is_aside and key.durability != Durability.NONE
+        self.stream = stream
+        self.turn = turn
+        self.ready: deque[Batch] = deque()
+        self.gathering: Batch | None = None
+        self.under_way = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.ready and self.gathering is None
+
+    def offered(self) -> Batch | None:
+        """What would go next, if it is worth going now."""
+        if self.ready:
+            return self.ready[0]
+        batch = self.gathering
+        # A `consumed` batch takes as long as its consumer: waiting for it would not be gathering but standing still.
+        if batch is None or (self.under_way and not batch.is_large and self.key.durability != Durability.CONSUMED):
+            return None
+        return batch
+
+
+BATCH_BYTES_MAX: Final = 1 << 20
+BATCH_MESSAGES_MAX: Final = 4096
+MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
+
+_U64: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Accumulator:
+    """The messages of one producer that are not settled.
+
+    Parameters:
+        window_bytes: how many bytes of them there may be.
+        window_messages: how many of them there may be.
+        seed: of the producer id and of the first queue; random if not given.
+    """
+
+    def __init__(self, window_bytes: int, window_messages: int, *, seed: int | None = None) -> None:
+        self._window_bytes = window_bytes
+        self._window_messages = window_messages
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._producer_id = self._random.getrandbits(64)
+        self._streams: dict[tuple[Durability, bool, bool], Stream] = {}
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._unsettled: dict[Batch, None] = {}
+        self.bytes = 0
+        self.messages = 0
+        self.waiters: deque[Wakeable] = deque()  # for room in the window
+
+    # --- the window -------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int, count: int) -> bool:
+        """Whether so much more fits into the window."""
+        if self.bytes + size <= self._window_bytes and self.messages + count <= self._window_messages:
+            return True
+        return self.messages == 0
+
+    def why_full(self) -> str:
+        """Why there is no room, and what to do, for a user."""
+        return (
+            f"the producer's window is full: {self.messages} messages, {self.bytes} bytes are not settled yet; wait "
+            "for some of them, or widen window_bytes"
+        )
+
+    def release(self, batch: Batch) -> list[Wakeable]:
+        """A batch is settled: its room is free, and those who wait for some are returned to be woken."""
+        self.bytes -= batch.bytes
+        self.messages -= batch.count
+        if not self.waiters:
+            return []
+        waiters = [*self.waiters]
+        self.waiters.clear()
+        return waiters
+
+    # --- gathering --------------------------------------------------------------------------------------------------
+
+    def lane(self, key: LaneKey) -> Lane:
+        """The lane of a key."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            kind = (key.durability, key.is_delayed, key.is_half)
+            stream = self._streams.get(kind)
+            if stream is None:
+                # 0 is nobody's id.
+                producer_id = (self._producer_id + len(self._streams)) & _U64 or 1 << 63
+                stream = self._streams[kind] = Stream(producer_id)
+            lane = self._lanes[key] = Lane(key, stream, self._random.getrandbits(16))
+            stream.lanes.setdefault(key.topic, []).append(lane)
+        return lane
+
+    def append(self, lane: Lane, message: Message, size: int, due_ms: int = 0, extra: bytes = b"") -> Batch:
+        """Put a message into the batch that gathers; it is the last one there. The window was asked before.
+
+        `Batch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
+        before; if it has not, the end of what is under way will look again.
+        """
+        batch = self._gathering(lane, size)
+        batch.add_message(message)
+        if extra and not batch.has_extras:
+            batch.has_extras = True
+            batch.extras = [b""] * batch.count
+        if batch.has_extras:
+            batch.extras.append(extra)
+        if lane.key.is_delayed:
+            batch.dues.append(due_ms)
+        self._count_one(lane, batch, size)
+        return batch
+
+    def append_plain(self, lane: Lane, body: bytes, key: str | None, size: int) -> Batch:
+        """`append` for a message that has a body and at most a key, and is not delayed."""
+        batch = lane.gathering
+        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
+            batch = self._gathering(lane, size)
+        if batch.is_plain:
+            batch.bodies.append(body)
+            batch.keys.append(key)
+        else:
+            batch.add_message(Message(body, key))
+            if batch.has_extras:
+                batch.extras.append(b"")
+        # `_count_one` without the call: a flood of sends comes through here.
+        count = batch.count = batch.count + 1
+        total = batch.bytes = batch.bytes + size
+        self.bytes += size
+        self.messages += 1
+        batch.is_worth_a_look = (
+            not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
+        )
+        return batch
+
+    def take_alone(self, lane: Lane, size: int, queues: int) -> Batch | None:
+        """A batch for one message that leaves at once, with its queue and its numbers, as if it had been appended.
+
+        None if anything else is in its way: messages or batches of its lane, a full window, or queues that are all
+        taken by others.
+        """
+        if lane.under_way or lane.gathering is not None or lane.ready or not self.has_room(size, 1):
+            return None
+        batch = lane.gathering = Batch(lane)
+        batch.bytes, batch.count = size, 1
+        if self.next_batch(lane, queues) is None:
+            lane.gathering = None
+            return None
+        self._unsettled[batch] = None
+        self.bytes += size
+        self.messages += 1
+        return batch
+
+    def _gathering(self, lane: Lane, size: int) -> Batch:
+        """The batch of a lane that has room for so much more."""
+        batch = lane.gathering
+        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
+            if batch is not None:
+                batch.is_sealed = True
+                lane.ready.append(batch)
+            batch = lane.gathering = Batch(lane)
+            self._unsettled[batch] = None
+        return batch
+
+    def _count_one(self, lane: Lane, batch: Batch, size: int) -> None:
+        count = batch.count = batch.count + 1
+        total = batch.bytes = batch.bytes + size
+        self.bytes += size
+        self.messages += 1
+        batch.is_worth_a_look = (
+            not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
+        )
+
+    def add(self, batch: Batch) -> None:
+        """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
+        lane = batch.lane
+        if lane.gathering is not None:
+            lane.gathering.is_sealed = True
+            lane.ready.append(lane.gathering)
+            lane.gathering = None
+        batch.is_sealed = True
+        lane.ready.append(batch)
+        self._unsettled[batch] = None
+        self.bytes += batch.bytes
+        self.messages += batch.count
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Take back a batch that has not left; False if it has."""
+        lane = batch.lane
+        if lane.gathering is batch:
+            lane.gathering = None
+            return True
+        if batch in lane.ready:
+            lane.ready.remove(batch)
+            return True
+        return False
+
+    # --- leaving ----------------------------------------------------------------------------------------------------
+
+    def next_batch(self, lane: Lane, queues: int) -> Batch | None:
+        """The batch of this lane that leaves now, with its queue and its numbers; None if none does.
+
+        Parameters:
+            queues: how many the topic has.
+        """
+        batch = lane.offered()
+        if batch is None:
+            return None
+        key, busy = lane.key, lane.stream.busy
+        topic = "" if key.is_aside else key.topic
+        if key.queue >= 0:
+            place, queue = (topic, key.queue), key.queue
+            if place in busy:
+                return None
+        else:
+            for step in range(queues):
+                queue = (lane.turn + step) % queues
+                place = (topic, queue)
+                if place not in busy:
+                    break
+            else:
+                return None
+        lane.turn = queue + 1
+        if lane.gathering is batch:
+            lane.gathering = None
+        else:
+            lane.ready.popleft()
+        batch.is_sealed = True
+        batch.queue = queue
+        self._number(batch, lane.stream)
+        if key.durability != Durability.NONE:
+            busy.add(place)
+            lane.under_way += 1
+        return batch
+
+    def _number(self, batch: Batch, stream: Stream) -> None:
+        batch.producer_id = stream.producer_id
+        batch.first_sequence = stream.next_sequence
+        stream.next_sequence += batch.count
+
+    def finished(self, batch: Batch) -> list[Lane]:
+        """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""
+        self._unsettled.pop(batch, None)
+        lane = batch.lane
+        key = lane.key
+        if batch.queue >= 0 and key.durability != Durability.NONE:
+            lane.stream.busy.discard(("" if key.is_aside else key.topic, batch.queue))
+            lane.under_way -= 1
+        if key.is_aside:
+            return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
+        return [other for other in lane.stream.lanes[key.topic] if not other.is_idle]
+
+    def waiting_lanes(self) -> list[Lane]:
+        """All lanes that have something to send."""
+        return [lane for lane in self._lanes.values() if not lane.is_idle]
+
+    def unsettled(self) -> Iterator[Batch]:
+        """All batches that are not settled, oldest first."""
+        return iter([*self._unsettled])

@@ -1,0 +1,402 @@
+"""The part of a producer that both clients share: from a call's arguments to a message in its lane.
+
+What always holds: a message that was taken is in exactly one batch; a producer that is closed takes none; what a user
+chose is checked when the producer is made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from dmq.client.arguments import check_seconds, check_whole
+from dmq.client.connection.link import Lines
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Batch, Lane, LaneKey
+from dmq.client.producer.encoder import encode_body
+from dmq.client.producer.message import TEXT_MAX, check_message, due_ms, expiry, make_message, parse_durability
+from dmq.client.producer.retry_policy import Retries
+from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes, choose_queue
+from dmq.client.producer.sender import Sender
+from dmq.clock import Clock
+from dmq.errors import Busy, InvalidMessage, InvalidSettings
+from dmq.model import DEFAULT_PRIORITY, Message, check_name
+from dmq.protocol.produce import Durability
+from dmq.records import Compressor, is_plain
+
+if TYPE_CHECKING:
+    from dmq.client.spool.sender import SpoolSender
+    from dmq.client.spool.spool import Spool
+
+__all__ = ["Core", "Draft", "OnFull", "Options"]
+
+OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
+
+WINDOW_MESSAGES: Final = 1_000_000
+# Of one batch of `send_many`. What a batch costs as such, on both sides, is that of some hundred messages: smaller ones
+# overlap better and cost more than that gains.
+MANY_BYTES: Final = 1 << 20
+SPOOLED_BYTES: Final = 256 << 10  # the same with a spool, which may be no larger than that
+MANY_MESSAGES: Final = 2048
+_ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
+
+
+class Options:
+    """What a user chose for a producer.
+
+    Raises:
+        InvalidSettings: a choice makes no sense.
+    """
+
+    __slots__ = ("compression", "on_full", "resend_after", "retries", "timeout", "window_bytes", "window_messages")
+
+    def __init__(
+        self,
+        timeout: float | None = 5.0,
+        retries: int = 3,
+        window_bytes: int = 32 << 20,
+        window_messages: int = WINDOW_MESSAGES,
+        on_full: OnFull = "block",
+        compression: str = "auto",
+        resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+    ) -> None:
+        if timeout is not None:
+            check_seconds("timeout", timeout, above=True)
+        check_whole("retries", retries, 0, 1 << 31)
+        check_whole("window_bytes", window_bytes, 1, 1 << 62)
+        check_whole("window_messages", window_messages, 1, 1 << 62)
+        if not callable(on_full) and on_full not in ("block", "raise"):
+            raise InvalidSettings(f"on_full is 'block', 'raise' or a function, not {on_full!r}")
+        if compression not in ("auto", "none", "lz4", "zstd"):
+            raise InvalidSettings(f"compression is auto, none, lz4 or zstd, not {compression!r}")
+        if not _rises(resend_after):
+            raise InvalidSettings(f"resend_after is a list of rising times in seconds, not {resend_after!r}")
+        self.timeout = timeout
+        self.retries = retries
+        self.window_bytes = window_bytes
+        self.window_messages = window_messages
+        self.on_full = on_full
+        self.compression = compression
+        self.resend_after = resend_after
+
+
+def _rises(times: Any) -> bool:
+    """Whether these are times in seconds, each after the one before."""
+    if not isinstance(times, list | tuple) or not all(isinstance(time, int | float) for time in times):
+        return False
+    return all(later > sooner for sooner, later in zip((0.0, *times), times, strict=False))
+
+
+class Draft(NamedTuple):
+    """A message that was checked and knows its lane, but is not in it yet."""
+
+    lane: Lane
+    message: Message
+    size: int
+    due_ms: int
+    extra: bytes
+
+
+class Core:
+    """One producer, without waiting for anything."""
+
+    accumulator: Accumulator
+    sender: Sender
+
+    def __init__(
+        self, app: str, options: Options, routes: Routes, lines: Lines, clock: Clock, spool: Spool | None = None
+    ) -> None:
+        self.options: Final = options
+        self.clock: Final = clock
+        self.routes: Final = routes
+        compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
+        retries = Retries(options.retries, options.resend_after)
+        check_name(app, "app")
+        self.spooling: SpoolSender | None = None
+        if spool is None:
+            self.accumulator = Accumulator(options.window_bytes, options.window_messages)
+            self.sender = Sender(app, self.accumulator, retries, routes, lines, clock, compressor)
+        else:
+            from dmq.client.spool.sender import SpoolAccumulator, SpoolSender
+
+            gathering = SpoolAccumulator(options.window_bytes, options.window_messages, spool)
+            self.accumulator = gathering
+            self.sender = self.spooling = SpoolSender(
+                app, gathering, retries, routes, lines, clock, compressor, spool, options.window_bytes
+            )
+        self.lock: Final = self.sender.lock
+        self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
+
+    def check_open(self) -> None:
+        """Refuse to work once closed.
+
+        Raises:
+            NotConnected: the producer, or its client, was closed.
+        """
+        error = self.sender.closed_by
+        if error is not None:
+            raise type(error)(error.message, **error.detail)
+
+    def draft(
+        self,
+        route: Route,
+        topic: str,
+        body: object,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Draft:
+        """A message out of the arguments of a send.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: it cannot be sent.
+        """
+        message = make_message(body, key, tag, business_id, ordered, priority, properties)
+        check_message(topic, message, self.sender.body_bytes_max)
+        extra, due = b"", 0
+        if not ordered and not route.is_priority and not consumed_by and ttl is None and not delay and not deliver_at:
+            lane = self._plain.get((topic, durability))
+            if lane is not None:
+                return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, b"")
+            lane = self._lane(route, message, topic, durability, False, "")
+            self._plain[topic, durability] = lane
+        else:
+            now_ms = self.clock.now_ms()
+            extra, due = expiry(ttl, now_ms), due_ms(delay, deliver_at, now_ms)
+            lane = self._lane(route, message, topic, durability, bool(due), consumed_by)
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, due, extra)
+
+    def _lane(
+        self, route: Route, message: Message, topic: str, durability: str, is_delayed: bool, consumed_by: str
+    ) -> Lane:
+        level = parse_durability(durability)
+        _check_group(level, consumed_by)
+        return self.lane(LaneKey(topic, choose_queue(route, message), level, is_delayed, consumed_by))
+
+    def plain_lane(self, topic: str, durability: str, body: object, key: str | None) -> Lane | None:
+        """The lane of what is sent most: bytes and at most a key, to a topic that was sent to before.
+
+        None if it is not that simple: then `draft` decides. A flood of sends spends a third of its time on that way.
+        """
+        lane = self._plain.get((topic, durability))
+        if lane is None or type(body) is not bytes or len(body) > self.sender.body_bytes_max:
+            return None
+        if key is not None and (type(key) is not str or len(key) > TEXT_MAX or not key.isascii()):
+            return None
+        return lane
+
+    def alone(
+        self,
+        topic: str,
+        body: object,
+        key: str | None,
+        tag: str | None,
+        business_id: str | None,
+        priority: int,
+        properties: Mapping[str, str] | None,
+        durability: str,
+        deadline: float | None,
+        now: float,
+    ) -> Batch | None:
+        """A batch of one message that may be sent at once, encoded and with its numbers; None if it has to queue.
+
+        It is a batch like any other: in the window, with its queue taken, and to be seen through to its end. It is
+        for messages that may go to any queue at once.
+
+        Parameters:
+            deadline: when its sender gives up.
+            now: on the monotonic clock.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        lane, sender = self.plain_lane(topic, durability, body, key), self.sender
+        if lane is None or lane.under_way or lane.gathering is not None or lane.ready:
+            return None
+        route = self.routes.get(topic)
+        if route is None or now - route.fetched_at >= FRESH_SECONDS or lane.key.durability not in _ALONE:
+            return None
+        assert type(body) is bytes
+        message = Message(body, key, tag, business_id, False, priority, properties)
+        if not (tag is None and business_id is None and priority == DEFAULT_PRIORITY and properties is None):
+            check_message(topic, message, sender.body_bytes_max)
+        records, key_count = sender.encode_lone(topic, message)
+        with sender.lock:
+            if sender.closed_by is not None:
+                return None
+            batch = self.accumulator.take_alone(lane, len(body) + MESSAGE_BYTES, route.queues)
+        if batch is not None:
+            batch.body, batch.key_count, batch.deadline = records, key_count, deadline
+        return batch
+
+    def put_plain(self, lane: Lane, body: bytes, key: str | None) -> tuple[Batch, int] | None:
+        """`put` for a message of `plain_lane`; None if the window is full: then `draft` and `put` decide."""
+        size = len(body) + MESSAGE_BYTES
+        with self.lock:
+            if self.sender.closed_by is not None or not self.accumulator.has_room(size, 1):
+                return None
+            batch = self.accumulator.append_plain(lane, body, key, size)
+            batch.is_attended, batch.deadline = True, None
+            return batch, batch.count - 1
+
+    def lane(self, key: LaneKey) -> Lane:
+        with self.lock:
+            return self.accumulator.lane(key)
+
+    def put(self, draft: Draft, *, attended: bool, deadline: float | None) -> tuple[Batch, int] | None:
+        """Put a message into its lane: its batch and its place there; None if the window is full."""
+        with self.lock:
+            if self.sender.closed_by is not None or not self.accumulator.has_room(draft.size, 1):
+                return None
+            batch = self.accumulator.append(*draft)
+            if attended:
+                batch.is_attended, batch.deadline = True, None
+            elif not batch.is_attended and deadline is not None:
+                batch.deadline = max(batch.deadline or 0.0, deadline)
+            return batch, batch.count - 1
+
+    def full(self, topic: str, message: Message) -> Busy:
+        """The window is full and nobody waits: tell the user's function if there is one; the error to fail with."""
+        if callable(self.options.on_full):
+            self.options.on_full(topic, message)
+        return Busy(self.accumulator.why_full())
+
+    def many(
+        self,
+        route: Route,
+        topic: str,
+        messages: Sequence[Message],
+        durability: str,
+        consumed_by: str,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+    ) -> Iterator[tuple[Batch, Sequence[int]]]:
+        """Batches of `send_many`, each encoded when it is asked for, with the indexes of its messages.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: a message cannot be sent; `detail["index"]` says which.
+        """
+        level = parse_durability(durability)
+        _check_group(level, consumed_by)
+        due = due_ms(delay, deliver_at, self.clock.now_ms())
+        whole: list[tuple[int, Sequence[int]]] = [(-1, range(len(messages)))]
+        try:
+            plain = is_plain(messages)
+            parts = whole if plain and not route.is_priority else _by_queue(route, messages)
+        except AttributeError:
+            raise _no_message(messages) from None
+        for queue, indexes in parts:
+            lane = self.lane(LaneKey(topic, queue, level, bool(due), consumed_by))
+            start = 0
+            while start < len(indexes):
+                batch = Batch(lane)
+                stop = self._fill(batch, messages, indexes, start, plain)
+                part = indexes[start:stop]
+                if due:
+                    batch.dues = [due] * batch.count
+                try:
+                    self.sender.encode(batch)
+                except InvalidMessage as error:
+                    raise _with_index(error, part) from error
+                yield batch, part
+                start = stop
+
+    def _fill(self, batch: Batch, messages: Sequence[Message], indexes: Sequence[int], start: int, plain: bool) -> int:
+        stop = min(len(indexes), start + MANY_MESSAGES)
+        part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
+        bodies = [message.body for message in part]
+        if {*map(type, bodies)} != {bytes}:
+            bodies = [*map(encode_body, bodies)]
+            part = [msgspec.structs.replace(message, body=body) for message, body in zip(part, bodies, strict=True)]
+        count, total = _cut([*map(len, bodies)], self._many_bytes())
+        if count < len(part):
+            part, bodies = part[:count], bodies[:count]
+        batch.is_plain = plain or is_plain(part)
+        if batch.is_plain:
+            batch.bodies, batch.keys = bodies, [message.key for message in part]
+        else:
+            batch.messages = [*part]
+        batch.count = count
+        batch.bytes = total + MESSAGE_BYTES * count
+        return start + count
+
+    def _many_bytes(self) -> int:
+        """How large the bodies of one batch of `send_many` may be together: within window and frames, with room."""
+        most = MANY_BYTES if self.spooling is None else SPOOLED_BYTES
+        return min(most, self.options.window_bytes, self.sender.frame_bytes_max // 4)
+
+
+def _cut(sizes: list[int], limit: int) -> tuple[int, int]:
+    """How many bodies of these sizes make one batch of `send_many`, and how large they are together."""
+    total = sum(sizes)
+    if total <= limit:
+        return len(sizes), total
+    sums = [*accumulate(sizes)]
+    count = max(1, bisect_right(sums, limit))
+    return count, sums[count - 1]
+
+
+def listed(messages: Any) -> Sequence[Message]:
+    """What `send_many` was given, as something that has a length.
+
+    Raises:
+        InvalidMessage: it is no list of messages.
+    """
+    if isinstance(messages, list | tuple):
+        return messages
+    if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Message):
+        raise InvalidMessage(f"send_many takes a list of messages, as in [dmq.Message(b'body')], not {messages!r:.80}")
+    return messages if isinstance(messages, Sequence) else [*messages]
+
+
+def _no_message(given: Sequence[object]) -> InvalidMessage:
+    """The error for a list in which something is no message."""
+    index, wrong = next((at, one) for at, one in enumerate(given) if not isinstance(one, Message))
+    kind = type(wrong).__name__
+    return InvalidMessage(
+        f"message {index} is of type {kind}: send_many takes messages, as in dmq.Message(b'body')", index=index
+    )
+
+
+def _check_group(level: Durability, consumed_by: str) -> None:
+    if (level == Durability.CONSUMED) != bool(consumed_by):
+        raise InvalidMessage(
+            "durability='consumed' needs consumed_by: the group whose ack is waited for"
+            if not consumed_by
+            else "consumed_by goes with durability='consumed' only"
+        )
+
+
+def _by_queue(route: Route, messages: Sequence[Message]) -> list[tuple[int, Sequence[int]]]:
+    """Which messages go where: one entry for any queue in the usual case, else one for each queue."""
+    is_ordered = {message.ordered for message in messages}
+    if not route.is_priority and not any(is_ordered):
+        return [(-1, range(len(messages)))]
+    queues: dict[int, list[int]] = {}
+    for index, message in enumerate(messages):
+        try:
+            queues.setdefault(choose_queue(route, message), []).append(index)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"message {index}: {error.message}", index=index) from None
+    return [*queues.items()]
+
+
+def _with_index(error: InvalidMessage, part: Sequence[int]) -> InvalidMessage:
+    """The error with the index the message had in the user's list."""
+    index = error.detail.get("index")
+    if not isinstance(index, int) or part[index] == index:
+        return error
+    message = error.message.replace(f"message {index}:", f"message {part[index]}:", 1)
+    return type(error)(message, **{**error.detail, "index": part[index]})

@@ -1,0 +1,209 @@
+"""The encoder: from the messages of a batch to the body of its request.
+
+What always holds: a batch is encoded once; its messages are let go then, since the records hold everything.
+
+Bodies: from a Python object to the bytes of a message, and back.
+
+Bytes stay as they are; text becomes UTF-8; msgspec structs, dataclasses and Pydantic models become JSON, because any
+consumer in any language can read it and a person can too.
+
+What always holds: what cannot become a body raises `InvalidMessage` that names its type, before anything is sent; what
+was encoded from a type is decoded to an equal object of that type. Pydantic is imported only where one of its models
+is asked for: whoever has one has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, TypeVar, get_args
+
+import msgspec
+
+from dmq.client.producer.accumulator import Batch
+from dmq.clock import Clock
+from dmq.errors import InvalidMessage, InvalidSettings
+from dmq.model import Message
+from dmq.protocol import Buffer, pack_batch, pack_lone
+from dmq.records import Compressor, encode_batch, encode_lone, encode_plain
+
+__all__ = ["BatchEncoder", "check_type", "decode_body", "encode_body"]
+
+
+T = TypeVar("T")
+
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+def encode_body(body: object) -> bytes:
+    """The bytes of a body.
+
+    Raises:
+        InvalidMessage: the object is of a type that has no form as a body, or holds something that has none.
+    """
+    if type(body) is bytes:
+        return body
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    if isinstance(body, str):
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"a text body cannot be written as UTF-8: {error.reason} at {error.start}") from error
+    kind = type(body)
+    try:
+        dump = getattr(kind, "model_dump_json", None)
+        if dump is not None:
+            text: str = dump(body)
+            return text.encode()
+        if isinstance(body, msgspec.Struct) or (dataclasses.is_dataclass(body) and not isinstance(body, type)):
+            return _encode_json(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidMessage(f"a {kind.__qualname__} cannot be written as JSON: {error}", type=kind.__name__) from error
+    raise InvalidMessage(
+        f"a body is bytes, text, a msgspec struct, a dataclass or a Pydantic model, not {kind.__qualname__}: encode it "
+        "first, for example with msgspec.json.encode",
+        type=kind.__name__,
+    )
+
+
+def decode_body(type_: type[T], body: bytes) -> T:
+    """The object that a body holds, of the type asked for.
+
+    Raises:
+        InvalidMessage: the body does not hold one.
+    """
+    try:
+        if type_ is bytes:
+            return body  # type: ignore[return-value]
+        if type_ is str:
+            return body.decode()  # type: ignore[return-value]
+        validate = getattr(type_, "model_validate_json", None)
+        if validate is not None:
+            made: T = validate(body)
+            return made
+        decoded: T = _decoder(type_)(body)  # type: ignore[arg-type]
+        return decoded
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidMessage(f"the body is no {_name(type_)}: {_in_words(error)}", type=_name(type_)) from error
+
+
+def check_type(type_: Any) -> Any:
+    """The type, if bodies can be of it; None is bytes.
+
+    Raises:
+        InvalidSettings: there is no way to make one from a body.
+    """
+    if type_ is None or type_ in (bytes, str) or hasattr(type_, "model_validate_json"):
+        return type_
+    try:
+        is_known = _has_model(type_) or not isinstance(msgspec.inspect.type_info(type_), msgspec.inspect.CustomType)
+        _decoder(type_)
+    except (TypeError, NameError):  # a name in an annotation may be nobody's
+        is_known = False
+    if not is_known:
+        raise InvalidSettings(
+            f"type is a msgspec struct, a dataclass, a Pydantic model, or made of them as in list[Order], not {type_!r}"
+        )
+    return type_
+
+
+@lru_cache(maxsize=256)
+def _decoder(type_: Any) -> Callable[[bytes], Any]:
+    if _has_model(type_):
+        from pydantic import TypeAdapter  # whoever has a model has it
+
+        validate: Callable[[bytes], Any] = TypeAdapter(type_).validate_json
+        return validate
+    return msgspec.json.Decoder(type_).decode
+
+
+def _has_model(type_: Any) -> bool:
+    """Whether a Pydantic model stands within it, as in list[Order] or Order | Refund."""
+    return any(hasattr(part, "model_validate_json") or _has_model(part) for part in get_args(type_))
+
+
+def _name(type_: Any) -> str:
+    return str(type_) if get_args(type_) else getattr(type_, "__qualname__", str(type_))
+
+
+def _in_words(error: Exception) -> str:
+    """What is wrong, on one line: Pydantic says it in many, and in a list as well."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return str(error)
+    first = details()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+class BatchEncoder:
+    """Encodes for one producer.
+
+    Parameters:
+        app: who sends.
+        clock: for the send times.
+        compressor: compresses bodies where it pays; None leaves all as they are.
+    """
+
+    def __init__(self, app: str, clock: Clock, compressor: Compressor | None) -> None:
+        self._app = app
+        self._clock = clock
+        self._compressor = compressor
+        self._encoding = threading.Lock()  # a compressor serves one thread at a time
+
+    def encode(self, batch: Batch, body_bytes_max: int) -> None:
+        """Turn a batch's messages into the body of its request.
+
+        Parameters:
+            body_bytes_max: the largest body, after compression.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: a message cannot be sent.
+        """
+        if batch.count == 1 and not batch.dues and not batch.has_extras:
+            message = Message(batch.bodies[0], batch.keys[0]) if batch.is_plain else batch.messages[0]
+            if type(message.body) is bytes and len(message.body) <= body_bytes_max:
+                batch.body, batch.key_count = self.encode_lone(batch.topic, message)
+                batch.drop_messages()
+                return
+        now_ms = self._clock.now_ms()
+        with self._encoding:
+            if batch.is_plain:
+                encoded = encode_plain(
+                    batch.topic,
+                    self._app,
+                    batch.bodies,
+                    batch.keys,
+                    sent_at_ms=now_ms,
+                    compressor=self._compressor,
+                    body_bytes_max=body_bytes_max,
+                )
+            else:
+                encoded = encode_batch(
+                    batch.topic,
+                    self._app,
+                    batch.messages,
+                    sent_at_ms=now_ms,
+                    compressor=self._compressor,
+                    extra=batch.extras if batch.has_extras else b"",
+                    body_bytes_max=body_bytes_max,
+                )
+        batch.key_count = len(encoded.hashes)
+        batch.body = pack_batch(encoded, batch.dues)
+        batch.drop_messages()  # the records hold everything; the objects may go
+
+    def encode_lone(self, topic: str, message: Message) -> tuple[list[Buffer], int]:
+        """The body of a request with one message that is not too large, and how many keys it has.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        body, codec = message.body, 0
+        if self._compressor is not None:
+            with self._encoding:
+                codec, body = self._compressor.compress(topic, body)
+        record = encode_lone(topic, self._app, message, self._clock.now_ms(), body, codec)
+        return pack_lone(record), 1 if record.key_hash else 0

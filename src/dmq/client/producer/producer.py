@@ -1,0 +1,548 @@
+"""The producer of a blocking program. Thread-safe.
+
+What always holds: `send` returns a receipt or raises, never later than its timeout; while nothing else is under way it
+encodes, writes and reads in the caller's own thread. `send_async` returns at once, or as soon as the window has room.
+A callback runs on the notifier's thread (D-07).
+
+The straight way: one message, sent and answered in the caller's own thread while nothing else is under way.
+
+A lone `send` needs none of what makes many sends fast: no batch that gathers, no callback, no other thread. It takes
+the queue's turn and its number as every batch does, so that it can fall back on the general way at any moment: if
+another thread reads the connection, if the broker refuses, if the connection breaks, or if the answer takes long.
+
+What always holds: a message that set out this way is a batch like any other, in the window, with its numbers and its
+bytes kept until it is settled; whatever happens, it is in the sender's care or it is settled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from dmq.client.arguments import check_function
+from dmq.client.connection.connection import Connection
+from dmq.client.connection.pool import Transport
+from dmq.client.connection.session import Push
+from dmq.client.connection.threads import FOREVER, Waiter
+from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.core import Core, Draft, Options, listed
+from dmq.client.producer.future import Receipts, SendFuture
+from dmq.client.producer.outcome import receipts_of, too_late
+from dmq.client.producer.routes import UNKNOWN, Route, Routes
+from dmq.client.producer.sender import Sender
+from dmq.client.producer.transaction import Transaction
+from dmq.client.producer.transaction_core import Check, Transactions, roll_back_late
+from dmq.clock import Clock
+from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
+from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
+from dmq.protocol import Command, decode_response
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.produce import TransactionCheck
+
+if TYPE_CHECKING:
+    from dmq.client.spool.spool import Spool
+
+__all__ = ["OnDelivery", "Producer", "Straight"]
+
+
+STRAIGHT_SECONDS: Final = 1.0
+"""How long an answer is waited for this way. It must end before anything is sent again."""
+
+
+class Straight:
+    """See the module. For producers without a spool."""
+
+    def __init__(self, core: Core, transport: Transport, clock: Clock) -> None:
+        self._core = core
+        self._sender = core.sender
+        self._transport = transport
+        self._clock = clock
+
+    def send(
+        self,
+        topic: str,
+        body: object,
+        key: str | None,
+        tag: str | None,
+        business_id: str | None,
+        priority: int,
+        properties: Mapping[str, str] | None,
+        durability: str,
+        deadline: float,
+    ) -> Batch | None:
+        """Send a message and wait a while for its answer: its batch, settled or not.
+
+        None if it is not a case for this way; then nothing was done.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        connection = self._transport.current()
+        if connection is None:
+            return None
+        now = self._clock.monotonic()
+        batch = self._core.alone(topic, body, key, tag, business_id, priority, properties, durability, deadline, now)
+        if batch is not None:
+            try:
+                self._exchange(batch, connection, now, deadline)
+            except DMQError as error:
+                self._sender.unsent(batch, error)
+        return batch
+
+    def _exchange(self, batch: Batch, connection: Connection, now: float, deadline: float) -> None:
+        sender = self._sender
+        assert batch.body is not None
+        sender.note_sending(batch, connection, now)
+        exchange = connection.exchange(
+            Command.PRODUCE, sender.header(batch, now), batch.body, min(deadline, now + STRAIGHT_SECONDS)
+        )
+        if exchange is None:  # another thread reads
+            sender.dispatch(batch, connection)
+            return
+        answer = exchange.answer
+        if answer is None:
+            assert exchange.pending is not None
+            batch.is_attended = True
+            batch.pending = exchange.pending
+            sender.watch(batch, connection)
+            if exchange.hand_over(lambda answer: sender.answered(batch, connection, answer)):
+                connection.attend(exchange.pending)
+                return
+            answer = exchange.answer
+            assert answer is not None
+        sender.answered(batch, connection, answer)
+
+
+OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
+
+
+class Producer:
+    """Sends messages. Made by `Client.producer`."""
+
+    def __init__(
+        self,
+        app: str,
+        options: Options,
+        routes: Routes,
+        transport: Transport,
+        clock: Clock,
+        on_close: Callable[[Producer], None] = lambda _: None,
+        spool: Spool | None = None,
+        group: str | None = None,
+        check: Check | None = None,
+    ) -> None:
+        self._options = options
+        self._on_close = on_close
+        self._routes = routes
+        self._transport = transport
+        self._core = Core(app, options, routes, transport, clock, spool)
+        self._sender: Sender = self._core.sender
+        self._spooling = self._core.spooling
+        self._straight = Straight(self._core, transport, clock) if spool is None else None
+        self._transactions = None if group is None else Transactions(self._core, transport, clock, group, check)
+        transport.watch(self)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Receipt:
+        """Send a message and wait until it is as safe as asked.
+
+        With a spool, a receipt may say `spooled`: no broker has answered, but the message is kept and will be sent.
+
+        Parameters:
+            topic: where it goes.
+            body: bytes, text, a msgspec struct, a dataclass or a Pydantic model.
+            key: to find it by.
+            tag: to filter by.
+            business_id: what it belongs to; with `ordered`, messages of the same one stay in order.
+            priority: 0 to 9.
+            delay: seconds from now until it is delivered.
+            deliver_at: the same as a moment: seconds since 1970, or a datetime with its time zone.
+            ttl: seconds until it expires.
+            properties: names and values that travel with it.
+            durability: `none`, `stored`, `flushed`, `replicated` or `consumed`.
+            consumed_by: with `consumed`, the group whose ack is waited for.
+
+        Raises:
+            DMQError: it was not stored as asked, or that is not known (`TimedOut`).
+        """
+        deadline = self._deadline()
+        batch, index = None, 0
+        if (
+            self._straight is not None and not ordered and not delay and deliver_at is None and ttl is None
+            and not consumed_by
+        ):  # fmt: skip
+            batch = self._straight.send(topic, body, key, tag, business_id, priority, properties, durability, deadline)
+        if batch is None:
+            draft = self._core.draft(
+                self._route(topic, deadline), topic, body, key, tag, business_id, ordered, priority, delay, deliver_at,
+                ttl, properties, durability, consumed_by,
+            )  # fmt: skip
+            batch, index = self._put(draft, False, deadline)
+            self._sender.pump(batch.lane)
+        if not batch.is_done:
+            self._wait(batch, deadline)
+            if not batch.is_done:
+                self._give_up(batch)
+        if batch.error is not None:
+            raise batch.error_of(index)
+        return batch.receipt(index)
+
+    def send_async(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+        on_delivery: OnDelivery | None = None,
+    ) -> SendFuture:
+        """Send a message and go on. Parameters as in `send`.
+
+        Parameters:
+            on_delivery: called with (receipt, None) or (None, error) once the outcome is known.
+
+        Raises:
+            DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
+        """
+        check_function("on_delivery", on_delivery)
+        put = None
+        if (
+            tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
+            and deliver_at is None and ttl is None and properties is None and not consumed_by
+        ):  # fmt: skip
+            lane = self._core.plain_lane(topic, durability, body, key)
+            if lane is not None:
+                put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
+        if put is None:
+            route = self._routes.get(topic) or self._route(topic, self._deadline())
+            draft = self._core.draft(
+                route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
+                durability, consumed_by,
+            )  # fmt: skip
+            put = self._put(draft, True, None)
+        batch, index = put
+        future = SendFuture(batch, index)
+        if on_delivery is not None:
+            tell = on_delivery
+            future.add_done_callback(
+                lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
+            )
+        if batch.is_worth_a_look:
+            self._sender.pump(batch.lane)
+        return future
+
+    def send_many(
+        self,
+        topic: str,
+        messages: Sequence[Message],
+        *,
+        delay: float = 0.0,
+        deliver_at: float | datetime | None = None,
+        durability: str = "flushed",
+        consumed_by: str = "",
+    ) -> Receipts:
+        """Send many messages and wait for all: the fastest way in. All are delayed alike, or none.
+
+        Returns:
+            Their receipts, in the order of the messages, each made when it is looked at.
+
+        Raises:
+            DMQError: the first error. `detail["stored"]` says how many messages of the call are stored nevertheless,
+                `detail["stored_indexes"]` which; a message that cannot be sent at all raises before anything after it
+                is sent.
+        """
+        deadline = self._deadline()
+        messages = listed(messages)
+        if not messages:
+            return Receipts((), 0)
+        parts: list[tuple[Batch, Sequence[int]]] = []
+        problem: DMQError | None = None
+        try:
+            for batch, indexes in self._core.many(
+                self._route(topic, deadline), topic, messages, durability, consumed_by, delay, deliver_at
+            ):
+                # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
+                deadline = batch.deadline = self._deadline()
+                self._enter(batch, parts, deadline)
+                parts.append((batch, indexes))
+                self._sender.pump(batch.lane)
+                connection = self._transport.current()
+                if connection is not None:
+                    connection.take_ready()
+        except DMQError as error:
+            problem = error
+        for batch, _ in parts:
+            if not batch.is_done:
+                self._wait(batch, max(deadline, batch.deadline or 0.0))
+                if not batch.is_done:
+                    self._give_up(batch)
+            problem = problem or batch.error
+        return receipts_of(parts, problem, len(messages))
+
+    def transaction(self, topic: str, body: object, **options: Any) -> Transaction:
+        """Prepare a message that nobody sees until its transaction is committed. To be used with `with`: leaving it
+        well commits, an exception rolls back.
+
+        Parameters:
+            options: `key`, `tag`, `business_id`, `ordered`, `priority`, `ttl` and `properties`, as of `send`.
+
+        Raises:
+            InvalidSettings: the producer was made without `group`.
+            DMQError: the message could not be prepared; should it be stored after all, it is rolled back.
+        """
+        transactions = self._transacting()
+        half = self._prepare(topic, body, **options)
+        return Transaction(transactions, self._prepare, half, self._options.timeout)
+
+    def transaction_async(self, topic: str, body: object, **options: Any) -> Transaction:
+        """`transaction` without waiting for the broker: its `commit_async` goes out once the message is prepared."""
+        transactions = self._transacting()
+        route = self._routes.get(topic) or self._route(topic, self._deadline())
+        batch, index = self._put(transactions.draft(route, topic, body, **options), True, None)
+        if batch.is_worth_a_look:
+            self._sender.pump(batch.lane)
+        return Transaction(transactions, self._prepare, (batch, index), self._options.timeout)
+
+    def _transacting(self) -> Transactions:
+        if self._transactions is None:
+            raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
+        return self._transactions
+
+    def _prepare(
+        self, topic: str, body: object, *, first: tuple[Batch, int] | None = None, **options: Any
+    ) -> tuple[Batch, int]:
+        transactions = self._transacting()
+        deadline = self._deadline()
+        if first is not None:  # it may still be on its way, and only then has its number
+            self._wait(first[0], deadline)
+            if not first[0].is_done:
+                self._give_up(first[0])
+            if first[0].error is not None:
+                raise first[0].error
+        draft = transactions.draft(self._route(topic, deadline), topic, body, first=first, **options)
+        batch, index = self._put(draft, False, deadline)
+        self._sender.pump(batch.lane)
+        try:
+            if not batch.is_done:
+                self._wait(batch, deadline)
+                if not batch.is_done:
+                    self._give_up(batch)
+        except DMQError:
+            roll_back_late(transactions, batch, index)
+            raise
+        if batch.error is not None:
+            raise batch.error
+        return batch, index
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        timeout = self._options.timeout
+        return FOREVER if timeout is None else time.monotonic() + timeout
+
+    def _patience(self) -> float:
+        """How long a send waited at most, to tell the user."""
+        return min(limit for limit in (self._options.timeout, self._transport.timeout, FOREVER) if limit is not None)
+
+    def _route(self, topic: str, deadline: float) -> Route:
+        self._core.check_open()
+        route = self._routes.get(topic)
+        if route is not None:
+            return route
+        check_target(topic)
+        if self._spooling is not None and self._transport.current() is None:
+            return UNKNOWN  # the spool takes it, and the broker says later
+        left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
+        answer = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
+        route = Route.of(decode_response(answer).info.config, time.monotonic())
+        self._routes.put(topic, route)
+        if self._spooling is not None:
+            self._spooling.remember(topic)
+        return route
+
+    def _put(self, draft: Draft, attended: bool, deadline: float | None) -> tuple[Batch, int]:
+        """Put a message into its lane, waiting for room if the user wants that."""
+        limit = deadline or FOREVER
+        while True:
+            put = self._core.put(draft, attended=attended, deadline=deadline)
+            if put is not None:
+                return put
+            self._core.check_open()
+            if self._options.on_full != "block":
+                raise self._core.full(draft.lane.key.topic, draft.message)
+            if not self._wait_for_room(draft.size, 1, limit):
+                raise self._core.full(draft.lane.key.topic, draft.message)
+
+    def _wait_for_room(self, size: int, count: int, deadline: float) -> bool:
+        """Wait until the window may have room; False if time is over."""
+        waiter = Waiter()
+        accumulator = self._core.accumulator
+        with self._core.lock:
+            if accumulator.has_room(size, count) or self._sender.closed_by is not None:
+                return True
+            accumulator.waiters.append(waiter)
+        return waiter.wait(deadline - time.monotonic())
+
+    def _enter(self, batch: Batch, parts: Sequence[tuple[Batch, Sequence[int]]], deadline: float) -> None:
+        """Let a batch of `send_many` into the window; while that is full, read the answers that make room."""
+        accumulator = self._core.accumulator
+        while True:
+            self._core.check_open()
+            with self._core.lock:
+                if accumulator.has_room(batch.bytes, batch.count):
+                    accumulator.add(batch)
+                    return
+            if self._options.on_full != "block":
+                raise self._core.full(batch.topic, Message(b""))
+            own = next((other for other, _ in parts if not other.is_done), None)
+            if own is not None:
+                self._wait(own, deadline)
+                is_over = not own.is_done
+            else:
+                is_over = not self._wait_for_room(batch.bytes, batch.count, deadline)
+            if is_over:
+                raise TimedOut(f"the window stayed full for {self._options.timeout:g} s")
+
+    def _wait(self, batch: Batch, deadline: float) -> None:
+        """Wait for a batch; read meanwhile if nobody else does."""
+        transport = self._transport
+        limit = deadline
+        if transport.timeout is not None and transport.current() is None:
+            limit = min(limit, time.monotonic() + transport.timeout)
+        if self._spooling is not None:
+            self._spooling.wait_kept(batch, deadline)
+        waiter = Waiter()
+        batch.add_waiter(waiter)
+        while not batch.is_done:
+            if time.monotonic() >= limit:
+                return
+            connection = transport.current()
+            # One that is sent again is attended to; before that, its answer comes over the connection in use.
+            if connection is None or batch.is_attended:
+                waiter.wait(limit - time.monotonic())
+            else:
+                connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
+
+    def _give_up(self, batch: Batch) -> None:
+        """The time of a synchronous send is over: take it back if that is still possible, and raise.
+
+        What the spool has ends well.
+        """
+        if self._spooling is not None:
+            self._spooling.give_up(batch, self._patience())
+            return
+        error = too_late(self._sender, batch, self._options.timeout, self._transport.timeout)
+        if batch.count == 1:
+            self._sender.withdraw(batch, error)
+        if not batch.is_done:
+            raise error
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was sent before this call is settled, well or not.
+
+        With a spool: until a broker has acknowledged everything in it.
+
+        Raises:
+            TimedOut: it is not, after so many seconds.
+        """
+        self._settle(timeout)
+
+    def _settle(self, timeout: float | None, *, while_connected: bool = False) -> None:
+        deadline = FOREVER if timeout is None else time.monotonic() + timeout
+        with self._core.lock:
+            batches = [*self._core.accumulator.unsettled()]
+        for batch in batches:
+            if not batch.wait(deadline):
+                raise TimedOut(f"messages are still on their way after {timeout:g} s")
+        for end in () if self._transactions is None else self._transactions.unsettled():
+            if not end.wait(deadline):
+                raise TimedOut(f"transactions are still being ended after {timeout:g} s")
+        if self._spooling is not None and not self._spooling.wait_drained(deadline, while_connected=while_connected):
+            raise TimedOut(f"messages are still in the spool after {timeout:g} s; they stay there until they are sent")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for what is on its way, then take no more. What is not settled in time fails; what is spooled stays so.
+
+        Parameters:
+            timeout: how long to wait; the producer's own if left out.
+        """
+        if self._transport.is_forked:
+            return  # it is the parent's, and so is its spool
+        try:
+            if self._sender.closed_by is None:
+                self._settle(self._options.timeout if timeout is None else timeout, while_connected=True)
+        except TimedOut:
+            pass  # told to each message by its future
+        finally:
+            self._transport.unwatch(self)
+            if self._transactions is not None:
+                self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
+            self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
+            if self._spooling is not None:
+                self._spooling.leave()
+            self._on_close(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- told by the transport --------------------------------------------------------------------------------------
+
+    def forked(self, reason: NotConnected) -> None:
+        self._sender.closed_by = reason
+
+    def connected(self, connection: Connection) -> None:
+        self._sender.connected(connection)
+        if self._transactions is not None:
+            if self._transactions.check is not None:
+                connection.hold()  # checks come by themselves
+            self._transactions.connected(connection)
+
+    def lost(self, connection: Connection, reason: DMQError) -> None:
+        if self._spooling is not None:  # else its batches have heard of it themselves
+            self._spooling.lost()
+
+    def pushed(self, connection: Connection, push: Push) -> None:
+        if self._transactions is not None and isinstance(push.header, TransactionCheck):
+            self._transactions.pushed(push.header, push.body)
+
+    def unreachable(self, error: DMQError) -> None:
+        self._sender.unreachable(error)
+
+    def closed(self, error: DMQError) -> None:
+        self._sender.close(error)
+        if self._transactions is not None:
+            self._transactions.close(error)

@@ -1,0 +1,468 @@
+"""The sender: takes batches from the accumulator to a broker, and sees them through. No sockets, no threads.
+
+It works through two seams (`dmq.client.connection.link`). `Link` is a connection that takes requests and calls back
+with the answer; `Lines` tells which link is in use, finds another broker, and calls things later.
+
+What always holds:
+- A batch under way is in exactly one place: written and unanswered, parked until a connection is back, or due to be
+  sent again at a known time. It leaves that place only by its end.
+- The producer's lock is never held while anything is encoded, written or called back.
+- A batch that may be stored keeps its queue, its numbers and its count, and goes out as RESEND.
+
+The end of batches: who waits is told, callbacks run, and room in the window comes back. No sockets, no threads.
+
+What always holds: a batch ends once; the producer's lock is never held while anything is called back; a batch that has
+callbacks keeps its room in the window until they have run, so that slow ones push back.
+
+What a sender asks of topics, and what it learns. No sockets, no threads.
+
+What always holds: a topic that is asked for anew stays known meanwhile; one that is gone is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any, Final
+
+from dmq.client.connection.link import Lines, Link
+from dmq.client.producer.accumulator import Accumulator, Batch, Lane
+from dmq.client.producer.encoder import BatchEncoder
+from dmq.client.producer.retry_policy import History, Retries, Step
+from dmq.client.producer.routes import Route, Routes
+from dmq.clock import Clock
+from dmq.errors import Busy, DMQError, NotConnected, OutOfRetries, UnknownTopic
+from dmq.protocol import FRAME_BYTES_MAX, Command, Flag, Frame, decode_response
+from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
+from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProduceReply
+from dmq.records import Compressor
+
+__all__ = ["Asking", "Sender", "Settling"]
+
+log = logging.getLogger(__name__)
+
+
+class Settling:
+    """The part of a sender that ends batches."""
+
+    def __init__(self, accumulator: Accumulator, lines: Lines) -> None:
+        self.lock: Final = threading.Lock()  # guards the accumulator and what is here
+        self._accumulator = accumulator
+        self._lines = lines
+        self._under_way: dict[Batch, Link] = {}
+
+    def pump(self, lane: Lane) -> None:
+        """Send what is ready to go in a lane."""
+        raise NotImplementedError
+
+    def _end(self, batch: Batch, reply: ProduceReply | None, error: DMQError | None, *, is_alone: bool = False) -> None:
+        if batch.is_done:
+            return
+        callbacks = batch.end(reply, error)
+        batch.body = None
+        with self.lock:
+            self._under_way.pop(batch, None)
+            lanes = self._accumulator.finished(batch)
+            waiters = [] if callbacks else self._accumulator.release(batch)
+        for waiter in waiters:
+            waiter.wake()
+        if callbacks:
+            self._lines.notify(self._call_back, batch, callbacks)
+        if not is_alone:  # else nobody waited for it, and whoever sent it sends the next one too
+            for lane in lanes:
+                self.pump(lane)
+
+    def _call_back(self, batch: Batch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
+        """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.
+
+        Returns what is still to be awaited, where callbacks are coroutine functions.
+        """
+        waiting = []
+        for callback in callbacks:
+            try:
+                result = callback()
+            except Exception:
+                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+            else:
+                if result is not None and isawaitable(result):
+                    waiting.append(result)
+        if waiting:
+            return self._await_callbacks(batch, waiting)
+        self._release(batch)
+        return None
+
+    async def _await_callbacks(self, batch: Batch, waiting: list[Awaitable[Any]]) -> None:
+        for awaitable in waiting:
+            try:
+                await awaitable
+            except Exception:
+                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+        self._release(batch)
+
+    def _release(self, batch: Batch) -> None:
+        with self.lock:
+            waiters = self._accumulator.release(batch)
+        for waiter in waiters:
+            waiter.wake()
+
+
+class Asking(Settling):
+    """The part of a sender that knows topics."""
+
+    def __init__(self, accumulator: Accumulator, lines: Lines, routes: Routes, clock: Clock) -> None:
+        super().__init__(accumulator, lines)
+        self._routes = routes
+        self._clock = clock
+
+    def _ask_for(self, topic: str, link: Link) -> None:
+        """Ask for a topic anew, and go on with what is known of it meanwhile."""
+        try:
+            link.submit(
+                Command.TOPIC_DESCRIBE, TopicDescribe(topic), on_answer=lambda answer: self.learn(topic, answer)
+            )
+        except DMQError:
+            self._routes.end_refresh(topic)
+
+    def learn(self, topic: str, answer: Frame | DMQError) -> None:
+        """What a broker said of a topic."""
+        try:
+            if isinstance(answer, DMQError):
+                raise answer
+            described: TopicDescribeReply = decode_response(answer)
+        except UnknownTopic:
+            self._routes.drop(topic)
+        except DMQError:
+            self._routes.end_refresh(topic)
+        else:
+            self._routes.put(topic, Route.of(described.info.config, self._clock.monotonic()))
+
+
+SCAN_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 0.5
+_BODY_BYTES_MAX: Final = 4 << 20  # before a broker has told its own
+
+
+class Sender(Asking):
+    """What sends one producer's batches."""
+
+    def __init__(
+        self,
+        app: str,
+        accumulator: Accumulator,
+        retries: Retries,
+        routes: Routes,
+        lines: Lines,
+        clock: Clock,
+        compressor: Compressor | None,
+    ) -> None:
+        super().__init__(accumulator, lines, routes, clock)
+        self._retries = retries
+        self._encoder = BatchEncoder(app, clock, compressor)
+        self.encode_lone: Final = self._encoder.encode_lone
+        self._parked: list[Batch] = []
+        self._is_scanning = False
+        self.closed_by: DMQError | None = None
+        self.body_bytes_max = _BODY_BYTES_MAX
+        """What the broker in use takes as a body, after compression."""
+        self.frame_bytes_max = FRAME_BYTES_MAX
+        """And as a request."""
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def pump(self, lane: Lane) -> None:
+        """Send what is ready to go in a lane."""
+        while True:
+            link = self._lines.current()
+            if link is None:
+                return
+            route = self._routes.get(lane.key.topic)
+            with self.lock:
+                batch = self._accumulator.next_batch(lane, route.queues if route else 1)
+            if batch is None:
+                return
+            self.dispatch(batch, link)
+            if lane.is_idle:
+                return
+
+    def encode(self, batch: Batch) -> None:
+        """Turn a batch's messages into the body of its request.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: a message cannot be sent.
+        """
+        self._encoder.encode(batch, self.body_bytes_max)
+
+    def dispatch(self, batch: Batch, link: Link) -> None:
+        """Send a batch that has left its lane; whatever prevents that, it is seen to."""
+        try:
+            if batch.body is None:
+                self.encode(batch)
+            self._send(batch, link)
+        except DMQError as error:
+            self.unsent(batch, error)
+
+    def unsent(self, batch: Batch, error: DMQError) -> None:
+        """A batch could not be sent: it waits for a connection or for its turn, or ends."""
+        if isinstance(error, NotConnected):
+            batch.last_error = error
+            self._park(batch)
+        elif isinstance(error, Busy):
+            batch.last_error = error
+            self._lines.call_later(error.retry_after or 0.05, lambda: self._again(batch))
+        else:
+            self._end(batch, None, error)
+
+    def header(self, batch: Batch, now: float) -> Produce:
+        """The header under which a batch goes out now."""
+        key = batch.lane.key
+        timeout_ms = 0
+        if key.durability == Durability.CONSUMED and batch.deadline is not None:
+            # The broker's time is over a little sooner, so that its answer, which says where the message is, arrives.
+            left = batch.deadline - now
+            timeout_ms = max(1, int((left - min(ANSWER_SECONDS, left / 4)) * 1000))
+        return Produce(
+            key.topic,
+            batch.queue,
+            batch.count,
+            batch.key_count,
+            batch.producer_id,
+            0,
+            batch.first_sequence,
+            key.durability,
+            (ProduceFlag.DUES if key.is_delayed else 0)
+            | (ProduceFlag.HALF if key.is_half else 0)
+            | (ProduceFlag.JOINED if key.is_half and batch.has_extras else 0)
+            | (ProduceFlag.EXPIRING if batch.has_extras else 0),
+            key.group,
+            timeout_ms,
+        )
+
+    def _send(self, batch: Batch, link: Link) -> None:
+        key = batch.lane.key
+        assert batch.body is not None
+        now = self._clock.monotonic()
+        header = self.header(batch, now)
+        if key.durability == Durability.NONE:
+            link.tell(Command.PRODUCE, header, batch.body)
+            self._end(batch, ProduceReply(batch.queue, 0, 0, Durability.NONE), None, is_alone=True)
+            return
+        self.note_sending(batch, link, now)
+        if self._routes.begin_refresh(key.topic, now):
+            self._ask_for(key.topic, link)
+        self.watch(batch, link)
+        try:
+            batch.pending = link.submit(
+                Command.PRODUCE,
+                header,
+                batch.body,
+                on_answer=lambda answer: self.answered(batch, link, answer),
+                flags=Flag.RESEND if batch.is_unanswered else 0,
+                attended=batch.is_attended,
+            )
+        except DMQError:
+            with self.lock:
+                self._under_way.pop(batch, None)
+            raise
+
+    def note_sending(self, batch: Batch, link: Link, now: float) -> None:
+        """Note when a batch goes out for the first time, and where it goes now."""
+        if batch.sent_at is None:
+            batch.sent_at = now
+            if batch.deadline is None:
+                batch.deadline = now + self._retries.give_up_after
+        batch.broker = link.address
+
+    def watch(self, batch: Batch, link: Link) -> None:
+        """Look after a batch from now on: send it again if it is not answered, give it up in the end."""
+        with self.lock:
+            self._under_way[batch] = link
+            must_scan, self._is_scanning = not self._is_scanning, True
+        if must_scan:
+            self._lines.call_later(SCAN_SECONDS, self._scan)
+
+    # --- back -------------------------------------------------------------------------------------------------------
+
+    def answered(self, batch: Batch, link: Link, answer: Frame | DMQError) -> None:
+        """The answer to a batch is here, or will never be."""
+        with self.lock:
+            self._under_way.pop(batch, None)
+        if isinstance(answer, DMQError):
+            batch.is_unanswered = True
+            batch.last_error = answer
+            self._park(batch)
+            return
+        try:
+            reply: ProduceReply = decode_response(answer)
+        except DMQError as error:
+            self._refused(batch, link, error)
+        else:
+            self._end(batch, reply, None)
+
+    def _refused(self, batch: Batch, link: Link, error: DMQError) -> None:
+        batch.last_error = error
+        verdict = self._retries.after_refusal(
+            self.history(batch), error, self._clock.monotonic(), self._lines.has_other(link)
+        )
+        if verdict.step is Step.FAIL:
+            self._end(batch, None, error)
+            return
+        batch.is_attended = True  # from now on things happen while nobody may be waiting
+        batch.refusals += error.retry_after is None
+        if error.code == "SERVER_ERROR":
+            batch.is_unanswered = True
+        if verdict.step is Step.REFRESH:
+            batch.is_refreshed = True
+            self._refresh(batch, link)
+        elif verdict.step is Step.ELSEWHERE:
+            batch.moves += 1
+            self._lines.find_other(
+                link, lambda other: self._again(batch) if other is None else self.dispatch(batch, other)
+            )
+        else:
+            self._lines.call_later(verdict.pause, lambda: self._again(batch))
+
+    def _again(self, batch: Batch) -> None:
+        if batch.is_done:
+            return
+        link = self._lines.current()
+        if link is None or not self._retries.may_move(self.history(batch), batch.broker == link.address):
+            self._park(batch)
+        else:
+            self.dispatch(batch, link)
+
+    def _refresh(self, batch: Batch, link: Link) -> None:
+        """Ask whether the topic is there, and with how many queues; then send again, or give up."""
+
+        def learned(answer: Frame | DMQError) -> None:
+            self.learn(batch.topic, answer)
+            route = self._routes.get(batch.topic)
+            if isinstance(answer, Frame) and (route is None or batch.queue >= route.queues):
+                assert isinstance(batch.last_error, DMQError)
+                self._end(batch, None, batch.last_error)
+            else:
+                self._again(batch)
+
+        try:
+            link.submit(Command.TOPIC_DESCRIBE, TopicDescribe(batch.topic), on_answer=learned)
+        except DMQError:
+            self._park(batch)
+
+    def _park(self, batch: Batch) -> None:
+        """Keep a batch until a connection is back; if one is there already, it goes at once."""
+        batch.is_attended = True
+        with self.lock:
+            closed_by = self.closed_by
+            if closed_by is None:
+                self._parked.append(batch)
+        if closed_by is not None:
+            self._end(batch, None, closed_by)
+        elif (link := self._lines.current()) is not None:
+            self.connected(link)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def connected(self, link: Link) -> None:
+        """A link is in use: what was parked goes out over it, then what has gathered."""
+        self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
+        with self.lock:
+            parked, self._parked = self._parked, []
+        held = []
+        for batch in parked:
+            if batch.is_done:
+                continue
+            if self._retries.may_move(self.history(batch), batch.broker in (None, link.address)):
+                self.dispatch(batch, link)
+            else:
+                held.append(batch)
+        with self.lock:
+            self._parked += held
+            lanes = self._accumulator.waiting_lanes()
+            must_scan = bool(held) and not self._is_scanning
+            self._is_scanning = self._is_scanning or must_scan
+        if must_scan:
+            self._lines.call_later(SCAN_SECONDS, self._scan)
+        for lane in lanes:
+            self.pump(lane)
+
+    def _scan(self) -> None:
+        """Once a second while anything is under way: send again what stays unanswered, give up what did too long."""
+        now = self._clock.monotonic()
+        with self.lock:
+            under_way = [*self._under_way.items()]
+            parked = [batch for batch in self._parked if batch.sent_at is not None]
+            self._is_scanning = bool(under_way or parked)
+            must_go_on = self._is_scanning
+        for batch, link in under_way:
+            if batch.sent_at is None or batch.is_done or batch.lane.key.durability == Durability.CONSUMED:
+                continue
+            is_given_up = self._retries.is_given_up(batch.sent_at, now)
+            if not is_given_up and not self._retries.is_resend_due(batch.resends, batch.sent_at, now):
+                continue
+            if batch.pending is None or not link.forget(batch.pending):
+                continue  # its answer is being handed over
+            with self.lock:
+                self._under_way.pop(batch, None)
+            if is_given_up:
+                self._end(batch, None, self._out_of_retries(batch))
+                continue
+            batch.resends += 1
+            batch.is_unanswered = batch.is_attended = True
+            self.dispatch(batch, link)
+        for batch in parked:
+            assert batch.sent_at is not None
+            if self._retries.is_given_up(batch.sent_at, now):
+                self._end(batch, None, self._out_of_retries(batch))
+        if must_go_on:
+            self._lines.call_later(SCAN_SECONDS, self._scan)
+
+    def _out_of_retries(self, batch: Batch) -> OutOfRetries:
+        return OutOfRetries(
+            f"sent {batch.resends + 1} times within {self._retries.give_up_after:g} s and never answered; whether the "
+            "message is stored is not known",
+            resends=batch.resends,
+        )
+
+    def withdraw(self, batch: Batch, error: DMQError) -> bool:
+        """Take back a batch that was never sent; False if it was, or may be any moment."""
+        with self.lock:
+            if batch.sent_at is not None or batch.is_done:
+                return False
+            is_waiting = self._accumulator.withdraw(batch)
+            if not is_waiting:
+                if batch not in self._parked:
+                    return False
+                self._parked.remove(batch)
+        self._end(batch, None, error)
+        return True
+
+    def unreachable(self, error: DMQError) -> None:
+        """No broker was reached for as long as the client waits: what was never sent fails."""
+        with self.lock:
+            batches = [batch for batch in self._accumulator.unsettled() if batch.sent_at is None]
+        for batch in batches:
+            self.withdraw(batch, error)
+
+    def close(self, error: DMQError) -> None:
+        """End everything that is not settled with this error."""
+        with self.lock:
+            self.closed_by = self.closed_by or error
+            self._parked.clear()
+            batches = [*self._accumulator.unsettled()]
+            for batch in batches:
+                self._accumulator.withdraw(batch)
+        for batch in batches:
+            self._end(batch, None, error)
+
+    @staticmethod
+    def history(batch: Batch) -> History:
+        """What happened to a batch so far."""
+        return History(
+            batch.refusals,
+            batch.moves,
+            batch.is_unanswered,
+            batch.lane.key.queue >= 0,
+            batch.is_refreshed,
+            batch.deadline,
+        )

@@ -1,0 +1,352 @@
+"""Transactions of a producer, without waiting for anything: preparing, ending, and answering checks (R-09).
+
+A half message is a message of a stream of its own. Ends gather while one request is under way, so many transactions
+that end at once share a request and, at the broker, a unit.
+
+What always holds: an end is sent again until it is answered, which is harmless, since the broker answers the second
+as the first; ends of one transaction go into one request; at most one request is under way, and no more wait than
+transactions are open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any, Final, TypeAlias
+
+from dmq.client.admin.reports import StoredMessage
+from dmq.client.connection.link import Lines, Link
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Batch, LaneKey
+from dmq.client.producer.core import Core, Draft
+from dmq.client.producer.future import Fate
+from dmq.client.producer.message import check_message, expiry, make_message
+from dmq.client.producer.routes import Route, choose_queue
+from dmq.clock import Clock
+from dmq.errors import DMQError, InvalidSettings, OutOfRetries
+from dmq.model import MessageId, check_name
+from dmq.protocol import Command, Frame, decode_response
+from dmq.protocol.produce import (
+    Durability,
+    TransactionCheck,
+    TransactionEnd,
+    TransactionEndReply,
+    TransactionJoin,
+    TransactionOutcome,
+    TransactionSpan,
+)
+from dmq.protocol.status import ErrorHeader, error_from_status
+from dmq.records import Attributes, RecordView, encode_attributes
+
+__all__ = ["Check", "End", "Spans", "Transactions", "check_options", "roll_back_late", "spans_of"]
+
+log = logging.getLogger(__name__)
+
+Check: TypeAlias = Callable[[StoredMessage], Any]
+Spans: TypeAlias = list[tuple[int, int]]  # first sequence, count
+
+ENDS_MAX: Final = 5000  # in one request
+GIVE_UP_SECONDS: Final = 120.0
+_AGAIN_SECONDS: Final = 0.1
+_OUTCOMES: Final = {"commit": TransactionOutcome.COMMIT, "rollback": TransactionOutcome.ROLLBACK}
+
+
+def check_options(group: str | None, check: Check | None) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        InvalidSettings: a check without a group, or one that cannot be called.
+        InvalidName: the group cannot be called that.
+    """
+    if group is not None:
+        check_name(group, "producer group")
+    if check is not None and group is None:
+        raise InvalidSettings("check= answers for a producer group: give group= as well")
+    if check is not None and not callable(check):
+        raise InvalidSettings(f"check is a function of a message, not {check!r}")
+
+
+def spans_of(halves: Sequence[tuple[Batch, int]]) -> Spans:
+    """The numbers of half messages, neighbours together."""
+    spans: Spans = []
+    for sequence in sorted(batch.first_sequence + index for batch, index in halves):
+        if spans and spans[-1][0] + spans[-1][1] == sequence:
+            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
+        else:
+            spans.append((sequence, 1))
+    return spans
+
+
+class End(Fate):
+    """What becomes of the end of one transaction."""
+
+    def __init__(self, topic: str, producer_id: int, spans: Spans, outcome: TransactionOutcome, at: float) -> None:
+        super().__init__(topic)
+        self.producer_id = producer_id
+        self.spans = spans
+        self.outcome = outcome
+        self.epoch = 0
+        self.asked_at = at
+
+    def has(self, sequence: int) -> bool:
+        return any(first <= sequence < first + count for first, count in self.spans)
+
+
+class Transactions:
+    """The transactions of one producer.
+
+    Parameters:
+        group: the producer group.
+        check: what answers for half messages of the group; None leaves that to other producers of it.
+    """
+
+    def __init__(self, core: Core, lines: Lines, clock: Clock, group: str, check: Check | None) -> None:
+        self._core = core
+        self._lines = lines
+        self._clock = clock
+        self.group: Final = group
+        self.check: Final = check
+        self._lock = threading.Lock()
+        self._waiting: list[End] = []
+        self._is_under_way = False
+        self._under_way: list[End] = []
+        self._closed_by: DMQError | None = None
+
+    def unsettled(self) -> list[End]:
+        """Ends that are on their way."""
+        with self._lock:
+            return [*self._under_way, *self._waiting]
+
+    # --- preparing --------------------------------------------------------------------------------------------------
+
+    def draft(
+        self,
+        route: Route,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        business_id: str | None = None,
+        ordered: bool = False,
+        priority: int = 4,
+        ttl: float | None = None,
+        properties: Mapping[str, str] | None = None,
+        first: tuple[Batch, int] | None = None,
+    ) -> Draft:
+        """A half message out of the arguments of a send.
+
+        Parameters:
+            first: the first one of its transaction, which is stored, if this is a further one.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: it cannot be sent.
+        """
+        message = make_message(body, key, tag, business_id, ordered, priority, properties)
+        check_message(topic, message, self._core.sender.body_bytes_max)
+        choose_queue(route, message)  # refuses what could not be placed at the commit
+        lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, self.group, True))
+        extra = expiry(ttl, self._clock.now_ms())
+        if first is not None:
+            extra += encode_attributes(Attributes(transaction=first[0].first_sequence + first[1]))
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, extra)
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    def end(self, halves: Sequence[tuple[Batch, int]], outcome: TransactionOutcome) -> End:
+        """End half messages that are stored, all of one producer."""
+        batch = halves[0][0]
+        end = End(batch.topic, batch.producer_id, spans_of(halves), outcome, self._clock.monotonic())
+        self._put(end)
+        return end
+
+    def end_later(self, halves: Sequence[tuple[Batch, int]], outcome: TransactionOutcome) -> End:
+        """End half messages once all of them are stored; if one cannot be, that is the end's error."""
+        end = End(halves[0][0].topic, 0, [], outcome, self._clock.monotonic())
+        left = len(halves)
+
+        def stored() -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+                if left:
+                    return
+            error = next((batch.error for batch, _ in halves if batch.error is not None), None)
+            if error is not None:
+                self._tell(end, error)
+                return
+            end.producer_id, end.spans = halves[0][0].producer_id, spans_of(halves)
+            self._put(end)
+
+        for batch, _ in halves:
+            if not batch.add_callback(stored):
+                stored()
+        return end
+
+    def _put(self, end: End) -> None:
+        with self._lock:
+            closed_by = self._closed_by
+            if closed_by is None:
+                self._waiting.append(end)
+        if closed_by is not None:
+            self._tell(end, closed_by)
+        else:
+            self.pump()
+
+    def pump(self) -> None:
+        """Send what has gathered, unless something is under way."""
+        link = self._lines.current()
+        with self._lock:
+            if link is None or self._is_under_way or not self._waiting:
+                return
+            together = self._under_way = self._take()
+            self._is_under_way = True
+        first, *others = [span for end in together for span in end.spans]
+        header = TransactionEnd(
+            together[0].producer_id,
+            together[0].epoch,
+            *first,
+            together[0].outcome,
+            others=[TransactionSpan(*span) for span in others],
+        )
+        try:
+            link.submit(
+                Command.TRANSACTION_END,
+                header,
+                on_answer=lambda answer: self._answered(together, answer),
+                attended=True,
+            )
+        except DMQError as error:
+            self._answered(together, error)
+
+    def _take(self) -> list[End]:
+        """Those that can share a request with the first that waits."""
+        head = self._waiting[0]
+        together: list[End] = []
+        rest: list[End] = []
+        count = 0
+        for end in self._waiting:
+            is_alike = (end.producer_id, end.epoch, end.outcome) == (head.producer_id, head.epoch, head.outcome)
+            if is_alike and (not together or count + len(end.spans) <= ENDS_MAX):
+                together.append(end)
+                count += len(end.spans)
+            else:
+                rest.append(end)
+        self._waiting = rest
+        return together
+
+    def _answered(self, together: list[End], answer: Frame | DMQError) -> None:
+        refused: dict[int, DMQError] = {}
+        failed: DMQError | None = None
+        again = False
+        if isinstance(answer, DMQError):
+            again = True  # the connection broke: the same on the next one
+        else:
+            try:
+                reply: TransactionEndReply = decode_response(answer)
+                refused = {r.sequence: error_from_status(r.status, ErrorHeader(r.message, {})) for r in reply.refused}
+            except DMQError as error:
+                again, failed = error.retriable, error
+        if again:
+            self._put_back(together)
+            return
+        with self._lock:
+            self._is_under_way, self._under_way = False, []
+        for end in together:
+            self._tell(end, failed or next((e for at, e in refused.items() if end.has(at)), None))
+        self.pump()
+
+    def _put_back(self, together: list[End]) -> None:
+        now = self._clock.monotonic()
+        late = [end for end in together if now - end.asked_at > GIVE_UP_SECONDS]
+        with self._lock:
+            self._waiting = [end for end in together if end not in late] + self._waiting
+            self._is_under_way, self._under_way = False, []
+        for end in late:
+            self._tell(end, OutOfRetries("the end of a transaction was never answered; a check will end it"))
+        self._lines.call_later(_AGAIN_SECONDS, self.pump)
+
+    def _tell(self, end: End, error: DMQError | None) -> None:
+        for callback in end.end(None, error):
+            self._lines.notify(callback)
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def connected(self, link: Link) -> None:
+        """A connection is in use: what waits goes out, and the broker learns that it can ask here."""
+        if self.check is not None:
+            try:
+                link.submit(Command.TRANSACTION_JOIN, TransactionJoin(self.group), on_answer=_joined, attended=True)
+            except DMQError as error:
+                log.warning("a producer group was not joined", extra={"group": self.group, "error": str(error)})
+        self.pump()
+
+    def pushed(self, header: TransactionCheck, body: bytes | memoryview) -> None:
+        """The broker asks what became of a half message."""
+        if header.group == self.group and self.check is not None:
+            self._lines.notify(self._ask, header, bytes(body))
+
+    def _ask(self, header: TransactionCheck, record: bytes) -> Awaitable[None] | None:
+        assert self.check is not None
+        message_id = MessageId.from_bytes(header.message_id)
+        try:
+            decision = self.check(StoredMessage.of(RecordView(record), message_id, header.topic))
+        except Exception:
+            log.exception("the check of a transaction raised", extra={"id": str(message_id)})
+            return None
+        if isawaitable(decision):
+            return self._await(decision, header, message_id)
+        self._decided(decision, header, message_id)
+        return None
+
+    async def _await(self, decision: Awaitable[Any], header: TransactionCheck, message_id: MessageId) -> None:
+        try:
+            decided = await decision
+        except Exception:
+            log.exception("the check of a transaction raised", extra={"id": str(message_id)})
+        else:
+            self._decided(decided, header, message_id)
+
+    def _decided(self, decision: object, header: TransactionCheck, message_id: MessageId) -> None:
+        if decision is None:
+            return  # not known: the broker asks again
+        outcome = _OUTCOMES.get(decision) if isinstance(decision, str) else None
+        if outcome is None:
+            log.error("check returned something else than 'commit', 'rollback' or None", extra={"id": str(message_id)})
+            return
+        end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, self._clock.monotonic())
+        end.epoch = header.producer_epoch
+        self._put(end)
+
+    def close(self, error: DMQError) -> None:
+        """No more: what waits fails, and checks go to others."""
+        link = self._lines.current()
+        if link is not None and self.check is not None and self._closed_by is None:
+            try:
+                link.submit(
+                    Command.TRANSACTION_JOIN, TransactionJoin(self.group, True), on_answer=_joined, attended=False
+                )
+            except DMQError:
+                pass  # with the connection goes the membership
+        with self._lock:
+            self._closed_by = self._closed_by or error
+            waiting, self._waiting = self._waiting, []
+        for end in waiting:
+            self._tell(end, error)
+
+
+def _joined(answer: Frame | DMQError) -> None:
+    if isinstance(answer, Frame) and answer.status:
+        log.warning("a producer group was not joined", extra={"status": answer.status})
+
+
+def roll_back_late(transactions: Transactions, batch: Batch, index: int) -> None:
+    """Nobody waits for a half message any more: should it be stored after all, it is rolled back."""
+
+    def stored() -> None:
+        if batch.error is None:
+            transactions.end([(batch, index)], TransactionOutcome.ROLLBACK)
+
+    if not batch.add_callback(stored):
+        stored()

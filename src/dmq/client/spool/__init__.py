@@ -1,0 +1,1 @@
+"""Spool: `drain`, `parcel`, `refused`, `sender`, `spool`."""

@@ -1,0 +1,315 @@
+"""The drainer: takes batches from the spool to a broker, in order, until it has acknowledged every one.
+
+What always holds:
+- A place (a queue of a broker) has at most one batch under way, the oldest; the next leaves when that one is
+  acknowledged. So the numbers of the spool's producer rise within each queue, whatever breaks.
+- No batch is given up: it is sent again until it is acknowledged. One exception: a batch that a broker refuses for
+  good. It ends with that error and leaves the spool if whoever sent it still waits for the outcome; else it is tried
+  for a while, and then set aside (`dmq.client.spool.refused`), so that those behind it can go.
+- At most five batches of a place may have to be recognised by the broker after a power cut, which is what it remembers.
+- Batches in memory stay within the window; the others are read from the disk when there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dmq.client.connection.link import Lines, Link
+from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.future import Spooled
+from dmq.client.spool.parcel import Kept, Parcel, Place, Places
+from dmq.client.spool.spool import Spool
+from dmq.clock import Clock
+from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, ServerError, StorageError, StoreClosed
+from dmq.protocol import Command, Flag, Frame, decode_response
+from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProduceReply
+
+__all__ = ["Drainer"]
+
+log = logging.getLogger(__name__)
+
+SCAN_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 5.0
+PAUSE_MIN: Final = 0.05
+PAUSE_MAX: Final = 5.0
+PAUSE_REFUSED: Final = 30.0  # of what cannot even be set aside
+REFUSALS_MAX: Final = 8  # for good, before a batch is set aside: some 13 seconds, in which somebody may make a topic
+
+Finish = Callable[[Batch, ProduceReply | Spooled | None, DMQError | None], None]
+
+
+class Drainer:
+    """See the module. Thread-safe.
+
+    Parameters:
+        window_bytes: how much may be in memory.
+        resend_seconds: an unanswered batch is sent again after so long.
+        finish: tells whoever waits for a batch.
+        on_topic: told the topic of every batch that leaves, and of every one that is refused, with the error.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        lines: Lines,
+        clock: Clock,
+        window_bytes: int,
+        resend_seconds: float,
+        finish: Finish,
+        on_topic: Callable[[str, Link, DMQError | None], None],
+    ) -> None:
+        self._spool = spool
+        self._lines = lines
+        self._clock = clock
+        self._window_bytes = window_bytes
+        self._resend_seconds = resend_seconds
+        self._finish = finish
+        self._on_topic = on_topic
+        self._changed = threading.Condition()  # guards all below
+        self._places = Places()
+        self._loaded = spool.floor  # all before are settled or in memory
+        self.announced = spool.next  # the number of the next batch to come
+        self._has_work = True
+        self._is_closing = False
+        self._scanned_at = clock.monotonic()
+        spool.on_proven = self._proven
+        self._thread: threading.Thread | None = None
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def announce(self, kept: Kept, batch: Batch) -> None:
+        """The spool has a batch. Called in order, by the spool's thread."""
+        with self._changed:
+            self.announced = kept.offset + 1
+            in_memory = self._places.bytes
+            has_room = not in_memory or in_memory + kept.size <= self._window_bytes
+            is_next = self._loaded == kept.offset and not self._is_closing
+            is_followed = is_next and has_room and self._lines.current() is not None
+            if is_followed:
+                self._loaded += 1
+                self._places.enter(kept, batch, False)
+            if batch.is_attended or batch.is_large or not is_followed:  # else whoever waits for it sends it
+                self._wake()
+        if not is_followed:
+            self._finish(batch, Spooled(batch.queue), None)
+
+    def _wake(self) -> None:
+        self._has_work = True
+        self._changed.notify_all()
+        if self._thread is None and not self._is_closing:
+            self._thread = threading.Thread(target=self._run, name="dmq-spool", daemon=True)
+            self._thread.start()
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what is ready to go."""
+        while (link := self._lines.current()) is not None:
+            with self._changed:
+                parcel = self._places.take(str(link.address))
+                if self._places.is_stalled:
+                    self._wake()
+            if parcel is None or not self._send(parcel, link):
+                return
+
+    def _send(self, parcel: Parcel, link: Link) -> bool:
+        """Send a batch; False if this link takes nothing any more."""
+        kept, fate = parcel.kept, parcel.fate
+        head = kept.head
+        header = Produce(
+            head.topic,
+            head.queue,
+            head.count,
+            head.keys,
+            self._spool.producer_id,
+            0,
+            self._spool.first_sequence(kept.offset),
+            Durability(head.durability),
+            ProduceFlag.NAMED
+            | (ProduceFlag.DUES if head.is_delayed else 0)
+            | (ProduceFlag.EXPIRING if head.is_expiring else 0),
+        )
+        parcel.broker, parcel.link, parcel.pending = str(link.address), link, None
+        parcel.sent_at = self._clock.monotonic()
+        self._on_topic(head.topic, link, None)
+        try:
+            parcel.pending = link.submit(
+                Command.PRODUCE,
+                header,
+                kept.body,
+                on_answer=lambda answer: self._answered(parcel, link, answer),
+                flags=Flag.RESEND if parcel.is_resent else 0,
+                attended=fate is None or fate.is_attended or fate.is_done,
+            )
+        except NotConnected:
+            self._free(parcel.place, is_next=self._lines.current() is not link)
+            return self._lines.current() is not link
+        except Busy as error:
+            self._lines.call_later(error.retry_after or PAUSE_MIN, lambda: self._free(parcel.place))
+        except DMQError as error:
+            self._refused(parcel, link, error)
+        return True
+
+    def _free(self, place: Place, *, is_next: bool = True) -> None:
+        """The first of a place is not under way any more."""
+        with self._changed:
+            place.is_busy = False
+            if is_next:
+                self._places.line_up(place)
+                self._wake()
+
+    # --- back -------------------------------------------------------------------------------------------------------
+
+    def _answered(self, parcel: Parcel, link: Link, answer: Frame | DMQError) -> None:
+        if isinstance(answer, DMQError):
+            parcel.is_resent = True
+            self._free(parcel.place)
+            return
+        try:
+            reply: ProduceReply = decode_response(answer)
+        except DMQError as error:
+            self._refused(parcel, link, error)
+            return
+        self._leave(parcel)
+        if parcel.fate is not None:
+            self._finish(parcel.fate, reply, None)
+        self.pump()
+
+    def _leave(self, parcel: Parcel) -> None:
+        """Nothing more is to be done for a batch."""
+        with self._changed:
+            self._places.leave(parcel)
+            if self._loaded < self.announced:
+                self._wake()
+        self._spool.settle(parcel.kept.offset)
+
+    def _refused(self, parcel: Parcel, link: Link, error: DMQError) -> None:
+        head, fate = parcel.kept.head, parcel.fate
+        self._on_topic(head.topic, link, error)
+        if isinstance(error, ServerError):
+            parcel.is_resent = True  # it may be stored after all
+        if not error.retriable:
+            if fate is not None:
+                self._finish(fate, None, error)
+            # Who has been told that the spool has it must not be told otherwise.
+            if isinstance(error, DeadLettered) or (fate is not None and fate.error is error):
+                self._leave(parcel)
+                self.pump()
+                return
+            log.error(
+                "a spooled batch is refused",
+                extra={"topic": head.topic, "queue": head.queue, "count": head.count, "error": str(error)},
+            )
+            parcel.rejections += 1
+            if parcel.rejections >= REFUSALS_MAX:
+                self._spool.set_aside(parcel.kept, error, lambda failure: self._set_aside(parcel, error, failure))
+                return
+        pause = error.retry_after
+        if pause is None:
+            pause = min(PAUSE_MIN * 2**parcel.refusals, PAUSE_MAX)
+            parcel.refusals = min(parcel.refusals + 1, 30)
+        self._lines.call_later(pause, lambda: self._free(parcel.place))
+
+    def _set_aside(self, parcel: Parcel, error: DMQError, failure: DMQError | None) -> None:
+        """A batch that is refused for good was kept apart, or could not be. Called by the spool's thread."""
+        head = parcel.kept.head
+        if failure is not None:
+            log.error("a refused batch cannot be set aside, and is tried again", extra={"error": str(failure)})
+            self._lines.call_later(PAUSE_REFUSED, lambda: self._free(parcel.place))
+            return
+        told = type(error)(
+            f"{head.count} messages for topic {head.topic!r} that the spool had accepted were refused for good "
+            f"({error.message}), and set aside: `dmq spool list {self._spool.directory}` shows them",
+            **error.detail,
+        )
+        log.error("a spooled batch is set aside", extra={"topic": head.topic, "count": head.count, "error": str(error)})
+        self._leave(parcel)
+        self._spool.on_refused(told)
+        self._lines.call_later(0.0, self.pump)
+
+    def _proven(self, offsets: Sequence[int]) -> None:
+        with self._changed:
+            self._places.proven(offsets)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """A link is in use: everything may go."""
+        with self._changed:
+            self._places.line_up_all()
+            self._wake()
+
+    def let_go(self) -> None:
+        """There is no link: whoever waits is told that the spool has it."""
+        with self._changed:
+            fates = [parcel.fate for parcel in self._places.parcels()]
+        for fate in fates:
+            if fate is not None and not fate.is_done:
+                self._finish(fate, Spooled(fate.queue), None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._has_work:
+                    self._changed.wait(SCAN_SECONDS)
+                if self._is_closing:
+                    return
+                self._has_work = False
+                is_stalled, self._places.is_stalled = self._places.is_stalled, False
+            try:
+                self._scan()
+                if is_stalled:
+                    self._spool.flush()
+                self._load()
+                self.pump()
+            except StoreClosed:
+                return
+            except StorageError as error:
+                log.error("the spool cannot be read or written", extra={"error": str(error)})
+
+    def _load(self) -> None:
+        """Read on from the disk, as far as there is room."""
+        while self._lines.current() is not None:
+            with self._changed:
+                start, stop, room = self._loaded, self.announced, self._window_bytes - self._places.bytes
+                if start >= stop or (self._places.bytes and room <= 0):
+                    return
+            found, after = self._spool.read(start, stop, max(1, min(room, 1 << 20)))
+            with self._changed:
+                for kept in found:
+                    self._places.enter(kept, None, kept.offset < self._spool.next)
+                self._loaded = after
+            self.pump()
+
+    def _scan(self) -> None:
+        """Once a second: what stays unanswered goes again, and what was missed is made up for."""
+        now = self._clock.monotonic()
+        if now - self._scanned_at < SCAN_SECONDS:
+            return
+        self._scanned_at = now
+        self._spool.settle_again()
+        with self._changed:
+            self._places.line_up_all()
+            under_way = self._places.under_way()
+        for parcel in under_way:
+            if parcel.pending is None or now - parcel.sent_at < self._resend_seconds:
+                continue
+            if parcel.link is None or not parcel.link.forget(parcel.pending):  # type: ignore[arg-type]
+                continue  # its answer is being handed over
+            parcel.is_resent = True
+            self._free(parcel.place)
+            if parcel.fate is not None and parcel.fate.is_attended:
+                self._finish(parcel.fate, Spooled(parcel.fate.queue), None)
+
+    def close(self) -> None:
+        """Send no more, and tell those who wait that the spool has it."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_SECONDS)
+        self.let_go()

@@ -1,0 +1,206 @@
+"""Parcels: batches as a spool keeps them, ready to be sent, and in line to be. Pure.
+
+A record of the spool:
+
+    u8     version, 1
+    u16    length of the head
+    bytes  head         `Head`, in MessagePack
+    bytes  batch        the body of the PRODUCE, see `dmq.protocol.batch`
+
+What always holds: what is unpacked is what was packed, byte by byte; a newer version is refused, never guessed at; of
+each place one parcel at most is under way, the oldest.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from dmq.client.producer.accumulator import Batch
+from dmq.errors import RecordCorrupt, WrongFormat
+from dmq.protocol import Buffer
+from dmq.storage.state.producers import REMEMBERED
+
+if TYPE_CHECKING:
+    from dmq.client.connection.link import Link
+
+__all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "runs", "unpack_parcel"]
+
+UNPROVEN_MAX: Final = REMEMBERED - 1  # and one under way
+_VERSION: Final = 1
+_PREFIX: Final = struct.Struct(">BH")
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is to be known of a batch beside its records. Stored: fields may be added at the end."""
+
+    topic: str
+    queue: int
+    count: int
+    keys: int
+    durability: int
+    is_delayed: bool = False
+    is_pinned: bool = False  # its order binds it to its queue
+    is_expiring: bool = False  # some of its messages expire
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where a broker puts it: batches of one place go one after another."""
+        return ("", 0) if self.is_delayed else (self.topic, self.queue)
+
+
+class Kept(NamedTuple):
+    """A batch as the spool has it."""
+
+    offset: int
+    head: Head
+    body: Sequence[Buffer]
+    size: int
+
+
+_decoder = msgspec.msgpack.Decoder(Head)
+
+
+def pack_parcel(head: Head, body: Sequence[Buffer]) -> bytes:
+    """The content of a spool's record."""
+    raw = msgspec.msgpack.encode(head)
+    return b"".join((_PREFIX.pack(_VERSION, len(raw)), raw, *body))
+
+
+def unpack_parcel(offset: int, raw: bytes) -> Kept:
+    """The opposite of `pack_parcel`.
+
+    Raises:
+        WrongFormat: a newer version wrote it.
+        RecordCorrupt: it is none.
+    """
+    try:
+        version, length = _PREFIX.unpack_from(raw)
+        if version != _VERSION:
+            raise WrongFormat(f"the spool was written by another version of DMQ ({version}): let that one send it")
+        body_at = _PREFIX.size + length
+        head = _decoder.decode(memoryview(raw)[_PREFIX.size : body_at])
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise RecordCorrupt(f"batch {offset} of the spool cannot be read: {error}") from error
+    return Kept(offset, head, (memoryview(raw)[body_at:],), len(raw))
+
+
+def runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Sorted numbers as (first, count)."""
+    first, count = -1, 0
+    for offset in offsets:
+        if offset == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = offset, 1
+    if count:
+        yield first, count
+
+
+class Parcel:
+    """A batch on its way to a broker."""
+
+    __slots__ = ("broker", "fate", "is_resent", "kept", "link", "pending", "place", "refusals", "rejections", "sent_at")
+
+    def __init__(self, kept: Kept, place: Place, fate: Batch | None, is_resent: bool) -> None:
+        self.kept = kept
+        self.place = place
+        self.fate = fate  # who wants to know; None for a batch that was told of, or is of an earlier run
+        self.is_resent = is_resent  # it may be stored
+        self.broker = ""
+        self.link: Link | None = None
+        self.pending: object = None
+        self.sent_at = 0.0
+        self.refusals = 0
+        self.rejections = 0  # those that trying again does not help
+
+
+class Place:
+    """One queue of a broker, and what goes there, in order: the first is under way, the others wait for it."""
+
+    __slots__ = ("is_busy", "is_ready", "parcels", "unproven")
+
+    def __init__(self) -> None:
+        self.parcels: deque[Parcel] = deque()
+        self.is_busy = False  # the first is under way, or waits for its time
+        self.is_ready = False  # it stands in line to be looked at
+        self.unproven = 0  # acknowledged, but a power cut might bring them back
+
+
+class Places:
+    """All parcels in memory. The caller's lock guards it."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, int], Place] = {}
+        self._ready: deque[Place] = deque()
+        self._unproven: dict[int, Place] = {}
+        self.bytes = 0
+        self.is_stalled = False
+        """A place waits until what it has settled is proven."""
+
+    def enter(self, kept: Kept, fate: Batch | None, is_resent: bool) -> None:
+        """Put a batch at the end of its place."""
+        place = self._places.setdefault(kept.head.place, Place())
+        place.parcels.append(Parcel(kept, place, fate, is_resent))
+        self.bytes += kept.size
+        self.line_up(place)
+
+    def line_up(self, place: Place) -> None:
+        """Have a place looked at, if it has something that is not under way."""
+        if place.parcels and not place.is_busy and not place.is_ready:
+            place.is_ready = True
+            self._ready.append(place)
+
+    def line_up_all(self) -> None:
+        for place in self._places.values():
+            self.line_up(place)
+
+    def take(self, broker: str) -> Parcel | None:
+        """The next one that may go to this broker; it is under way from now on."""
+        while self._ready:
+            place = self._ready.popleft()
+            place.is_ready = False
+            if place.is_busy or not place.parcels:
+                continue
+            if place.unproven >= UNPROVEN_MAX:
+                self.is_stalled = True
+                continue
+            parcel = place.parcels[0]
+            # What may be stored at one broker, and is bound to its queue, waits for that one.
+            if parcel.is_resent and parcel.kept.head.is_pinned and parcel.broker not in ("", broker):
+                continue
+            place.is_busy = True
+            return parcel
+        return None
+
+    def leave(self, parcel: Parcel) -> None:
+        """A parcel that was under way is settled; its place waits for that to be proven if too much is not."""
+        place = parcel.place
+        first = place.parcels.popleft()
+        assert first is parcel
+        self.bytes -= parcel.kept.size
+        place.is_busy = False
+        place.unproven += 1
+        self._unproven[parcel.kept.offset] = place
+        self.line_up(place)
+
+    def proven(self, offsets: Iterable[int]) -> None:
+        """These would stay settled even if the power failed."""
+        for offset in offsets:
+            place = self._unproven.pop(offset, None)
+            if place is not None:
+                place.unproven -= 1
+                self.line_up(place)
+
+    def parcels(self) -> list[Parcel]:
+        return [parcel for place in self._places.values() for parcel in place.parcels]
+
+    def under_way(self) -> list[Parcel]:
+        """The first of each place that is busy."""
+        return [place.parcels[0] for place in self._places.values() if place.parcels and place.is_busy]

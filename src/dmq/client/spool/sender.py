@@ -1,0 +1,260 @@
+"""Sending through a spool: from a lane to the producer's own disk, and from there to a broker.
+
+The accumulator gathers as ever, but a batch leaves it for the spool. While the disk works on one, the next gathers, so
+many threads share a flush and a batch grows with the load. Once flushed, a batch is the drainer's.
+
+What always holds:
+- A message is accepted once its batch is flushed in the spool; before that, it fails with the error of the disk.
+- An accepted message ends with the broker's receipt, or with one that says `spooled`: no broker is connected, none
+  answered in time, or too much waits before it. It then will be sent, and must not be sent again by anybody else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from dmq.client.connection.link import Lines, Link
+from dmq.client.producer.accumulator import Accumulator, Batch, Lane, LaneKey, Stream
+from dmq.client.producer.future import Spooled
+from dmq.client.producer.retry_policy import Retries
+from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes
+from dmq.client.producer.sender import Sender
+from dmq.client.spool.drain import Drainer
+from dmq.client.spool.parcel import Head, Kept
+from dmq.client.spool.spool import Spool
+from dmq.clock import Clock
+from dmq.errors import DMQError, InvalidMessage, TimedOut, UnknownTopic
+from dmq.model import TopicConfig
+from dmq.protocol import Frame
+from dmq.protocol.produce import Durability, ProduceReply
+from dmq.records import Compressor
+
+__all__ = ["SpoolAccumulator", "SpoolSender"]
+
+_RESEND_SECONDS: Final = 30.0
+
+
+class SpoolAccumulator(Accumulator):
+    """An accumulator whose room is the spool's as well, and whose batches get their numbers there."""
+
+    def __init__(self, window_bytes: int, window_messages: int, spool: Spool) -> None:
+        super().__init__(window_bytes, window_messages)
+        self._spool = spool
+
+    def has_room(self, size: int, count: int) -> bool:
+        if not super().has_room(size, count):
+            return False
+        used = self._spool.used + self.bytes
+        return used == 0 or used + size <= self._spool.bytes_max
+
+    def why_full(self) -> str:
+        if self._spool.used + self.bytes < self._spool.bytes_max / 2:
+            return super().why_full()
+        return (
+            f"the spool {self._spool.directory} is full: {self._spool.used} bytes wait for a broker; find out why none "
+            "takes them, or raise spool_bytes_max"
+        )
+
+    def lane(self, key: LaneKey) -> Lane:
+        if key.durability in (Durability.NONE, Durability.CONSUMED):
+            raise InvalidMessage(
+                f"durability={key.durability.name.lower()!r} does not go with a spool, which keeps a message until a "
+                "broker has stored it: use 'flushed', or a producer without spool"
+            )
+        # The spool forgets what a broker acknowledged, so it has to be safe there.
+        return super().lane(key._replace(durability=max(key.durability, Durability.FLUSHED)))
+
+    def _number(self, batch: Batch, stream: Stream) -> None:
+        pass  # its place in the spool is its number
+
+
+class SpoolSender(Sender):
+    """See the module. `Batch.sent_at` says since when the spool has a batch."""
+
+    def __init__(
+        self,
+        app: str,
+        accumulator: SpoolAccumulator,
+        retries: Retries,
+        routes: Routes,
+        lines: Lines,
+        clock: Clock,
+        compressor: Compressor | None,
+        spool: Spool,
+        window_bytes: int,
+    ) -> None:
+        super().__init__(app, accumulator, retries, routes, lines, clock, compressor)
+        self._spool = spool
+        self._changed = threading.Condition()  # a batch was accepted or settled, or a link was lost
+        spool.on_settled = self._settled
+        for topic, config in spool.topics().items():
+            if routes.get(topic) is None:
+                routes.put(topic, Route.of(config, -FRESH_SECONDS))  # and asked for anew when something is sent there
+        resend_seconds = next(iter(retries.resend_after), _RESEND_SECONDS)
+        # Half of the window waits for a broker, the other half for the disk: neither can stop the other.
+        self._drainer = Drainer(spool, lines, clock, window_bytes // 2, resend_seconds, self._finish, self._on_topic)
+
+    # --- into the spool ---------------------------------------------------------------------------------------------
+
+    def pump(self, lane: Lane) -> None:
+        """Hand what is ready to go in a lane to the spool."""
+        while True:
+            route = self._routes.get(lane.key.topic)
+            with self.lock:
+                batch = self._accumulator.next_batch(lane, route.queues if route else 1)
+            if batch is None:
+                return
+            self._keep(batch)
+            if lane.is_idle:
+                return
+
+    def _keep(self, batch: Batch) -> None:
+        key = batch.lane.key
+        try:
+            if batch.body is None:
+                self.encode(batch)
+            assert batch.body is not None
+            head = Head(
+                key.topic,
+                batch.queue,
+                batch.count,
+                batch.key_count,
+                key.durability,
+                key.is_delayed,
+                key.queue >= 0,
+                batch.has_extras,
+            )
+            self._spool.append(head, batch.body, lambda offset, error: self._kept(batch, head, offset, error))
+        except DMQError as error:
+            self._fail(batch, error)
+
+    def _kept(self, batch: Batch, head: Head, offset: int, error: DMQError | None) -> None:
+        """The spool has a batch, or could not take it. Called by its thread, in order."""
+        if error is not None:
+            self._fail(batch, error)
+            return
+        assert batch.body is not None
+        kept = Kept(offset, head, batch.body, batch.bytes)  # as the window counts it
+        batch.body = None
+        batch.producer_id = self._spool.producer_id
+        batch.first_sequence = self._spool.first_sequence(offset)
+        with self.lock:
+            lanes = self._accumulator.finished(batch)
+            # One that has a future leaves the window with its end, so that slow callbacks push back.
+            waiters = [] if batch.is_attended else self._accumulator.release(batch)
+        self._drainer.announce(kept, batch)
+        with self._changed:
+            batch.sent_at = self._clock.monotonic()
+            self._changed.notify_all()
+        for waiter in waiters:
+            waiter.wake()
+        for lane in lanes:
+            self.pump(lane)
+
+    def _fail(self, batch: Batch, error: DMQError) -> None:
+        self._end(batch, None, error)
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- what becomes of it -----------------------------------------------------------------------------------------
+
+    def _finish(self, batch: Batch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
+        """An accepted batch comes to its end, for those who wait."""
+        if batch.is_done:
+            return
+        callbacks = batch.end(reply, error)
+        if callbacks:
+            self._lines.notify(self._call_back, batch, callbacks)
+        elif batch.is_attended:
+            self._release(batch)
+
+    def _settled(self) -> None:
+        with self.lock:
+            waiters = [*self._accumulator.waiters]
+            self._accumulator.waiters.clear()
+        for waiter in waiters:
+            waiter.wake()
+        with self._changed:
+            self._changed.notify_all()
+
+    def remember(self, topic: str) -> None:
+        """Keep what is known of a topic for the next start."""
+        route = self._routes.get(topic)
+        if route is not None:
+            self._spool.remember(topic, TopicConfig(queues=route.queues, priority=route.is_priority))
+
+    def learn(self, topic: str, answer: Frame | DMQError) -> None:
+        super().learn(topic, answer)
+        self.remember(topic)
+
+    def _on_topic(self, topic: str, link: Link, error: DMQError | None) -> None:
+        if isinstance(error, UnknownTopic):
+            self._routes.drop(topic)
+        elif error is None and self._routes.begin_refresh(topic, self._clock.monotonic()):
+            self._ask_for(topic, link)
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def wait_kept(self, batch: Batch, deadline: float) -> None:
+        """Wait until the spool has a batch, at most until a moment of `time.monotonic`; then see it off."""
+        with self._changed:
+            while not batch.is_done and batch.sent_at is None and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+        self._drainer.pump()
+
+    def give_up(self, batch: Batch, timeout: float) -> None:
+        """The time of a synchronous send is over: if the spool has it, that is its outcome.
+
+        Raises:
+            TimedOut: the spool does not have it, as far as is known.
+        """
+        if batch.sent_at is not None:
+            self._finish(batch, Spooled(batch.queue), None)
+            return
+        error = TimedOut(f"the spool {self._spool.directory} did not take the message within {timeout:g} s")
+        is_alone = batch.count == 1  # else others wait for it, too
+        if not (is_alone and self.withdraw(batch, error)) and not batch.is_done:
+            raise TimedOut(f"{error.message}; whether it will is not known")
+
+    def wait_drained(self, deadline: float, *, while_connected: bool = False) -> bool:
+        """Wait until a broker has acknowledged everything the spool has now; whether it has."""
+        wanted = self._drainer.announced
+        with self._changed:
+            while self._spool.floor < wanted:
+                left = deadline - time.monotonic()
+                if left <= 0 or (while_connected and self._lines.current() is None):
+                    return False
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+        return True
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def connected(self, link: Link) -> None:
+        self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
+        self._drainer.connected()
+
+    def lost(self) -> None:
+        """A link broke."""
+        if self._lines.current() is None:
+            self._drainer.let_go()
+            with self._changed:
+                self._changed.notify_all()
+
+    def unreachable(self, error: DMQError) -> None:
+        """Nothing fails for that: it is what a spool is for."""
+
+    def close(self, error: DMQError) -> None:
+        """Take no more; what has not left for the spool ends with this error, and what the spool has stays there."""
+        with self.lock:
+            self.closed_by = self.closed_by or error
+            batches = [batch for batch in self._accumulator.unsettled() if self._accumulator.withdraw(batch)]
+        for batch in batches:
+            self._fail(batch, error)
+        self._drainer.let_go()
+
+    def leave(self) -> None:
+        """Let the spool go. Call `close` first."""
+        self._drainer.close()
+        self._spool.close()

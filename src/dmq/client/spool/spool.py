@@ -1,0 +1,323 @@
+"""The spool: a producer's batches on its own disk, until a broker has acknowledged them (D-19).
+
+It is a small `MessageStore` with one queue. A record of it is one batch, as it goes to a broker
+(`dmq.client.spool.parcel`).
+
+What always holds:
+- A batch leaves for a broker only after it was flushed here, with its queue and its bounds, so that a restart sends
+  again exactly what went out before, which is what a broker needs to recognise it.
+- The producer's id is the journal's, and a batch's first number is its offset in the spool times 4,096: numbers go on
+  over restarts by themselves, and none is ever given to two messages.
+- A batch that is refused by the disk left no trace.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from dmq.client.producer.accumulator import BATCH_MESSAGES_MAX
+from dmq.client.spool.parcel import Head, Kept, pack_parcel, runs, unpack_parcel
+from dmq.client.spool.refused import RefusedFolder
+from dmq.clock import Clock, SystemClock
+from dmq.errors import Damaged, DirectoryInUse, DMQError, InvalidSettings, StorageError, StoreClosed, WrongFormat
+from dmq.model import Message, TopicConfig
+from dmq.protocol import Buffer
+from dmq.records import encode_batch
+from dmq.settings import StoreSettings
+from dmq.storage.files import Files, OsFiles
+from dmq.storage.group_commit import GroupCommit
+from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import Settled
+from dmq.storage.store import MessageStore
+
+__all__ = ["BYTES_MAX", "Spool"]
+
+log = logging.getLogger(__name__)
+
+BYTES_MAX: Final = 1 << 30
+BYTES_MIN: Final = 256 << 10
+TOPIC: Final = "%SPOOL"
+_GROUP: Final = "broker"
+_SEGMENT_BYTES: Final = 16 << 20
+_WAITING_BYTES_MAX: Final = 1 << 50  # the producer's window bounds it
+_RECORD_BYTES_MAX: Final = 1 << 30
+
+OnKept = Callable[[int, DMQError | None], None]
+
+
+class Spool:
+    """See the module. Thread-safe; `on_settled` and `on_proven` are called by its own thread.
+
+    Parameters:
+        files: the directory.
+        bytes_max: from the oldest batch that is not settled to the newest.
+
+    Raises:
+        DirectoryInUse: another producer has it.
+        WrongFormat, Damaged, StorageError: it cannot be used.
+        InvalidSettings: `bytes_max` is too small.
+    """
+
+    def __init__(self, files: Files, bytes_max: int = BYTES_MAX, clock: Clock | None = None) -> None:
+        if bytes_max < BYTES_MIN:
+            raise InvalidSettings(f"spool_bytes_max is at least {BYTES_MIN} bytes, not {bytes_max}")
+        self.bytes_max: Final = bytes_max
+        self.directory: Final = files.describe("")
+        self._refused = RefusedFolder(files, bytes_max)
+        self.refused = 0
+        """Batches that were set aside since it was opened."""
+        self.on_refused: Callable[[DMQError], None] = lambda _: None
+        self._clock = clock or SystemClock()
+        try:
+            self._store = MessageStore(files, _settings(bytes_max), self._clock)
+        except DirectoryInUse as error:
+            pid = error.detail.get("pid", "unknown")
+            raise DirectoryInUse(
+                f"the spool {self.directory} is in use by another producer (pid {pid}): a spool belongs to one "
+                "producer; use that one, or name another directory",
+                **error.detail,
+            ) from error
+        try:
+            self._topic_id = self._prepare()
+        except BaseException:
+            self._store.close()
+            raise
+        self.producer_id: Final = self._store.journal_id
+        self.on_settled: Callable[[], None] = lambda: None
+        self.on_proven: Callable[[Sequence[int]], None] = lambda _: None
+        self._lock = threading.Lock()  # guards `_acked`
+        self._acked: list[int] = []
+        self._unproven: deque[tuple[int, Sequence[int]]] = deque()  # where a settling was written, and of what
+        self.floor = 0
+        """All batches below are settled."""
+        self._end = self._wanted_from = 0  # in the journal
+        self._measure()
+        self.next: Final = self._store.bounds(TOPIC, 0)[1]
+        """The number of the first batch that is added from now on."""
+        self._commit = GroupCommit(self._store, waiting_bytes_max=_WAITING_BYTES_MAX)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], bytes_max: int = BYTES_MAX, clock: Clock | None = None) -> Spool:
+        """The spool in a directory, which is made if it is not there. Raises as the class does."""
+        return cls(OsFiles(directory), bytes_max, clock)
+
+    def _prepare(self) -> int:
+        store = self._store
+        if store.damage:
+            raise Damaged(
+                f"the spool {self.directory} is damaged, so its numbers cannot be trusted to be new: restore it from "
+                "before, or move it away and name another; `dmq journal inspect` shows what it holds",
+                damage=store.damage,
+            )
+        names = [topic.name for topic in store.topics()]
+        if TOPIC not in names:
+            if any(not name.startswith("%") for name in names):
+                raise WrongFormat(f"{self.directory} holds a broker's data and is no spool: name another directory")
+            store.create_topic(TOPIC, TopicConfig(queues=1), system=True)
+        if store.position(_GROUP, TOPIC, 0) is None:
+            # Without it, retention would not know that somebody wants what is here.
+            store.set_position(_GROUP, TOPIC, 0, 0)
+            store.flush()
+        return store.topic(TOPIC).id
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicConfig]:
+        """What was last known of the topics, so that queues can be chosen before a broker is there."""
+        return {topic.name: topic.config for topic in self._store.topics() if not topic.name.startswith("%")}
+
+    def remember(self, topic: str, config: TopicConfig) -> None:
+        """Keep what a broker says of a topic."""
+        try:
+            self._commit.call(lambda: self._remember(topic, config))
+        except StoreClosed:
+            pass  # the next producer asks for it
+
+    def _remember(self, topic: str, config: TopicConfig) -> None:
+        known = self.topics().get(topic)
+        if known != config:
+            if known is not None:
+                self._store.delete_topic(topic)
+            self._store.create_topic(topic, config)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Bytes from the oldest batch that is not settled to the end."""
+        return self._end - self._wanted_from
+
+    def append(self, head: Head, body: Sequence[Buffer], on_kept: OnKept) -> None:
+        """Add a batch; `on_kept` is called in order with its number once it is flushed, or with the error.
+
+        Raises:
+            StoreClosed: the spool is closed.
+        """
+        record = encode_batch(
+            TOPIC,
+            "dmq",
+            (Message(pack_parcel(head, body)),),
+            sent_at_ms=self._clock.now_ms(),
+            body_bytes_max=_RECORD_BYTES_MAX,
+            raw_bytes_max=_RECORD_BYTES_MAX,
+        )
+        batch = Batch(topic=TOPIC, queue=0, data=record.data, lengths=record.lengths)
+        self._commit.submit(batch, on_done=lambda done: self._added(done, on_kept))
+
+    def _added(self, done: Future[Placement], on_kept: OnKept) -> None:
+        error = done.exception()
+        if error is None:
+            place = done.result()
+            if self._wanted_from == self._end:
+                self._wanted_from = place.unit_start
+            self._end = place.unit_end
+            on_kept(place.first_offset, None)
+            self._tell_proven()
+        else:
+            on_kept(-1, error if isinstance(error, DMQError) else StorageError(f"the spool failed: {error!r}"))
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def first_sequence(self, offset: int) -> int:
+        """The number of a batch's first message."""
+        return offset * BATCH_MESSAGES_MAX
+
+    def read(self, start: int, stop: int, bytes_max: int) -> tuple[list[Kept], int]:
+        """Batches that are not settled, oldest first, at least one if there is any; and where to read on.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        return self._commit.call(lambda: self._read(start, stop, bytes_max)).result()
+
+    def _read(self, start: int, stop: int, bytes_max: int) -> tuple[list[Kept], int]:
+        position = self._store.position(_GROUP, TOPIC, 0)
+        assert position is not None
+        while start < stop and position.is_settled(start):
+            start += 1
+        if start >= stop:
+            return [], stop
+        found = self._store.read(TOPIC, 0, start, min(1000, stop - start), bytes_max)
+        kept = [
+            unpack_parcel(offset, record.raw_body)
+            for offset, record in zip(found.offsets.tolist(), found.records(), strict=True)
+            if not position.is_settled(offset)
+        ]
+        return kept, found.next_offset
+
+    def set_aside(self, kept: Kept, error: DMQError, done: Callable[[DMQError | None], None]) -> None:
+        """Keep a batch apart that no broker takes. Not settled by that: whoever asked does so when it is done.
+
+        Parameters:
+            done: called by the spool's thread, with the error if it could not be kept apart.
+        """
+
+        def put() -> None:
+            failure: DMQError | None = None
+            try:
+                self._refused.add(kept, error, self._clock.now_ms())
+                self.refused += 1
+            except DMQError as problem:
+                failure = problem
+            done(failure)
+
+        try:
+            self._commit.call(put)
+        except StoreClosed as closed:
+            done(closed)
+
+    def settle(self, offset: int) -> None:
+        """A broker has a batch: forget it. `on_proven` follows once that would survive a power cut."""
+        with self._lock:
+            self._acked.append(offset)
+            is_first = len(self._acked) == 1
+        if is_first:
+            self.settle_again()
+
+    def settle_again(self) -> None:
+        """Write what is settled, if a full disk kept that from being written."""
+        if self._acked:
+            try:
+                self._commit.call(self._settle)
+            except StoreClosed:
+                pass  # it is sent again after the next start, and recognised
+
+    def _settle(self) -> None:
+        with self._lock:
+            acked, self._acked = sorted(self._acked), []
+        if not acked:
+            return
+        now_ms = self._clock.now_ms()
+        events = [
+            Settled(_GROUP, self._topic_id, 0, start, count, settled_at_ms=now_ms) for start, count in runs(acked)
+        ]
+        try:
+            placed = self._store.append(events, Durability.STORED, atomic=True)
+        except StorageError as error:
+            with self._lock:
+                self._acked += acked
+            log.warning("the spool cannot be written", extra={"spool": self.directory, "error": str(error)})
+            return
+        self._unproven.append((placed[-1].unit_end, acked))
+        self._measure()
+        self.on_settled()
+
+    def _measure(self) -> None:
+        store = self._store
+        position = store.position(_GROUP, TOPIC, 0)
+        assert position is not None
+        following = store.bounds(TOPIC, 0)[1]
+        self.floor = position.floor
+        wanted = store.journal_offset(TOPIC, 0, self.floor) if self.floor < following else None
+        self._end = store.end
+        self._wanted_from = self._end if wanted is None else wanted
+
+    def flush(self) -> None:
+        """Have all settling proven.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        self._commit.call(self._flush).result()
+
+    def _flush(self) -> None:
+        if self._store.flushed < self._store.end:
+            self._store.flush()
+        self._tell_proven()
+
+    def _tell_proven(self) -> None:
+        """Tell of what was settled in units that are flushed by now."""
+        while self._unproven and self._unproven[0][0] <= self._store.flushed:
+            self.on_proven(self._unproven.popleft()[1])
+
+    def close(self) -> None:
+        """Write what is waiting, and leave. What is not settled stays for the next producer."""
+        self._commit.close()
+        self._store.close()
+
+
+def _settings(bytes_max: int) -> StoreSettings:
+    """Small segments that go as soon as they are settled, and never before, however full the disk is."""
+    segment_bytes = min(_SEGMENT_BYTES, bytes_max // 4)
+    unit_bytes_max = min(8 << 20, segment_bytes)
+    return StoreSettings(
+        segment_bytes=segment_bytes,
+        unit_bytes_max=unit_bytes_max,
+        body_bytes_max=unit_bytes_max // 2,
+        checkpoint_bytes=segment_bytes,
+        retention_hours=None,
+        retention_bytes=1,
+        keep_unconsumed=True,
+        disk_clean=1.0,
+        disk_force=1.0,
+        disk_refuse=1.0,
+        files_open_max=32,
+        read_cache_bytes=4 << 20,
+    )

@@ -1,0 +1,1 @@
+"""Repair: `compensator`, `confirm_client`, `confirm_service`, `confirm_wire`, `purge`, `table_reader`."""

@@ -1,0 +1,172 @@
+"""Rows of the sender table: what a user hands in becomes one, and one becomes a message again.
+
+Pure code. What always holds: a row that was made here can be sent, as far as its sender can know: what breaks a rule of
+the message format raises before anything is inserted; the message that is made of a row is the same every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Row, Table
+from sqlalchemy.sql.elements import ColumnElement
+
+from dmq.client.producer.message import check_message, make_message
+from dmq.errors import InvalidMessage, InvalidSettings
+from dmq.model import Message, check_name
+from dmq.outbox.schema import NAME_CHARS_MAX
+from dmq.outbox.sender.envelope import check_properties, make_send_id, pack_properties
+from dmq.outbox.states import SendState
+
+__all__ = ["BODY_BYTES_MAX", "OutboxMessage", "columns_of", "groups_text", "make_row", "message_of", "parse_row"]
+
+BODY_BYTES_MAX: Final = 4 << 20
+_COLUMNS: Final = (
+    "number", "send_id", "app", "topic", "business_id", "sequence", "is_ordered", "message_key", "tag", "priority",
+    "body", "properties", "expected_groups", "state", "attempts", "checks", "created_at_ms", "sent_at_ms",
+)  # fmt: skip
+_SMALL: Final = 16
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the sender table."""
+
+    number: int
+    send_id: str
+    app: str
+    topic: str
+    business_id: str | None
+    sequence: int | None
+    is_ordered: bool
+    key: str | None
+    tag: str | None
+    priority: int
+    body: bytes
+    properties: dict[str, str]
+    groups: tuple[str, ...] | None  # None: the first answer is enough; empty: none is expected
+    state: SendState
+    attempts: int
+    checks: int
+    created_at_ms: int
+    sent_at_ms: int | None
+
+
+def columns_of(send: Table) -> list[ColumnElement[Any]]:
+    """What to select for `parse_row` and `message_of`."""
+    return [send.c[name] for name in _COLUMNS]
+
+
+def parse_row(row: Row[Any]) -> OutboxMessage:
+    """A row as it was selected."""
+    groups = parse_groups(row.expected_groups)
+    return OutboxMessage(
+        number=row.number,
+        send_id=row.send_id,
+        app=row.app,
+        topic=row.topic,
+        business_id=row.business_id,
+        sequence=row.sequence,
+        is_ordered=bool(row.is_ordered),
+        key=row.message_key,
+        tag=row.tag,
+        priority=row.priority,
+        body=bytes(row.body),
+        properties=json.loads(row.properties) if row.properties else {},
+        groups=groups,
+        state=SendState(row.state),
+        attempts=row.attempts,
+        checks=row.checks,
+        created_at_ms=row.created_at_ms,
+        sent_at_ms=row.sent_at_ms,
+    )
+
+
+def message_of(row: Row[Any]) -> Message:
+    """What goes to the broker. Without a key of its own it is found by its send id."""
+    (_, send_id, app, _, business_id, sequence, is_ordered, key, tag, priority, body, properties, groups, *_) = row
+    own = json.loads(properties) if properties else None
+    packed = pack_properties(own, send_id, "" if groups == "" else app, sequence)
+    return Message(bytes(body), key or send_id, tag, business_id, bool(is_ordered), priority, packed)
+
+
+def groups_text(groups: Iterable[str] | None) -> str | None:
+    """Expected groups as the table has them.
+
+    Raises:
+        InvalidName, InvalidSettings: that is no list of groups.
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, str):
+        raise InvalidSettings(f"groups= is a list of names: write [{groups!r}]")
+    return ",".join(sorted({check_name(group, "group") for group in groups}))
+
+
+def parse_groups(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(filter(None, text.split(",")))
+
+
+def make_row(
+    app: str,
+    topic: str,
+    body: object,
+    business_id: str | None,
+    key: str | None,
+    tag: str | None,
+    priority: int,
+    properties: Mapping[str, str] | None,
+    ordered: bool | None,
+    groups: str | None,
+    *,
+    claimed_by: str | None,
+    now_ms: int,
+    due_at_ms: int,
+) -> dict[str, Any]:
+    """The values of a new row; `sequence` is added by whoever numbers.
+
+    Raises:
+        InvalidMessage, MessageTooLarge, InvalidName: it could never be sent.
+    """
+    check_name(topic, "topic")
+    is_ordered = bool(business_id) if ordered is None else ordered
+    if is_ordered and not business_id:
+        raise InvalidMessage("ordered=True needs a business_id: messages of the same one stay in order")
+    for what, value in (("business_id", business_id), ("key", key), ("tag", tag)):
+        if value is not None and (len(value) > NAME_CHARS_MAX or "\0" in value):
+            raise InvalidMessage(f"{what} is longer than {NAME_CHARS_MAX} characters, or has a NUL in it: shorten it")
+    check_properties(properties)
+    # Small plain properties need no closer look, which costs as much as all the rest.
+    looked_at = None if properties is None or _are_small(properties) else properties
+    message = make_message(body, key, tag, business_id, is_ordered, priority, looked_at)
+    check_message(topic, message, BODY_BYTES_MAX)
+    return {
+        "send_id": make_send_id(),
+        "app": app,
+        "topic": topic,
+        "business_id": business_id,
+        "sequence": None,
+        "is_ordered": int(is_ordered),
+        "message_key": key,
+        "tag": tag,
+        "priority": priority,
+        "body": message.body,
+        "properties": _encode(properties).decode() if properties else None,
+        "expected_groups": groups,
+        "state": "NEW",
+        "attempts": 0,
+        "checks": 0,
+        "claimed_by": claimed_by,
+        "due_at_ms": due_at_ms,
+        "created_at_ms": now_ms,
+    }
+
+
+def _are_small(properties: Mapping[str, str]) -> bool:
+    return len(properties) <= _SMALL and all(
+        type(name) is str and type(value) is str and name.isascii() and value.isascii() and len(name) + len(value) < 256
+        for name, value in properties.items()
+    )

@@ -1,0 +1,228 @@
+"""A whole run: the archive job for every broker, then the jobs that are made of its tables; once, or on and on.
+
+What always holds: a signal to end lets the batch end that is being worked on, and nothing after it begins. The jobs are
+told which days changed, so that they need not look for them.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from dmq.errors import InvalidSettings
+from dmq.pipeline.archive.job import BATCH_BYTES, ArchiveJob
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.jobs.job import Job, JobContext, JobResult, Progress, check_options, no_progress
+from dmq.pipeline.spark_session import spark_session
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["ARCHIVE", "Run", "RunOptions", "job_names", "progress_line", "result_lines", "stopping"]
+
+ARCHIVE: Final = "archive"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run, and where."""
+
+    tables: str
+    brokers: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()  # all if none is named
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    outbox_urls: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    is_continuous: bool = False
+    every_seconds: float = 10.0  # how often a continuous run looks for more
+    derive_seconds: float = 300.0  # how often it makes the other tables anew
+    batch_bytes: int = BATCH_BYTES
+    accept_loss: bool = False
+
+
+def job_names() -> list[str]:
+    """All jobs, in the order they are run in."""
+    return [ARCHIVE, *_jobs()]
+
+
+def _jobs() -> Mapping[str, Job]:
+    from dmq.pipeline.jobs import JOBS
+
+    return JOBS
+
+
+class Run:
+    """See the module.
+
+    Raises:
+        InvalidSettings: a job is not known, no broker was named, or Spark cannot start.
+    """
+
+    def __init__(self, options: RunOptions, progress: Callable[[Progress], None] = no_progress) -> None:
+        known = job_names()
+        unknown = [name for name in options.jobs if name not in known]
+        if unknown:
+            raise InvalidSettings(f"there is no job {unknown[0]!r}: there are {', '.join(known)}")
+        check_options(options.options)
+        self._names = [name for name in known if not options.jobs or name in options.jobs]
+        if ARCHIVE in self._names and not options.brokers:
+            raise InvalidSettings("say which broker to archive: --broker dmq://host:port")
+        self._options = options
+        self._progress = progress
+        self._archive = Archive.create(options.tables)
+
+    def run(self, over: threading.Event | None = None, *, spark: SparkSession | None = None) -> list[JobResult]:
+        """Run once, or until `over` is set.
+
+        Parameters:
+            spark: a session to use; without it one is made, and stopped at the end.
+
+        Returns:
+            What was done, one result for each job, added up.
+        """
+        over = over or threading.Event()
+        mine = spark is None
+        spark = spark or spark_session(self._options.master, self._options.conf, app_name="dmq archive")
+        results: dict[str, JobResult] = {}
+        try:
+            with stopping(over), _jvm_may_end(over):
+                self._run(spark, over, results)
+        finally:
+            if mine:
+                _stop(spark)
+        return list(results.values())
+
+    def _run(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
+        options = self._options
+        archives = [
+            ArchiveJob(
+                spark,
+                self._archive,
+                broker,
+                batch_bytes=options.batch_bytes,
+                accept_loss=options.accept_loss,
+                progress=self._progress,
+            )
+            for broker in options.brokers
+        ]
+        derived_at = -options.derive_seconds
+        while True:
+            looked_at = time.monotonic()
+            if ARCHIVE in self._names:
+                every: dict[str, JobResult] = {}
+                for job in archives:
+                    _add(every, job.run(over.is_set))
+                _add(results, every[ARCHIVE], keep_notes=False)
+            is_time = not options.is_continuous or looked_at - derived_at >= options.derive_seconds
+            if is_time and not over.is_set():
+                self._derive(spark, over, results)
+                derived_at = looked_at
+            if not options.is_continuous or over.wait(max(0.0, looked_at + options.every_seconds - time.monotonic())):
+                return
+
+    def _derive(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
+        changed: frozenset[date] | None = results[ARCHIVE].dts if ARCHIVE in results else None
+        for name, job in _jobs().items():
+            if name in self._names and not over.is_set():
+                self._progress(Progress(name, "begins"))
+                context = JobContext(
+                    self._archive.uri,
+                    datetime.now(UTC),
+                    changed,
+                    self._options.brokers[0] if self._options.brokers else None,
+                    self._options.outbox_urls,
+                    options=self._options.options,
+                    progress=self._progress,
+                )
+                _add(results, job(spark, self._archive, context), keep_notes=False)
+
+
+@contextmanager
+def _jvm_may_end(over: threading.Event) -> Iterator[None]:
+    """Who ends this process may end Java with it, as a service manager does: then the batch is for the next run."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, ConnectionError):
+        if not over.is_set():
+            raise
+
+
+def _stop(spark: SparkSession) -> None:
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError, ConnectionError):  # it has ended before; what was done is committed
+        spark.stop()
+
+
+def _add(results: dict[str, JobResult], more: JobResult, *, keep_notes: bool = True) -> None:
+    """Add up; of a run that goes on, only the last word is kept."""
+    before = results.get(more.job)
+    if before is not None:
+        rows = dict(before.rows)
+        for name, count in more.rows.items():
+            rows[name] = rows.get(name, 0) + count
+        notes = before.notes + more.notes if keep_notes else more.notes
+        more = JobResult(more.job, rows, before.dts | more.dts, before.seconds + more.seconds, notes)
+    results[more.job] = more
+
+
+@contextmanager
+def stopping(over: threading.Event) -> Iterator[None]:
+    """While this lasts, SIGINT and SIGTERM set an event, once; the second one ends the process as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def end(number: int, frame: Any) -> None:
+        over.set()
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        before[ending] = signal.signal(ending, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def progress_line(progress: Progress, seconds: float) -> str:
+    """How far a job is, on one line: rows, rate, and what is left.
+
+    Parameters:
+        seconds: since it began.
+    """
+    parts = [progress.step]
+    if progress.rows:
+        parts.append(f"{progress.rows:,} rows")
+        if seconds > 0:
+            parts.append(f"{progress.rows / seconds:,.0f} rows/s")
+    if progress.total:
+        done, total = round(progress.done), round(progress.total)
+        parts.append(f"{done:,} of {total:,} {progress.unit}, {total - done:,} left")
+    return f"{progress.job}: {', '.join(parts)}"
+
+
+def result_lines(results: list[JobResult]) -> list[str]:
+    """What was done, for the end of a run."""
+    lines: list[str] = []
+    for result in results:
+        rows = ", ".join(f"{count:,} into {name}" for name, count in result.rows.items() if count)
+        lines.append(f"{result.job}: {rows or 'nothing new'} in {result.seconds:.1f} s")
+        lines += [f"  {note}" for note in result.notes]
+    return lines

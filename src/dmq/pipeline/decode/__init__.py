@@ -1,0 +1,1 @@
+"""Decode: `arrow`, `attributes`, `bodies`, `journal_reader`, `rows`, `units`."""

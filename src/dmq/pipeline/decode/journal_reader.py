@@ -1,0 +1,216 @@
+"""Reading a broker's journal from a blocking program, as Spark's executors and the archive do.
+
+The broker hands out whole units, as they are on its disk; whoever reads decodes them (`dmq.pipeline.decode.units`).
+Reading moves no group and takes nothing away, so every question here may be asked twice.
+
+What always holds: `units` gives every unit that starts in its range, once, in order; while one answer is worked on the
+next is on its way, and no more than that. A broker that restarts is waited for, as long as the timeout says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from dmq.client.admin.calls import When, parse_point
+from dmq.client.client import make_hello
+from dmq.client.connection.pool import Transport
+from dmq.client.connection.url import parse_url
+from dmq.clock import Clock, SystemClock
+from dmq.errors import OffsetGone
+from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
+from dmq.protocol.admin import TopicInfo, TopicList
+from dmq.protocol.consume import Point, PointKind
+from dmq.protocol.read import Fetch, Offsets, OffsetsReply, Peek, Span
+from dmq.records import ANY_QUEUE
+from dmq.storage.journal.unit import HEADER_BYTES
+
+__all__ = ["FETCH_BYTES", "Fetched", "JournalReader", "Peeked", "server_url", "unit_starts"]
+
+FETCH_BYTES: Final = 4 << 20
+TIMEOUT: Final = 60.0
+ANSWER_SECONDS: Final = 60.0  # that a broker may take for an answer
+_LENGTH: Final = struct.Struct(">4s20xI")  # of a unit: its magic, and its length at byte 24
+
+
+class Fetched(NamedTuple):
+    """Units, verbatim, from journal offset `start` to `end`; the journal has `first` up to `visible`."""
+
+    start: int
+    end: int
+    first: int
+    visible: int
+    journal_id: int
+    body: memoryview
+
+
+class Peeked(NamedTuple):
+    """Records of one queue, one after another; read on at `end_offset`. `ids` and `origins` are runs, as in `Span`."""
+
+    first_offset: int
+    end_offset: int
+    lengths: list[int]
+    ids: list[tuple[int, int, int]]
+    origins: list[tuple[int, int, bytes]]
+    body: memoryview
+
+
+def server_url(servers: str) -> str:
+    """A URL for the addresses of brokers, which may be one already: `host:port,host2:port2`."""
+    return servers if "://" in servers else f"dmq://{servers}"
+
+
+class JournalReader:
+    """See the module. A context manager; used by one thread.
+
+    Parameters:
+        servers: `host:port`, several separated by commas, or a URL.
+        app: the name under which the broker sees us.
+        timeout: seconds that a broker may be away, and that one question may take with all its repetitions.
+
+    Raises:
+        NotConnected: nobody answered within the timeout.
+        InvalidSettings: the addresses make no sense.
+    """
+
+    def __init__(
+        self, servers: str, app: str = "dmq-spark", timeout: float = TIMEOUT, *, clock: Clock | None = None
+    ) -> None:
+        self._timeout = timeout
+        self._transport = Transport(
+            parse_url(server_url(servers)), make_hello(app, None), clock or SystemClock(), timeout=timeout
+        )
+        self._transport.open()
+        self._ahead = ThreadPoolExecutor(1, "dmq-ahead")
+
+    def _ask(self, command: Command, header: Header) -> Frame:
+        return self._transport.request(command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS)
+
+    def topics(self, *, system: bool = False) -> list[TopicInfo]:
+        """All topics by name, with id (`topic_id`) and `config.queues`; ours, too, with `system`."""
+        found: list[TopicInfo] = []
+        more = True
+        while more:
+            after = found[-1].topic if found else ""
+            reply = decode_response(self._ask(Command.TOPIC_LIST, TopicList("", after, system=system)))
+            found += reply.topics
+            more = reply.more and bool(reply.topics)
+        return found
+
+    def offsets(self, topic: str, at: When | None = None) -> OffsetsReply:
+        """What each queue of a topic keeps, where a point lies in each, and what the journal keeps.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        point = Point() if at is None else parse_point(at)
+        reply: OffsetsReply = decode_response(self._ask(Command.OFFSETS, Offsets(topic, ANY_QUEUE, point)))
+        return reply
+
+    def peek(self, topic: str, queue: int, offset: int, max_messages: int, max_bytes: int = FETCH_BYTES) -> Peeked:
+        """Records of one queue from an offset on, without the others that stand between them in the journal.
+
+        Raises:
+            OffsetGone: retention took it, or there is none yet.
+            Damaged: it cannot be read; `detail["next"]` is the first behind it that can.
+        """
+        asked = Peek(topic, queue, Point(PointKind.OFFSET, offset), max_messages, max_bytes, with_origins=True)
+        frame = self._ask(Command.PEEK, asked)
+        spans: list[Span] = decode_response(frame).spans
+        if not spans:
+            return Peeked(offset, offset, [], [], [], memoryview(b""))
+        span = spans[0]
+        lengths, body = unpack_records(frame.body, span.count)
+        sizes = [*map(int, lengths)]
+        return Peeked(span.first_offset, span.end_offset, sizes, span.ids, span.origins, memoryview(body))
+
+    def fetch(self, journal_offset: int, max_bytes: int = FETCH_BYTES, *, wait: float = 0.0) -> Fetched:
+        """Whole units from the one on that holds an offset; at least one if there is any.
+
+        Parameters:
+            wait: seconds to wait for one to become visible.
+
+        Raises:
+            OffsetGone: the journal does not have that offset (any more); `detail` has `first` and `next`.
+            Damaged: the unit there cannot be read; `detail` has its `start` and `end`.
+        """
+        frame = self._ask(Command.FETCH, Fetch(journal_offset, max_bytes, round(wait * 1000)))
+        reply = decode_response(frame)
+        body = memoryview(frame.body)
+        return Fetched(reply.start, reply.end, reply.first, reply.visible, reply.journal_id, body)
+
+    def units(
+        self, start: int, end: int, *, max_bytes: int = FETCH_BYTES, with_first: bool = False
+    ) -> Iterator[Fetched]:
+        """The units that start in the journal's range [start, end), some at a time.
+
+        Parameters:
+            max_bytes: how much to fetch at a time, more or less.
+            with_first: also the unit that starts before the range and reaches into it.
+
+        Raises:
+            OffsetGone: the journal does not have all of it (any more).
+            Damaged: as `fetch`.
+        """
+        if start >= end:
+            return
+        ahead = self._ahead.submit(self.fetch, start, min(max_bytes, end - start))
+        while True:
+            fetched = ahead.result()
+            at = fetched.end
+            if not fetched.body:
+                raise OffsetGone(
+                    f"the journal ends at {fetched.visible}, before {end}: the broker lost what was not on its disk",
+                    first=fetched.first,
+                    next=fetched.visible,
+                )
+            is_last = at >= end
+            if not is_last:
+                ahead = self._ahead.submit(self.fetch, at, min(max_bytes, end - at))
+            within = _within(fetched, 0 if with_first else start, end)
+            if within.body:
+                yield within
+            if is_last:
+                return
+
+    def close(self) -> None:
+        self._transport.close()
+        self._ahead.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def unit_starts(body: Any, base: int) -> Iterator[tuple[int, int]]:
+    """Where each unit of a body starts and ends in the journal, by the lengths they claim."""
+    at, size = 0, len(body)
+    while at + HEADER_BYTES <= size:
+        _, length = _LENGTH.unpack_from(body, at)
+        if not HEADER_BYTES <= length <= size - at:
+            return  # the decoder says what is wrong with it
+        yield base + at, base + at + length
+        at += length
+
+
+def _within(fetched: Fetched, start: int, end: int) -> Fetched:
+    """Without the units that start outside of a range."""
+    if fetched.start >= start and fetched.end <= end:
+        return fetched
+    first, last = fetched.end, fetched.end
+    for unit, _ in unit_starts(fetched.body, fetched.start):
+        if unit >= end:
+            last = min(last, unit)
+            break
+        if unit >= start:
+            first = min(first, unit)
+    first = min(first, last)
+    body = fetched.body[first - fetched.start : last - fetched.start]
+    return fetched._replace(start=first, end=last, body=body)

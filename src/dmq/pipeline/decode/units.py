@@ -1,0 +1,495 @@
+"""Units of the journal into columns of numpy, a whole answer of the broker at a time.
+
+Python looks at each unit's header once; lengths, batch tables and fields of records are then gathered for all units
+together. So a unit of one record costs a few microseconds, and a record of a large unit a few nanoseconds for each
+column that is wanted.
+
+What always holds: every unit is checked against its checksum before anything in it is believed. Message and system
+records are told apart by the batch table alone. What a record's own bytes say is followed only within the record. Rows
+stand in the journal's order.
+
+Records of one queue that the broker gathered, as the same rows that units decode to.
+
+What always holds: every column is what the units would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, NamedTuple, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dmq.errors import Damaged, RecordCorrupt
+from dmq.pipeline.decode.attributes import NOTHING, Found, walk
+from dmq.pipeline.decode.journal_reader import Peeked
+from dmq.records import layout
+from dmq.records.attributes import (
+    ATTEMPT,
+    ATTEMPTS_BEFORE,
+    COMPRESSION,
+    DUE_AT,
+    GROUP,
+    KEY,
+    MESSAGE_ID,
+    ORIGINAL_SEND_TIME,
+    ORIGINAL_TOPIC,
+    PROPERTY,
+    REASON,
+    REASON_CODE,
+    TAG,
+    TARGET_TOPIC,
+)
+from dmq.records.layout import gather
+from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, intact, read_header
+
+__all__ = ["Batches", "SystemRecord", "UnitRows", "Wanted", "decode_peeked", "decode_units"]
+
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+Bits: TypeAlias = npt.NDArray[np.bool_]
+Wanted: TypeAlias = Collection[int] | Callable[[npt.NDArray[np.uint32]], Bits]
+
+ROW_DTYPE: Final = np.dtype(
+    [
+        ("producer_id", ">u8"),
+        ("producer_epoch", ">u4"),
+        ("first_sequence", ">u8"),
+        ("records", ">u4"),
+        ("topic_id", ">u4"),
+        ("queue", "u1"),
+        ("flags", "u1"),
+        ("zero", ">u2"),
+        ("first_queue_offset", ">u8"),
+        ("address", "V18"),  # and the port
+        ("rest", "V6"),
+    ]
+)
+assert ROW_DTYPE.itemsize == ROW_BYTES
+
+# Which attributes a column needs.
+KINDS: Final[dict[str, tuple[int, ...]]] = {
+    "key": (KEY,),
+    "tag": (TAG,),
+    "headers": (PROPERTY,),
+    "body": (COMPRESSION,),
+    "body_crc": (COMPRESSION,),
+    "message_id": (MESSAGE_ID,),
+    "sent_at": (ORIGINAL_SEND_TIME,),
+    "origin_topic": (ORIGINAL_TOPIC, TARGET_TOPIC),
+    "group": (GROUP,),
+    "attempt": (ATTEMPT, ATTEMPTS_BEFORE, REASON_CODE),
+    "due_at": (DUE_AT,),
+    "reason": (REASON_CODE,),
+    "error": (REASON,),
+}
+# Attributes that only moved records have: where there is none, nobody looks for them.
+_OF_MOVED: Final = frozenset((MESSAGE_ID, ORIGINAL_SEND_TIME, ORIGINAL_TOPIC))
+
+
+_TIME_MAX_MS: Final = np.uint64(253_402_300_799_999)  # the end of the year 9999: a client writes what it likes
+
+
+class SystemRecord(NamedTuple):
+    """A record of the journal that is no message: an event, for `dmq.storage.state.events.decode_event`."""
+
+    journal_offset: int
+    stored_at_ms: int
+    body: memoryview
+    is_snapshot: bool = False
+
+
+class Batches(NamedTuple):
+    """What the batch tables and the headers of their units say, one element a row of a table."""
+
+    topic_id: npt.NDArray[np.uint32]
+    queue: npt.NDArray[np.uint8]
+    first_queue_offset: Positions
+    producer_id: npt.NDArray[np.uint64]
+    first_sequence: npt.NDArray[np.uint64]
+    address: npt.NDArray[np.void]  # 16 bytes, IPv6 or IPv4-mapped, and the port
+    stored_at_ms: Positions
+    shift: Positions  # from a place in the buffer to one in the journal
+    is_moved: Bits  # its records carry ids and origins of their own
+
+
+class UnitRows:
+    """The message records of some units, in the journal's order.
+
+    Every column is read when it is asked for; attributes only for the columns that `decode_units` was told of.
+
+    Attributes:
+        buffer: the bytes in which the records stand.
+        starts, ends: where each record begins and ends.
+        batch: which element of `batches` each belongs to.
+        within: as its which record.
+        start, end: the journal's range that was decoded.
+        journal_id: of which journal.
+        events: the system records among them.
+    """
+
+    def __init__(
+        self,
+        buffer: memoryview,
+        starts: Positions,
+        ends: Positions,
+        batch: Positions,
+        within: Positions,
+        batches: Batches,
+        columns: frozenset[str],
+        *,
+        journal_id: int = 0,
+        start: int = 0,
+        end: int = 0,
+        events: Iterable[SystemRecord] = (),
+    ) -> None:
+        self.buffer = buffer
+        self.starts = starts
+        self.ends = ends
+        self.batch = batch
+        self.within = within
+        self.batches = batches
+        self.columns = columns
+        self.journal_id = journal_id
+        self.start = start
+        self.end = end
+        self.events = list(events)
+        self._parts: tuple[Positions, ...] | None = None
+        self._entries: dict[int, Found] | None = None
+        self._compressed: Bits | None = None
+        self.expanded: list[bytes | None] | None = None
+        """The compressed bodies, once somebody expanded them; see `dmq.pipeline.decode.bodies`."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, index: Any) -> Self:
+        """Some of the rows in their order, by a mask, a slice or rising numbers; without the events."""
+        return type(self)(
+            self.buffer,
+            self.starts[index],
+            self.ends[index],
+            self.batch[index],
+            self.within[index],
+            self.batches,
+            self.columns,
+            journal_id=self.journal_id,
+            start=self.start,
+            end=self.end,
+        )
+
+    # --- the batch tables -------------------------------------------------------------------------------------------
+
+    def topic_id(self) -> npt.NDArray[np.uint32]:
+        return self.batches.topic_id[self.batch]
+
+    def queue(self) -> npt.NDArray[np.uint8]:
+        return self.batches.queue[self.batch]
+
+    def queue_offset(self) -> Positions:
+        offset: Positions = self.batches.first_queue_offset[self.batch] + self.within
+        return offset
+
+    def journal_offset(self) -> Positions:
+        offset: Positions = self.starts + self.batches.shift[self.batch]
+        return offset
+
+    def stored_at_ms(self) -> Positions:
+        return self.batches.stored_at_ms[self.batch]
+
+    def is_moved(self) -> Bits:
+        return self.batches.is_moved[self.batch]
+
+    def producer_id(self) -> npt.NDArray[np.uint64]:
+        return self.batches.producer_id[self.batch]
+
+    def sequence(self) -> npt.NDArray[np.uint64]:
+        sequence: npt.NDArray[np.uint64] = self.batches.first_sequence[self.batch] + self.within.astype(np.uint64)
+        return sequence
+
+    # --- the fixed part ---------------------------------------------------------------------------------------------
+
+    def _field(self, at: int, dtype: str) -> npt.NDArray[Any]:
+        return gather(self.buffer, self.starts, at, dtype)
+
+    def flags(self) -> npt.NDArray[np.uint8]:
+        return self._field(layout.FLAGS_AT, "u1")
+
+    def is_compressed(self) -> Bits:
+        """Which bodies are stored compressed."""
+        if self._compressed is None:
+            self._compressed = (self.flags() & layout.COMPRESSED) != 0
+        return self._compressed
+
+    def priority(self) -> npt.NDArray[np.uint8]:
+        return self._field(layout.PRIORITY_AT, "u1")
+
+    def body_crc(self) -> Positions:
+        """CRC-32C of each body as it is stored."""
+        return self._field(layout.CRC_AT + 4, ">u4").astype(np.int64)
+
+    def send_time_ms(self) -> Positions:
+        """When the record itself was sent: for a moved one, when it was moved."""
+        sent_at_ms: Positions = np.minimum(self._field(layout.SEND_TIME_AT, ">u8"), _TIME_MAX_MS).astype(np.int64)
+        return sent_at_ms
+
+    def received_at_ms(self) -> Positions:
+        received_at_ms = self.send_time_ms() + self._field(layout.RECEIVE_TIME_AT, ">u4")
+        clamped: Positions = np.minimum(received_at_ms, np.int64(_TIME_MAX_MS))
+        return clamped
+
+    # --- the variable part ------------------------------------------------------------------------------------------
+
+    def _part(self, number: int) -> Positions:
+        """Where each body's size, topic, app, business id, attributes begin, all at their lengths.
+
+        Raises:
+            RecordCorrupt: a record's sizes do not add up.
+        """
+        if self._parts is None:
+            octets = np.frombuffer(self.buffer, np.uint8)
+            try:
+                topic_at = self.starts + layout.BODY_AT
+                topic_at += gather(self.buffer, self.starts, layout.BODY_SIZE_AT, ">u4")
+                app_at = topic_at + octets[topic_at] + 1
+                business_at = app_at + octets[app_at] + 1
+                attributes_at = business_at + octets[business_at] + 1
+                is_bad = attributes_at + 2 + gather(self.buffer, attributes_at, 0, ">u2") != self.ends
+            except IndexError:
+                is_bad = np.ones(1, np.bool_)
+            if is_bad.any():
+                offset = int(self.journal_offset()[int(is_bad.argmax())])
+                raise RecordCorrupt(f"the parts of the record at journal offset {offset} do not add up", offset=offset)
+            self._parts = (topic_at, app_at, business_at, attributes_at)
+        return self._parts[number]
+
+    def stored_bodies(self) -> tuple[Positions, Positions]:
+        """Where each body begins and ends, as it is stored: it may be compressed."""
+        at = self.starts + layout.BODY_AT
+        if self._parts is not None:
+            return at, self._parts[0]
+        ends = at + gather(self.buffer, self.starts, layout.BODY_SIZE_AT, ">u4")
+        if (ends > self.ends - 5).any():
+            self._part(0)
+        return at, ends
+
+    def topic_names(self) -> tuple[Positions, Positions]:
+        """The topic that each record names; that of one which waits is not the one it stands in."""
+        return self._part(0) + 1, self._part(1)
+
+    def apps(self) -> tuple[Positions, Positions]:
+        return self._part(1) + 1, self._part(2)
+
+    def business_ids(self) -> tuple[Positions, Positions]:
+        return self._part(2) + 1, self._part(3)
+
+    def entries(self, kind: int) -> Found:
+        """Attributes of a kind that one of the columns needs."""
+        if self._entries is None:
+            kinds = {kind for column in self.columns for kind in KINDS.get(column, ())}
+            if not self.is_moved().any():
+                kinds -= _OF_MOVED
+            if COMPRESSION in kinds and not self.is_compressed().any():
+                kinds.remove(COMPRESSION)
+            self._entries = walk(self.buffer, self._part(3) + 2, self.ends, kinds) if kinds else {}
+        return self._entries.get(kind, NOTHING)
+
+
+class _Units(NamedTuple):
+    """What the headers of a body's units say, one element a unit."""
+
+    at: Positions  # in the body
+    start: Positions  # in the journal
+    stored_at_ms: Positions
+    records: Positions
+    batches: Positions
+    others: Positions  # bytes of the tables behind the batches
+    end: Positions  # in the body
+    flags: Positions
+
+
+def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection[str]) -> UnitRows:
+    """The messages and events of whole units.
+
+    Parameters:
+        body: the units, one after another, and nothing else.
+        wanted: ids of the topics whose messages are wanted, or a function from ids to a mask; None is all.
+        columns: which columns will be asked for, by the names of `dmq.pipeline.tables`.
+
+    Raises:
+        Damaged: a unit fails its checksum; `detail` has where it `start`s and `end`s.
+        RecordCorrupt: a unit contradicts itself.
+    """
+    buffer = memoryview(body)
+    units, journal_id = _read_headers(buffer)
+    table, unit_of_row = _tables(buffer, units)
+    counts = table["records"].astype(np.int64)
+    lengths_at = _runs(units.at + HEADER_BYTES, units.records, 4)
+    before = np.zeros(len(lengths_at) + 1, np.int64)  # bytes of records before each record
+    np.cumsum(gather(buffer, lengths_at, 0, ">u4"), dtype=np.int64, out=before[1:])
+    _check(units, before, counts, unit_of_row)
+    batches = _batches(units, table, unit_of_row)
+    # From sums over all records to places in the body: what the tables of the units take comes on top.
+    shift = (_data_at(units) - before[np.cumsum(units.records) - units.records])[unit_of_row]
+    chosen = batches.topic_id != 0
+    spans = _Spans(before, shift, counts, np.cumsum(counts) - counts)
+    events = _events(buffer, spans.of(np.flatnonzero(~chosen)), batches, units.flags[unit_of_row])
+    if callable(wanted):
+        chosen &= wanted(batches.topic_id)
+    elif wanted is not None:
+        chosen &= np.isin(batches.topic_id, np.fromiter(wanted, np.uint32, len(wanted)))
+    return UnitRows(
+        buffer,
+        *spans.of(np.flatnonzero(chosen)),
+        batches,
+        frozenset(columns),
+        journal_id=journal_id,
+        start=int(units.start[0]) if len(units.start) else 0,
+        end=int(units.start[-1] + units.end[-1] - units.at[-1]) if len(units.start) else 0,
+        events=events,
+    )
+
+
+class _Spans(NamedTuple):
+    """Where the records of each row of the batch tables stand."""
+
+    before: Positions  # bytes of records before each record
+    shift: Positions  # what to add to that, by row, for a place in the body
+    counts: Positions
+    first: Positions  # the number of each row's first record
+
+    def of(self, rows: Positions) -> tuple[Positions, Positions, Positions, Positions]:
+        """Start, end, row, and number within the row, of all records of some rows."""
+        counts = self.counts[rows]
+        shift = np.repeat(self.shift[rows], counts)
+        batch = np.repeat(rows, counts)
+        within = _runs(np.zeros(len(rows), np.int64), counts, 1)
+        if len(rows) == len(self.counts):
+            return self.before[:-1] + shift, self.before[1:] + shift, batch, within
+        number = np.repeat(self.first[rows], counts) + within
+        return self.before[number] + shift, self.before[number + 1] + shift, batch, within
+
+
+_NONE: Final[Positions] = np.empty(0, np.int64)
+
+
+def _read_headers(buffer: memoryview) -> tuple[_Units, int]:
+    found: list[tuple[int, ...]] = []
+    at, size = 0, len(buffer)
+    journal_id = 0
+    while at < size:
+        header = read_header(buffer, at)
+        if header is None or not intact(header, buffer, at):
+            start = found[-1][1] + at - found[-1][0] if found else 0 if header is None else header.start
+            end = start + (size - at if header is None else header.length)
+            raise Damaged(f"journal bytes {start}-{end} fail their checksum", start=start, end=end)
+        journal_id = header.journal_id
+        others = 12 * header.hashes + 8 * header.dues
+        end = at + header.length
+        found.append((at, header.start, header.stored_at_ms, header.records, header.batches, others, end, header.flags))
+        at = end
+    if not found:
+        return _Units(*(_NONE,) * 8), 0
+    return _Units(*np.array(found, np.int64).T), journal_id
+
+
+def _runs(firsts: Positions, counts: Positions, step: int) -> Positions:
+    """For each first, so many positions from it on, that far apart."""
+    runs: Positions = np.repeat(firsts - (np.cumsum(counts) - counts) * step, counts)
+    runs += np.arange(0, len(runs) * step, step, dtype=np.int64)
+    return runs
+
+
+def _tables_at(units: _Units) -> Positions:
+    at: Positions = units.at + HEADER_BYTES + 4 * units.records
+    return at
+
+
+def _data_at(units: _Units) -> Positions:
+    at: Positions = _tables_at(units) + ROW_BYTES * units.batches + units.others
+    return at
+
+
+def _tables(buffer: memoryview, units: _Units) -> tuple[npt.NDArray[np.void], Positions]:
+    """The rows of all batch tables, and which unit each is of."""
+    at = _runs(_tables_at(units), units.batches, ROW_BYTES)
+    table = gather(buffer, at, 0, f"V{ROW_BYTES}").view(ROW_DTYPE)
+    return table, np.repeat(np.arange(len(units.at)), units.batches)
+
+
+def _batches(units: _Units, table: npt.NDArray[np.void], unit_of_row: Positions) -> Batches:
+    return Batches(
+        table["topic_id"].astype(np.uint32),
+        table["queue"].copy(),
+        table["first_queue_offset"].astype(np.int64),
+        table["producer_id"].astype(np.uint64),
+        table["first_sequence"].astype(np.uint64),
+        table["address"].copy(),
+        units.stored_at_ms[unit_of_row],
+        (units.start - units.at)[unit_of_row],
+        (table["flags"] & MOVED) != 0,
+    )
+
+
+def _check(units: _Units, before: Positions, counts: Positions, unit_of_row: Positions) -> None:
+    """Whether the tables of each unit add up to the unit."""
+    last = np.cumsum(units.records)
+    sizes = before[last] - before[last - units.records]
+    per_unit = np.bincount(unit_of_row, counts, len(units.at)).astype(np.int64)
+    is_bad = (_data_at(units) + sizes != units.end) | (per_unit != units.records)
+    if is_bad.any():
+        start = int(units.start[int(is_bad.argmax())])
+        raise RecordCorrupt(f"the unit at journal offset {start} contradicts itself", offset=start)
+
+
+def _events(
+    buffer: memoryview,
+    spans: tuple[Positions, Positions, Positions, Positions],
+    batches: Batches,
+    unit_flags: Positions,
+) -> list[SystemRecord]:
+    starts, ends, batch, _ = spans
+    found: list[SystemRecord] = []
+    columns = (starts, ends, starts + batches.shift[batch], batches.stored_at_ms[batch], unit_flags[batch] & SNAPSHOT)
+    for start, end, offset, stored_at_ms, is_snapshot in zip(*(column.tolist() for column in columns), strict=True):
+        body_at = start + layout.BODY_AT
+        body_end = body_at + layout.U32.unpack_from(buffer, start + layout.BODY_SIZE_AT)[0]
+        if body_end > end:
+            raise RecordCorrupt(f"the body of the record at journal offset {offset} is too long", offset=offset)
+        found.append(SystemRecord(offset, stored_at_ms, buffer[body_at:body_end], bool(is_snapshot)))
+    return found
+
+
+class PeekedRows(UnitRows):
+    """Rows whose places stand in the records."""
+
+    def journal_offset(self) -> Positions:
+        offset: Positions = gather(self.buffer, self.starts, layout.JOURNAL_OFFSET_AT, ">u8").astype(np.int64)
+        return offset
+
+
+def decode_peeked(peeked: Peeked, topic_id: int, queue: int, columns: frozenset[str]) -> UnitRows:
+    """The rows of an answer; each record is a batch of its own."""
+    lengths = np.array(peeked.lengths, np.int64)
+    ends = np.cumsum(lengths)
+    count = len(lengths)
+    ids = [*zip(*peeked.ids, strict=True)] or [(), (), ()]
+    origins = [*zip(*peeked.origins, strict=True)] or [(), (), ()]
+    id_counts, stored_counts = np.array(ids[0], np.int64), np.array(origins[0], np.int64)
+    producer_id = np.repeat(np.array(ids[1], np.uint64), id_counts)
+    # The number of each record within its run, on top of the run's first sequence.
+    within_run = np.arange(count) - np.repeat(np.cumsum(id_counts) - id_counts, id_counts)
+    every = np.arange(count)
+    batches = Batches(
+        np.full(count, topic_id, np.uint32),
+        np.full(count, queue, np.uint8),
+        peeked.first_offset + every,
+        producer_id,
+        np.repeat(np.array(ids[2], np.uint64), id_counts) + within_run.astype(np.uint64),
+        np.repeat(np.frombuffer(b"".join(origins[2]), "V18"), stored_counts),
+        np.repeat(np.array(origins[1], np.int64), stored_counts),
+        np.zeros(count, np.int64),
+        producer_id == 0,
+    )
+    return PeekedRows(peeked.body, ends - lengths, ends, every, np.zeros(count, np.int64), batches, columns)

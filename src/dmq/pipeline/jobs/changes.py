@@ -1,0 +1,90 @@
+"""What has come to a table since a derived table was last made: the files that later commits added.
+
+A derived table remembers in its own log, under an app id for each source, the source's version it was made of; that is
+written in the commit that puts its rows in place. So a job that was killed finds the same news again, and makes the
+same days once more.
+
+What always holds: files that only hold the same rows in another order, as compaction writes them, are no news; where
+the log of a source does not reach back far enough, everything in it is news.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyarrow import fs
+
+from dmq.errors import ArchiveConflict
+
+if TYPE_CHECKING:
+    from dmq.pipeline.archive.table_store import Table
+
+__all__ = ["News", "added", "mark_of", "news_of", "remember"]
+
+
+class News(NamedTuple):
+    """What is new in a source: which days have new rows, and the live files they may be in."""
+
+    version: int  # of the source; -1 if it is not there
+    dts: frozenset[date]
+    files: tuple[str, ...]
+
+
+def mark_of(source: Table) -> str:
+    """The app id under which a derived table remembers how far it has read a source."""
+    return f"dmq-from-{source.name}"
+
+
+def news_of(source: Table, derived: Table, *, everything: bool = False) -> News:
+    """What came to a source since the derived table was made, or everything in it."""
+    version = source.version()
+    seen = None if everything else derived.version_of(mark_of(source))
+    if version < 0 or seen == version:
+        return News(version, frozenset(), ())
+    live = source.live_files()
+    # A source that has fewer versions than were seen is another table: its folder was deleted and filled again.
+    paths = None if seen is None or seen > version else _paths_since(source, seen, version)
+    if paths is None:
+        return News(version, frozenset(file.dt for file in live), tuple(file.uri for file in live))
+    by_path = {file.path: file for file in live}
+    dts = frozenset(paths.values())
+    # Rows of a file that is gone again lie in some other file of its day.
+    lost = {dt for path, dt in paths.items() if path not in by_path}
+    files = [file.uri for file in live if file.path in paths or file.dt in lost]
+    return News(version, dts & frozenset(file.dt for file in live), tuple(files))
+
+
+def remember(derived: Table, news: Mapping[Table, News]) -> None:
+    """Note how far the sources of a derived table have been read, once its rows are committed."""
+    for source, found in news.items():
+        if found.version >= 0 and derived.version_of(mark_of(source)) != found.version:
+            # Another run was quicker, and knows of more; or the source is a new one, and is read from its beginning.
+            with contextlib.suppress(ArchiveConflict):
+                derived.commit([], app_id=mark_of(source), version=found.version)
+
+
+def added(lines: Iterable[str]) -> dict[str, date]:
+    """The files with new rows that a commit's lines add, with their days."""
+    found: dict[str, date] = {}
+    for line in lines:
+        add = json.loads(line).get("add") if '"add"' in line else None
+        if add is not None and add.get("dataChange", True):
+            found[add["path"]] = date.fromisoformat(add["partitionValues"]["dt"])
+    return found
+
+
+def _paths_since(source: Table, seen: int, version: int) -> dict[str, date] | None:
+    """The files added by the versions after `seen`; None where the log no longer tells."""
+    folder = source.folder
+    names: Sequence[str] = [f"{folder.path}/_delta_log/{at:020d}.json" for at in range(seen + 1, version + 1)]
+    found: dict[str, date] = {}
+    for info in folder.files.get_file_info(list(names)):
+        if info.type != fs.FileType.File:
+            return None
+        with folder.files.open_input_stream(info.path) as stream:
+            found |= added(stream.read().decode().splitlines())
+    return found

@@ -1,0 +1,137 @@
+"""Where messages with an id, a key or a business id stand, out of the table `key_index`.
+
+A file of the index is sorted by hash. Its footer says which hashes each row group has, so that of a file one group is
+read: its hashes first, and the rest of it only if the hash is there. Files stay open, with what their footers say.
+
+What always holds: a place is of the very text that was asked for, whatever its hash is; at most `OPEN_MAX` files are
+open between questions.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Iterator
+from datetime import date
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dmq.errors import Damaged
+from dmq.pipeline.archive.key_index import bucket_of, text_hash
+from dmq.pipeline.lookup.file_list import Listing
+from dmq.pipeline.tables import KEY_INDEX, SCHEMAS
+
+__all__ = ["KeyIndex", "Place"]
+
+OPEN_MAX: Final = 256
+_BUCKET: Final = SCHEMAS[KEY_INDEX].get_field_index("bucket")
+_HASH: Final = SCHEMAS[KEY_INDEX].get_field_index("hash")
+_ANY: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+
+
+class Place(NamedTuple):
+    """Where a message stands."""
+
+    day: date
+    journal_offset: int
+    topic: str
+    queue: int
+    queue_offset: int
+
+
+class KeyIndex:
+    """The index, opened once for many questions. Used by one thread at a time."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._open: dict[str, _File] = {}
+
+    def is_there(self) -> bool:
+        """Whether anything was ever indexed."""
+        return bool(self._listing.files())
+
+    def places(self, kind: str, text: str, topic: str, limit: int) -> list[Place]:
+        """Where the oldest messages with a text stand, oldest first.
+
+        Parameters:
+            kind: what the text is, one of `KINDS`.
+            topic: of this one only; empty is any.
+
+        Raises:
+            Damaged: a file of the index is gone, or cannot be read.
+        """
+        hashed = text_hash(text)
+        bucket = bucket_of(hashed)
+        found: list[Place] = []
+        files = self._listing.files(where={"bucket": (bucket, bucket), "hash": (hashed, hashed)})
+        for path in files:
+            try:
+                for rows in self._file(path, files).having(bucket, hashed):
+                    found += _places(rows, kind, text, topic, limit)
+            except (OSError, pa.ArrowException) as error:
+                raise Damaged(f"a file of the index cannot be read, look at {path}: {error}") from error
+            if len(found) > limit:
+                found = heapq.nsmallest(limit, found)
+        return sorted(found)
+
+    def _file(self, path: str, wanted: list[str]) -> _File:
+        file = self._open.get(path)
+        if file is None:
+            file = _File(path)
+            if len(self._open) >= OPEN_MAX:
+                asked = set(wanted)
+                self._open = {name: one for name, one in self._open.items() if name in asked}
+            # All files are asked in turn, so one that does not fit must not put another out, which is next.
+            if len(self._open) < OPEN_MAX:
+                self._open[path] = file
+        return file
+
+
+class _File:
+    """A file of the index, and which hashes its row groups have."""
+
+    def __init__(self, path: str) -> None:
+        self._parquet = pq.ParquetFile(path, memory_map=True)
+        self._buckets = _bounds(self._parquet.metadata, _BUCKET)
+        self._hashes = _bounds(self._parquet.metadata, _HASH)
+
+    def having(self, bucket: int, hashed: int) -> Iterator[pa.Table]:
+        """The rows with a hash, by row group."""
+        # A group across the middle of the buckets has the greatest of all hashes and the least: its bounds say nothing.
+        may_have = _covers(self._buckets, bucket) & _covers(self._hashes, hashed)
+        for group in np.flatnonzero(may_have).tolist():
+            hashes = self._read(group, ["hash"])["hash"].to_numpy()
+            at = np.flatnonzero(hashes == hashed)
+            if len(at):
+                yield self._read(group, ["kind", "key", *Place._fields[1:], "dt"]).take(at)
+
+    def _read(self, group: int, columns: list[str]) -> pa.Table:
+        return self._parquet.read_row_group(group, columns=columns, use_threads=False)
+
+
+def _bounds(said: pq.FileMetaData, column: int) -> npt.NDArray[np.int64]:
+    """Least and greatest values of a column, by row group; all there can be where the footer does not say."""
+    known = (said.row_group(group).column(column).statistics for group in range(said.num_row_groups))
+    return np.array([(one.min, one.max) if one and one.has_min_max else _ANY for one in known], np.int64).reshape(-1, 2)
+
+
+def _covers(bounds: npt.NDArray[np.int64], value: int) -> npt.NDArray[np.bool_]:
+    covered: npt.NDArray[np.bool_] = (bounds[:, 0] <= value) & (value <= bounds[:, 1])
+    return covered
+
+
+def _places(rows: pa.Table, kind: str, text: str, topic: str, limit: int) -> list[Place]:
+    """The oldest of the rows that are meant; all of them are of one day."""
+    asked = {"kind": kind, "key": text} | ({"topic": topic} if topic else {})
+    # With their type, since Arrow takes longer to find that out than for everything else here.
+    wanted: Any = [pc.equal(rows[name], pa.scalar(value, pa.string())) for name, value in asked.items()]
+    rows = rows.filter(functools.reduce(pc.and_, wanted))
+    if rows.num_rows > limit:
+        rows = rows.take(pc.select_k_unstable(rows, limit, [("journal_offset", "ascending")]))
+    columns = [rows[name].to_pylist() for name in ("dt", *Place._fields[1:])]
+    return [Place(*values) for values in zip(*columns, strict=True)]

@@ -1,0 +1,206 @@
+"""Sending a plan: each batch once, whatever breaks.
+
+A named producer sends, with a producer id that follows from the plan. Before the first batch of a queue the broker is
+asked how far that producer has come there, which it remembers for good, and what is stored is passed over. Of a queue
+one batch is under way at a time: one that overtook another would make that one look like an old one. A batch that was
+not answered is sent again with the same bounds, and recognised.
+
+What always holds: when `send_plan` returns, every message of the plan is stored once in the target topic, and flushed;
+when it raises, or is killed, another call goes on where it came to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Final, NamedTuple
+
+from dmq.client.connection.pool import Transport
+from dmq.errors import ArchiveConflict, DMQError, NotConnected, SequenceConflict, TimedOut, UnknownTopic
+from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.replay.batches import Parcel, first_sequence, parcels
+from dmq.pipeline.replay.pace import Pace
+from dmq.pipeline.replay.plan import Plan, Target
+from dmq.protocol import Command, decode_response
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.frame import Flag
+from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProducerStates
+
+__all__ = ["Progress", "Sent", "find_target", "send_plan", "stored_rows"]
+
+WORKERS_MAX: Final = 8
+ANSWER_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 300.0
+_PAUSE_SECONDS: Final = 0.2
+_FLAGS: Final = ProduceFlag.NAMED | ProduceFlag.REPLAYED
+
+
+class Progress(NamedTuple):
+    """How far it is: messages that are stored, those of earlier runs included, of how many."""
+
+    stored: int
+    total: int
+
+
+class Sent(NamedTuple):
+    """What a run did: messages it sent, and those that it found stored."""
+
+    sent: int
+    found: int
+
+
+def find_target(transport: Transport, topic: str) -> Target:
+    """The topic to send to.
+
+    Raises:
+        UnknownTopic: it is not there.
+    """
+    frame = transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), answer_seconds=ANSWER_SECONDS)
+    try:
+        info = decode_response(frame).info
+    except UnknownTopic as error:
+        raise UnknownTopic(f"there is no topic {topic!r} to replay into: create it first", topic=topic) from error
+    return Target(topic, info.topic_id, info.config.queues, info.config.priority)
+
+
+def stored_rows(transport: Transport, plan: Plan) -> dict[int, int]:
+    """How many rows of each queue the broker has, from the first on.
+
+    Raises:
+        UnknownTopic: the topic is gone, or was made anew since the plan was.
+    """
+    target = find_target(transport, plan.topic)
+    if target.topic_id != plan.topic_id or target.queues <= max(plan.counts):
+        raise UnknownTopic(
+            f"topic {plan.topic!r} was made anew since replay {plan.replay_id} was planned: replay into it under "
+            "another id",
+            topic=plan.topic,
+        )
+    frame = transport.request(
+        Command.PRODUCER_STATES, ProducerStates(plan.topic, [plan.producer_id]), answer_seconds=ANSWER_SECONDS
+    )
+    rows = dict.fromkeys(plan.counts, 0)
+    for state in decode_response(frame).producers:
+        for queue in state.queues:
+            rows[queue.queue] = queue.next_sequence - first_sequence(queue.queue, 0)
+    return rows
+
+
+def send_plan(
+    transport: Transport,
+    rows: Folder,
+    plan: Plan,
+    *,
+    rate: float | None = None,
+    now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    patience: float = PATIENCE_SECONDS,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Sent:
+    """Send what is not stored yet.
+
+    Parameters:
+        rows: the folder of the plan's rows.
+        rate: messages a second at most.
+        patience: seconds that a batch may be refused or unanswered for reasons that pass.
+        on_progress: called now and then, by any thread.
+
+    Raises:
+        DMQError: it cannot go on; what is stored stays, and another call goes on from there.
+    """
+    stored = stored_rows(transport, plan)
+    run = _Run(transport, rows, plan, Pace(rate), now_ms, patience, on_progress, sum(stored.values()))
+    found = run.stored
+    queues = [queue for queue, count in plan.counts.items() if stored[queue] < count]
+    if queues:
+        with ThreadPoolExecutor(min(WORKERS_MAX, len(queues)), "dmq-replay") as pool:
+            try:
+                futures = [pool.submit(run.queue, queue, stored[queue]) for queue in queues]
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            finally:
+                run.stop.set()
+                pool.shutdown(cancel_futures=True)
+    after = stored_rows(transport, plan)
+    if after != plan.counts:
+        raise ArchiveConflict(
+            f"the broker has {sum(after.values())} of the {plan.total} messages of replay {plan.replay_id} although "
+            "all were sent: see whether its data was set back, then run the replay again"
+        )
+    return Sent(run.stored - found, found)
+
+
+class _Run:
+    """One call of `send_plan`; its threads share it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        rows: Folder,
+        plan: Plan,
+        pace: Pace,
+        now_ms: Callable[[], int],
+        patience: float,
+        on_progress: Callable[[Progress], None],
+        stored: int,
+    ) -> None:
+        self._transport = transport
+        self._rows = rows
+        self._plan = plan
+        self._pace = pace
+        self._now_ms = now_ms
+        self._patience = patience
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self.stored = stored
+        self.stop = threading.Event()
+
+    def queue(self, queue: int, start: int) -> None:
+        """Send one queue from a row on."""
+        limit = self._transport.connection().limits.body_bytes_max
+        found: Iterator[Parcel] = parcels(self._rows, self._plan, queue, start, self._now_ms(), limit)
+        for parcel in found:
+            if not self._pace.take(parcel.rows, self.stop) or self.stop.is_set():
+                return
+            self._send(parcel)
+            with self._lock:
+                self.stored += parcel.rows
+                progress = Progress(self.stored, self._plan.total)
+            self._on_progress(progress)
+
+    def _send(self, parcel: Parcel) -> None:
+        plan = self._plan
+        asked = Produce(
+            plan.topic,
+            parcel.queue,
+            parcel.rows,
+            parcel.keys,
+            plan.producer_id,
+            0,
+            parcel.first_sequence,
+            Durability.FLUSHED,
+            int(_FLAGS),
+        )
+        deadline = time.monotonic() + self._patience
+        flags = 0
+        while True:
+            try:
+                connection = self._transport.connection(deadline)
+                decode_response(
+                    connection.request(Command.PRODUCE, asked, parcel.body, timeout=ANSWER_SECONDS, flags=flags)
+                )
+                return
+            except SequenceConflict as error:
+                raise ArchiveConflict(
+                    f"replay {plan.replay_id} is being sent by somebody else, who is further: let one run do it"
+                ) from error
+            except DMQError as error:
+                if isinstance(error, NotConnected | TimedOut):
+                    flags = int(Flag.RESEND)
+                elif not error.retriable:
+                    raise
+                pause = error.retry_after or _PAUSE_SECONDS
+                if time.monotonic() + pause > deadline or self.stop.wait(pause):
+                    raise

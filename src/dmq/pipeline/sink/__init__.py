@@ -1,0 +1,1 @@
+"""Sink: `data_writer`, `encoder`, `lane_sender`, `options`, `resume`, `row_blocks`."""

@@ -1,0 +1,239 @@
+"""Writing the rows of a partition into topics: what a task of the sink does, without Spark.
+
+What always holds: when `write_rows` returns, every row is stored as its durability says; rows that an attempt before
+has stored are not stored again if they come in the same order; whatever happens, no row is left out.
+
+The sink of `format("dmq")`: rows of a DataFrame or a stream become messages.
+
+Spark makes a writer in the driver, where options and columns are checked, and calls its `write` once for each partition
+on the executors. A partition's rows are stored when `write` returns, so that there is nothing left to do in `commit`.
+
+What always holds: a stream writes under the id of its query, which its checkpoint keeps, or `dmq.producer.id`, and
+numbers its rows by micro-batch; a batch write does so under `dmq.producer.id`, or an id of its own for this one write.
+So a task, a micro-batch or a job that is repeated with the same rows in the same order stores none of them twice.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+import dmq
+from dmq.client.client import Client
+from dmq.client.producer.routes import Route
+from dmq.clock import SystemClock
+from dmq.errors import InvalidSettings, MessageTooLarge
+from dmq.model import MessageId
+from dmq.pipeline.sink.encoder import Encoder, Place, runs
+from dmq.pipeline.sink.lane_sender import LaneSender
+from dmq.pipeline.sink.options import SinkOptions, check_columns, sink_options
+from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, Numbered, Writer, courses
+from dmq.pipeline.sink.row_blocks import blocks
+from dmq.protocol import Command, decode_response, pack_batch, unpack_records
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates, ProducerStatesReply
+from dmq.protocol.read import Find
+from dmq.records import Compressor, RecordView
+
+__all__ = ["BatchWriter", "PartitionWritten", "StreamWriter", "Written", "batch_writer", "stream_writer", "write_rows"]
+
+
+_HEADER_BYTES: Final = 4096
+
+
+class Written(NamedTuple):
+    """What became of a partition's rows."""
+
+    rows: int
+    skipped: int  # of them, stored by an attempt before
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], writer: Writer, options: SinkOptions) -> Written:
+    """Write rows, and wait until they are stored.
+
+    Parameters:
+        batches: with the columns of `dmq.pipeline.sink.options.COLUMNS`.
+        writer: who writes.
+
+    Raises:
+        DMQError: not all are stored; an attempt with the same writer goes on from there.
+    """
+    with dmq.connect(options.url, app=options.app, timeout=options.timeout) as client:
+        return _Partition(client, writer, options).write(batches)
+
+
+class _Broker:
+    """`Asking` over a client."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        self._transport = client.transport
+        self._timeout = timeout
+        self._routes: dict[str, Route] = {}
+
+    def route(self, topic: str) -> Route:
+        route = self._routes.get(topic)
+        if route is None:
+            frame = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._timeout)
+            route = self._routes[topic] = Route.of(decode_response(frame).info.config, time.monotonic())
+        return route
+
+    def states(self, topic: str, producer_ids: list[int], is_delayed: bool) -> list[ProducerState]:
+        asked = ProducerStates(topic, producer_ids, is_delayed)
+        reply: ProducerStatesReply = decode_response(
+            self._transport.request(Command.PRODUCER_STATES, asked, timeout=self._timeout)
+        )
+        return reply.producers
+
+    def mark(self, producer_id: int, sequence: int) -> int | None:
+        asked = Find(message_id=MessageId(producer_id, sequence).to_bytes(), max_messages=1)
+        frame = self._transport.request(Command.FIND, asked, timeout=self._timeout)
+        lengths, data = unpack_records(frame.body, len(decode_response(frame).found))
+        return RecordView(data, 0, int(lengths[0])).attributes.mark if len(lengths) else None
+
+
+class _Partition:
+    """One call of `write_rows`."""
+
+    def __init__(self, client: Client, writer: Writer, options: SinkOptions) -> None:
+        self._client = client
+        self._writer = writer
+        self._options = options
+        self._broker = _Broker(client, options.timeout)
+        self._sender = LaneSender(client.transport, options.timeout)
+        compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
+        self._encoder = Encoder(options.app, options.ordered, compressor)
+        self._clock = SystemClock()
+        self._courses: dict[Place, Course] = {}
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        options, count = self._options, 0
+        for block in blocks(batches, options.topic, ordered=options.ordered):
+            count += block.rows.num_rows
+            for place, rows in runs(block, self._writer.partition, options.topic, options.ordered, self._broker.route):
+                for numbered in self._course(place).take(rows):
+                    self._send(place, numbered)
+        for place, course in self._courses.items():
+            for numbered in course.ended():
+                self._send(place, numbered)
+        self._sender.drain()
+        return Written(count, sum(course.skipped for course in self._courses.values()))
+
+    def _course(self, place: Place) -> Course:
+        course = self._courses.get(place)
+        if course is None:
+            queues = 1 if place.is_delayed else self._broker.route(place.topic).queues
+            places = [place._replace(queue=queue) for queue in range(queues)]
+            self._courses |= courses(self._writer, places, self._broker)
+            course = self._courses[place]
+        return course
+
+    def _send(self, place: Place, numbered: Numbered) -> None:
+        limits = self._client.transport.connection().limits
+        made, dues = self._encoder.encode(
+            place, numbered.rows, numbered.mark, self._clock.now_ms(), limits.body_bytes_max
+        )
+        body = pack_batch(made, dues)
+        if sum(map(len, body)) + _HEADER_BYTES > limits.frame_bytes_max:
+            raise MessageTooLarge(
+                f"{made.count} rows for topic {place.topic!r} take more than the {limits.frame_bytes_max} bytes of a "
+                "request: send smaller headers, or raise broker.frame_bytes_max"
+            )
+        flags = (ProduceFlag.NAMED if self._writer.is_named else 0) | (ProduceFlag.DUES if dues else 0)
+        header = Produce(
+            place.topic, place.queue, made.count, len(made.hashes), numbered.producer_id, numbered.epoch,
+            numbered.first_sequence, self._options.durability, flags,
+        )  # fmt: skip
+        self._sender.send(header, body)
+
+
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+
+
+@dataclass
+class PartitionWritten(WriterCommitMessage):
+    """What became of the rows of one partition."""
+
+    rows: int
+    skipped: int
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame. Made in the driver, pickled, used once for each partition."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._own_name = f"write {uuid.uuid4().hex}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
+        context = _task()
+        name = self._options.producer_id
+        # Within `foreachBatch` Spark says which micro-batch it is; with a name that lasts, that is worth knowing.
+        batch_id = context.getLocalProperty(_BATCH_ID) if name else None
+        writer = Writer(
+            f"batch {name}" if name else self._own_name, context.partitionId(), _base(batch_id), name is not None
+        )
+        return PartitionWritten(*write_rows(iterator, writer, self._options))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream. Made in the driver, pickled, used once for each partition of each micro-batch."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
+        context = _task()
+        batch_id, query_id = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_QUERY_ID)
+        name = self._options.producer_id or query_id
+        if batch_id is None or name is None:
+            raise InvalidSettings("Spark does not say which query this is: give option 'dmq.producer.id'")
+        writer = Writer(f"stream {name}", context.partitionId(), _base(batch_id), True)
+        return PartitionWritten(*write_rows(iterator, writer, self._options))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing is left to do: the rows are stored."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What is stored stays, and is skipped when the micro-batch is tried again."""
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> BatchWriter:
+    """The writer of `df.write.format("dmq")`.
+
+    Raises:
+        InvalidSettings, InvalidName: an option makes no sense.
+        InvalidMessage: the columns cannot be sent.
+    """
+    return BatchWriter(_checked(options, schema, overwrite))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> StreamWriter:
+    """The writer of `df.writeStream.format("dmq")`. Raises as `batch_writer`."""
+    return StreamWriter(_checked(options, schema, overwrite))
+
+
+def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
+    chosen = sink_options(options)
+    if overwrite:
+        raise InvalidSettings("a topic cannot be overwritten: use mode('append'), or outputMode('append' or 'update')")
+    check_columns(schema, chosen)
+    return chosen
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "write runs in a task"
+    return context
+
+
+def _base(batch_id: str | None) -> int:
+    return 0 if batch_id is None else int(batch_id) * BATCH_ROWS_MAX

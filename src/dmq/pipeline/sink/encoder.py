@@ -1,0 +1,232 @@
+"""From blocks to records: which row goes to which queue, and the bytes of it. Pure.
+
+Rows that may go anywhere stay as they are, a block to a queue, the queues in turn. Others (with topics of their own,
+ordered, due later, or for a topic whose queues are priorities) are sorted within their block by where they go.
+
+What always holds: rows of one queue keep their order; the same rows in the same order go to the same queues as long as
+topics keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dmq.client.producer.routes import Route
+from dmq.errors import InvalidMessage
+from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.pipeline.sink.row_blocks import Block
+from dmq.records import Attributes, Compressor, EncodedBatch, business_hash, encode_attributes, encode_batch
+from dmq.records.encoder import encode_plain
+
+__all__ = ["Encoder", "Place", "Run", "divide", "runs"]
+
+PIECE_BYTES: Final = 1 << 20
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where rows go."""
+
+    topic: str
+    queue: int
+    is_delayed: bool = False  # they wait elsewhere, all of a topic together, and the broker finds a queue later
+
+
+class Run(NamedTuple):
+    """Rows that go to one place."""
+
+    place: Place
+    rows: pa.RecordBatch
+
+
+def runs(
+    block: Block, partition: int, topic: str | None, ordered: bool, route_of: Callable[[str], Route]
+) -> Iterator[Run]:
+    """Divide a block by where its rows go.
+
+    Parameters:
+        topic: of all rows, if they have no column.
+        ordered: rows of one business id stay in order.
+        route_of: what is known of a topic.
+
+    Raises:
+        UnknownTopic: a topic is not there.
+    """
+    rows = block.rows
+    is_delayed = _later(rows)
+    turn = partition + block.number
+    if "topic" not in rows.schema.names:
+        assert topic is not None
+        route = route_of(topic)
+        if is_delayed is None and not ordered and not route.is_priority:
+            yield Run(Place(topic, turn % route.queues), rows)
+            return
+        topics, codes = [topic], np.zeros(rows.num_rows, np.int64)
+    else:
+        coded = rows.column("topic").dictionary_encode()
+        topics, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    queues = np.empty(rows.num_rows, np.int64)
+    for code, name in enumerate(topics):
+        mine = np.flatnonzero(codes == code)
+        queues[mine] = _queues(rows, mine, route_of(name), ordered, turn)
+    later = np.zeros(rows.num_rows, np.int64) if is_delayed is None else is_delayed.astype(np.int64)
+    queues[later == 1] = 0
+    yield from _sorted(rows, codes << 9 | later << 8 | queues, topics)
+
+
+def _later(rows: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Which rows are due later; None if none is."""
+    if "delay" not in rows.schema.names:
+        return None
+    is_delayed = rows.column("delay").to_numpy(zero_copy_only=False) > 0
+    return is_delayed if is_delayed.any() else None
+
+
+def _queues(rows: pa.RecordBatch, mine: _Numbers, route: Route, ordered: bool, turn: int) -> _Numbers | int:
+    """Where these rows of one topic go, as `dmq.client.producer.routes.choose_queue` says, but any queue is one in
+    turn."""
+    if route.is_priority:
+        if "priority" not in rows.schema.names:
+            return min(DEFAULT_PRIORITY, route.queues - 1)
+        priorities: _Numbers = rows.column("priority").to_numpy(zero_copy_only=False)[mine]
+        return np.minimum(priorities, route.queues - 1)
+    if not ordered:
+        return turn % route.queues
+    coded = rows.column("business_id").take(pa.array(mine)).dictionary_encode()
+    by_code = np.array([business_hash(name) % route.queues for name in coded.dictionary.to_pylist()], np.int64)
+    queues: _Numbers = by_code[coded.indices.to_numpy(zero_copy_only=False)]
+    return queues
+
+
+def _sorted(rows: pa.RecordBatch, places: _Numbers, topics: list[str]) -> Iterator[Run]:
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    rows = rows.take(pa.array(order))
+    starts = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(places)]
+    for start, stop in pairwise(starts):
+        place = int(places[start])
+        yield Run(Place(topics[place >> 9], place & 0xFF, bool(place & 0x100)), rows.slice(start, stop - start))
+
+
+def divide(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide rows that are too large for one request. Where they are divided does not matter to anybody."""
+    values = rows.column("value")
+    if values.nbytes <= PIECE_BYTES:
+        yield rows
+        return
+    ends = np.cumsum(pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64))
+    start = 0
+    while start < rows.num_rows:
+        taken = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, taken + PIECE_BYTES, side="right")))
+        yield rows.slice(start, stop - start)
+        start = stop
+
+
+class Encoder:
+    """From rows to records.
+
+    Parameters:
+        app: who sends.
+        ordered: whether the records say so.
+        compressor: compresses bodies where it pays; None leaves all as they are.
+    """
+
+    def __init__(self, app: str, ordered: bool, compressor: Compressor | None) -> None:
+        self._app = app
+        self._ordered = ordered
+        self._compressor = compressor
+
+    def encode(
+        self, place: Place, rows: pa.RecordBatch, mark: int, now_ms: int, body_bytes_max: int
+    ) -> tuple[EncodedBatch, list[int]]:
+        """The records, the last of which carries the mark, and when each is due, if they are due later.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: a row cannot be sent.
+        """
+        topic, last = place.topic, rows.num_rows - 1
+        limits: dict[str, Any] = {
+            "sent_at_ms": now_ms, "compressor": self._compressor, "body_bytes_max": body_bytes_max,
+        }  # fmt: skip
+        extra = encode_attributes(Attributes(mark=mark))
+        try:
+            made = encode_batch(topic, self._app, self._messages(rows.slice(last)), **limits, extra=extra)
+            if last:
+                made = _join(self._most(topic, rows.slice(0, last), limits), made)
+        except InvalidMessage as error:
+            raise type(error)(f"{error.message}, of those to topic {topic!r}", **error.detail) from error
+        dues: list[int] = []
+        if place.is_delayed:
+            delays = rows.column("delay").to_numpy(zero_copy_only=False)
+            dues = (now_ms + np.maximum(1, np.round(delays * 1000)).astype(np.int64)).tolist()
+        return made, dues
+
+    def _most(self, topic: str, rows: pa.RecordBatch, limits: dict[str, Any]) -> EncodedBatch:
+        like = self._like(rows)
+        if like is None:
+            return encode_batch(topic, self._app, self._messages(rows), **limits)
+        keys = rows.column("key").to_pylist() if "key" in rows.schema.names else [None] * rows.num_rows
+        return encode_plain(topic, self._app, rows.column("value").to_pylist(), keys, **limits, like=like)
+
+    def _like(self, rows: pa.RecordBatch) -> Message | None:
+        """What all rows have beside body and key; None if they differ in it."""
+        same: dict[str, Any] = {}
+        for name in ("tag", "business_id", "priority", "headers"):
+            if name in rows.schema.names:
+                column = rows.column(name)
+                if column.null_count == len(column):
+                    continue
+                if name == "headers" or column.null_count or len(pc.unique(column)) > 1:
+                    return None
+                same[name] = column[0].as_py()
+        return Message(b"", ordered=self._ordered, **same)
+
+    def _messages(self, rows: pa.RecordBatch) -> list[Message]:
+        count = rows.num_rows
+        columns = {name: column.to_pylist() for name, column in zip(rows.schema.names, rows.columns, strict=True)}
+        nothing = [None] * count
+        columns.setdefault("priority", [DEFAULT_PRIORITY] * count)
+        headers = [*map(_properties, columns.get("headers", nothing))]
+        return [
+            Message(body, key, tag, business_id, self._ordered, priority, properties)
+            for body, key, tag, business_id, priority, properties in zip(
+                columns["value"],
+                *(columns.get(name, nothing) for name in ("key", "tag", "business_id")),
+                columns["priority"],
+                headers,
+                strict=True,
+            )
+        ]
+
+
+def _properties(headers: Any) -> dict[str, str] | None:
+    if not headers:
+        return None
+    pairs = [(pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in headers]
+    try:
+        found = {key: value.decode() if isinstance(value, bytes) else value or "" for key, value in pairs}
+    except UnicodeDecodeError:
+        raise InvalidMessage("the value of a header is no text in UTF-8: encode it, in base64 for example") from None
+    if len(found) < len(pairs):
+        raise InvalidMessage("a header occurs twice in one row: leave one of them")
+    return found
+
+
+def _join(most: EncodedBatch, end: EncodedBatch) -> EncodedBatch:
+    most.data.extend(end.data)
+    return EncodedBatch(
+        most.data,
+        np.concatenate((most.lengths, end.lengths)),
+        np.concatenate((most.hash_index, end.hash_index + np.uint32(most.count))),
+        np.concatenate((most.hashes, end.hashes)),
+        most.count + end.count,
+    )

@@ -1,0 +1,2 @@
+"""Source: `columns`, `data_source`, `filters`, `offsets`, `options`, `partition_plan`, `partition_reader`,
+`resolver`."""

@@ -1,0 +1,133 @@
+"""The columns of `format("dmq")`: Kafka's, and those of ours that a schema may ask for.
+
+What always holds: a schema that names another column, or one of ours with another type, is refused with a list of what
+there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from dmq.errors import InvalidSettings
+from dmq.pipeline.decode import rows as made
+from dmq.pipeline.decode.arrow import numbers
+from dmq.pipeline.decode.units import UnitRows
+from dmq.pipeline.source.offsets import partition_of
+
+__all__ = ["ALL_COLUMNS", "check_schema", "column_kind", "default_schema", "record_batch", "table_columns"]
+
+_LOG_APPEND_TIME: Final = 1  # Kafka's number for "the broker gave the timestamp"
+
+
+class _Column(NamedTuple):
+    """A column of Spark's: its type, the column of the archive it is made of, and how."""
+
+    kind: DataType
+    table_column: str
+    make: Callable[[UnitRows], pa.Array]
+
+
+def _same(name: str, kind: DataType) -> _Column:
+    return _Column(kind, name, made.COLUMNS[name])
+
+
+def _partition(rows: UnitRows) -> pa.Array:
+    return numbers(partition_of(0) + rows.queue().astype(np.int32), pa.int32())
+
+
+def _timestamp_type(rows: UnitRows) -> pa.Array:
+    return numbers(np.full(len(rows), _LOG_APPEND_TIME, np.int32), pa.int32())
+
+
+_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_KAFKA: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+_COLUMNS: Final[dict[str, _Column]] = {
+    "key": _Column(BinaryType(), "key", made.keys),
+    "value": _Column(BinaryType(), "body", made.COLUMNS["body"]),
+    "topic": _same("topic", StringType()),
+    "partition": _Column(IntegerType(), "queue", _partition),
+    "offset": _Column(LongType(), "queue_offset", made.COLUMNS["queue_offset"]),
+    "timestamp": _Column(TimestampType(), "stored_at", made.COLUMNS["stored_at"]),
+    "timestampType": _Column(IntegerType(), "flags", _timestamp_type),
+    "headers": _same("headers", _HEADERS),
+    "tag": _same("tag", StringType()),
+    "business_id": _same("business_id", StringType()),
+    "app": _same("app", StringType()),
+    "priority": _same("priority", IntegerType()),
+    "message_id": _same("message_id", StringType()),
+    "sent_at": _same("sent_at", TimestampType()),
+    "received_at": _same("received_at", TimestampType()),
+    "stored_at": _same("stored_at", TimestampType()),
+    "queue": _same("queue", IntegerType()),
+    "journal_offset": _same("journal_offset", LongType()),
+    "flags": _same("flags", IntegerType()),
+    "client": _same("client", StringType()),
+    "body_crc": _same("body_crc", LongType()),
+}
+ALL_COLUMNS: Final = tuple(_COLUMNS)
+
+
+def default_schema(*, with_headers: bool) -> StructType:
+    """Kafka's columns."""
+    names = (*_KAFKA, "headers") if with_headers else _KAFKA
+    return StructType([StructField(name, _COLUMNS[name].kind) for name in names])
+
+
+def check_schema(schema: StructType) -> None:
+    """Whether the columns can be read.
+
+    Raises:
+        InvalidSettings: one is not known, or is of another type.
+    """
+    for field in schema.fields:
+        column = _COLUMNS.get(field.name)
+        if column is None:
+            raise InvalidSettings(f"column {field.name!r} is unknown when reading from dmq: there are {_known()}")
+        if _plain(field.dataType) != _plain(column.kind):
+            raise InvalidSettings(
+                f"column {field.name!r} is {column.kind.simpleString()}, not {field.dataType.simpleString()}: "
+                "read it so, and cast it afterwards"
+            )
+
+
+def _plain(kind: DataType) -> str:
+    """The type without what may be null in it."""
+    return kind.simpleString()
+
+
+def _known() -> str:
+    return ", ".join(f"{name} {column.kind.simpleString()}" for name, column in _COLUMNS.items())
+
+
+def column_kind(name: str) -> DataType:
+    """A column's type."""
+    return _COLUMNS[name].kind
+
+
+def table_columns(names: Sequence[str]) -> frozenset[str]:
+    """The archive's columns that these are made of, for the decoder."""
+    return frozenset(_COLUMNS[name].table_column for name in names)
+
+
+def record_batch(rows: UnitRows, schema: Any) -> pa.RecordBatch:
+    """Rows with exactly the columns and types of an Arrow schema."""
+    arrays = []
+    for field in schema:
+        array = _COLUMNS[field.name].make(rows)
+        arrays.append(array if array.type == field.type else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

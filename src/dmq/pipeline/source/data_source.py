@@ -1,0 +1,208 @@
+"""`format("dmq")`: topics as tables and streams of Spark.
+
+Spark makes a `DmqDataSource` wherever it needs one, asks it for a reader or a writer, and pickles those for the
+executors. So nothing here holds a connection; whoever needs one opens it.
+
+What always holds: options and columns are checked before a broker is asked; a read without matching messages has no
+rows, and is no error.
+
+A stream of `format("dmq")`: micro-batches from places to places.
+
+Spark keeps where a query is, in its checkpoint, as the JSON of `dmq.pipeline.source.offsets`; nothing of a stream is
+kept at the broker, so that committing has nothing to do.
+
+What always holds: places rise from micro-batch to micro-batch, and are equal when nothing came. Under
+Trigger.AvailableNow nothing is read that came after the query began, so that it ends. A queue or topic that appears is
+read from its beginning.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.source.columns import check_schema, default_schema
+from dmq.pipeline.source.filters import Bounds, bounds_of
+from dmq.pipeline.source.offsets import Places, places_dict, places_from
+from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
+from dmq.pipeline.source.partition_plan import Piece, share_out
+from dmq.pipeline.source.partition_reader import read_piece
+from dmq.pipeline.source.resolver import Resolver
+
+__all__ = ["BatchReader", "DmqDataSource", "PiecePartition", "StreamReader", "read_partition"]
+
+
+class PiecePartition(InputPartition):
+    """One task's part of a read."""
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__(piece)
+        self.piece = piece
+
+
+@functools.cache
+def _settle() -> None:
+    """Once in a process: what imports made is no longer looked at when garbage is collected.
+
+    Spark's workers collect all garbage after every task, and the next task waits for it: some 30 ms, most of them for
+    modules, classes and functions, which live as long as the process.
+    """
+    gc.freeze()
+
+
+def read_partition(partition: InputPartition, schema: StructType, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of one partition; none of the empty one that Spark makes where there is nothing to read."""
+    _settle()
+    if isinstance(partition, PiecePartition):
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        yield from read_piece(options.servers, partition.piece, arrow, fail_on_data_loss=options.fail_on_data_loss)
+
+
+class _FilterTaker:
+    """`BatchReader.pushFilters`, offered so that a session in which filters are not pushed down does not mind.
+
+    There Spark refuses a reader that has its own `pushFilters`, and knows one by the function behind the method: so
+    this shows the one of the base class. Where filters are pushed down, Spark just calls it.
+    """
+
+    def __init__(self, reader: BatchReader) -> None:
+        self.__func__ = DataSourceReader.pushFilters
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.take_filters(filters)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there at one moment. Made in the driver, pickled, used once for each partition."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._bounds = Bounds()
+
+    @property
+    def pushFilters(self) -> Any:  # noqa: N802
+        return _FilterTaker(self)
+
+    def take_filters(self, filters: list[Filter]) -> list[Filter]:
+        """Leave out what these drop anyway; all of them are Spark's still to apply."""
+        self._bounds = bounds_of(filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        with JournalReader(self._options.servers) as reader:
+            pieces = Resolver(reader, self._options).batch(self._bounds)
+        return [PiecePartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._schema, self._options)
+
+
+class DmqDataSource(DataSource):
+    """Registered with `spark.dataSource.register(DmqDataSource)`, or found by its name."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dmq"
+
+    def schema(self) -> StructType:
+        """Kafka's columns, for reads that do not name their own."""
+        return default_schema(with_headers=with_headers(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = source_options(self.options, is_stream=False)
+        check_schema(schema)
+        return BatchReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        options = source_options(self.options, is_stream=True)
+        check_schema(schema)
+        return StreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from dmq.pipeline.sink.data_writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        from dmq.pipeline.sink.data_writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The driver's side keeps a connection while the query runs; pickled, it goes without."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: Places | None = None  # how far an AvailableNow query reads
+        self._reader: JournalReader | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+    def _resolver(self) -> Resolver:
+        if self._reader is None:
+            self._reader = JournalReader(self._options.servers)
+        return Resolver(self._reader, self._options)
+
+    # Spark's names, and dicts where it has JSON.
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        starts = self._resolver().starts()
+        if self._target is not None:  # which was taken before: what came since is not read, nor passed over
+            target = self._target
+            starts = {place: min(offset, target[place]) for place, offset in starts.items() if place in target}
+        return places_dict(starts)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._resolver().ends()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        begun = places_from(start, "the checkpoint")
+        ends = dict(self._resolver().ends() if self._target is None else self._target)
+        self._resolver().check_gone(begun, ends)
+        if isinstance(limit, ReadMaxRows):
+            ends = share_out(begun, ends, limit.max_rows)
+        return places_dict(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return places_dict(self._resolver().ends())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begun, ended = places_from(start, "the checkpoint"), places_from(end, "the checkpoint")
+        return [PiecePartition(piece) for piece in self._resolver().pieces(begun, ended)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._schema, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark's checkpoint has it."""
+
+    def stop(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()

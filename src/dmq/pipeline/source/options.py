@@ -1,0 +1,172 @@
+"""What a user chose for reading with `format("dmq")`: Kafka's names, checked before anybody is asked.
+
+What always holds: an option that is not known is an error that names it and the one it may have been meant to be;
+options that contradict each other are an error, not a choice of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dmq.client.connection.url import parse_url
+from dmq.errors import InvalidSettings
+from dmq.pipeline.decode.journal_reader import server_url
+from dmq.pipeline.source.offsets import EARLIEST, LATEST, Place, Places, places_from
+
+__all__ = ["SourceOptions", "source_options", "with_headers"]
+
+_SERVERS: Final = "dmq.bootstrap.servers"
+_NAMES: Final = (
+    _SERVERS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
+    "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
+)  # fmt: skip
+_KNOWN: Final = {name.lower(): name for name in _NAMES}
+_OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
+_TRUTH: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options of one read. Places are -2 (earliest), -1 (latest), or one offset for each queue."""
+
+    servers: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: dict[str, tuple[int, ...]] | None = None
+    starting: int | Places = EARLIEST
+    ending: int | Places = LATEST
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    offsets_per_trigger: int | None = None
+    partitions_min: int = 1
+    fail_on_data_loss: bool = True
+
+
+def source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
+    """Read the options.
+
+    Raises:
+        InvalidSettings: one is missing, unknown, makes no sense, or contradicts another.
+    """
+    given = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
+    for name in given:
+        if name not in _KNOWN:
+            near = difflib.get_close_matches(name, [*_KNOWN], 1, 0.5)
+            hint = f"did you mean {_KNOWN[near[0]]!r}?" if near else f"there are {', '.join(_NAMES)}"
+            raise InvalidSettings(f"option {name!r} is unknown when reading from dmq: {hint}")
+    servers = given.get(_SERVERS, "").strip()
+    if not servers:
+        raise InvalidSettings(f'option {_SERVERS!r} is missing: give the broker\'s address, such as "127.0.0.1:9611"')
+    parse_url(server_url(servers))
+    topics, pattern, assigned = _which(given)
+    _check_kind(given, is_stream=is_stream)
+    return SourceOptions(
+        servers,
+        topics,
+        pattern,
+        assigned,
+        _offsets("startingOffsets", given, is_stream, LATEST if is_stream else EARLIEST),
+        _offsets("endingOffsets", given, is_stream, LATEST),
+        _number("startingTimestamp", given, 0),
+        _number("endingTimestamp", given, 0),
+        _number("maxOffsetsPerTrigger", given, 1),
+        _number("minPartitions", given, 1) or 1,
+        _truth("failOnDataLoss", given, default=True),
+    )
+
+
+def with_headers(options: Mapping[str, str]) -> bool:
+    """Whether `includeHeaders` asks for the column."""
+    return _truth("includeHeaders", {name.lower(): value for name, value in options.items()}, default=False)
+
+
+def _which(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[str, tuple[int, ...]] | None]:
+    """The topics that are wanted: by name, by a pattern, or queue by queue."""
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
+    if len(ways) != 1:
+        told = f"{' and '.join(ways)} are given" if ways else "none is given"
+        raise InvalidSettings(f"give one of the options subscribe, subscribePattern and assign: {told}")
+    value = given[ways[0].lower()].strip()
+    if ways[0] == "subscribe":
+        topics = tuple(dict.fromkeys(name for part in value.split(",") if (name := part.strip())))
+        if not topics:
+            raise InvalidSettings("subscribe is empty: give topics by name, separated by commas")
+        return topics, None, None
+    if ways[0] == "subscribePattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise InvalidSettings(f"subscribePattern {value!r} is no regular expression: {error}") from None
+        return (), value, None
+    expected = 'assign is JSON such as {"orders": [0, 1]}, with the partitions of each topic'
+    try:
+        assigned = json.loads(value)
+    except ValueError as error:
+        raise InvalidSettings(f"{expected}; this is none: {error}") from None
+    if not isinstance(assigned, dict) or not assigned:
+        raise InvalidSettings(f"{expected}; it has another shape")
+    for topic, partitions in assigned.items():
+        is_list = isinstance(partitions, list) and partitions
+        if not is_list or not all(isinstance(number, int) and number >= 0 for number in partitions):
+            raise InvalidSettings(f"{expected}; {partitions!r} of topic {topic!r} are none")
+    return (), None, {topic: tuple(sorted(set(partitions))) for topic, partitions in assigned.items()}
+
+
+def _check_kind(given: Mapping[str, str], *, is_stream: bool) -> None:
+    for name in ("endingOffsets", "endingTimestamp"):
+        if is_stream and name.lower() in given:
+            raise InvalidSettings(f"a stream has no end, so {name} is for batch reads: leave it out")
+
+
+def _offsets(name: str, given: Mapping[str, str], is_stream: bool, default: int) -> int | Places:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    word = words.get(value.strip().lower())
+    found: int | Places = places_from(value, name) if word is None else word
+    # A batch that begins at the end, or ends at the beginning, is empty: nobody means that.
+    senseless = LATEST if name == "startingOffsets" else EARLIEST
+    if not is_stream and (found == senseless or (isinstance(found, dict) and senseless in found.values())):
+        what = "latest" if senseless == LATEST else "earliest"
+        raise InvalidSettings(f"{name} cannot be {what} in a batch read, which would be empty: give other offsets")
+    return found
+
+
+def _number(name: str, given: Mapping[str, str], lowest: int) -> int | None:
+    value = given.get(name.lower())
+    if value is None:
+        return None
+    text = value.strip()
+    if not (text.isascii() and text.isdigit()) or not lowest <= int(text) < 1 << 62:
+        unit = ", in ms since 1970" if name.endswith("Timestamp") else ""
+        raise InvalidSettings(f"{name} is a whole number from {lowest} on{unit}, not {value!r}")
+    return int(text)
+
+
+def _truth(name: str, given: Mapping[str, str], *, default: bool) -> bool:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    found = _TRUTH.get(value.strip().lower())
+    if found is None:
+        raise InvalidSettings(f"{name} is true or false, not {value!r}")
+    return found
+
+
+def expected_places(places: Places, present: set[Place], name: str) -> None:
+    """Check that offsets which a user gave are for exactly the queues that are read.
+
+    Raises:
+        InvalidSettings: some are missing, or for queues that are not read.
+    """
+    for what, found in (("has no offset for", present - set(places)), ("is not read", set(places) - present)):
+        if found:
+            names = ", ".join(f"{place.topic} {place.partition}" for place in sorted(found)[:10])
+            verb = f"{name} {what}" if what.startswith("has") else f"{name} names what {what}:"
+            raise InvalidSettings(f"{verb} {names}; give one offset for each topic and partition")

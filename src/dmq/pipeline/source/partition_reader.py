@@ -1,0 +1,163 @@
+"""What one task of a read does: fetch a piece and give it out as Arrow batches.
+
+What always holds: of a piece exactly the wanted offsets are given, each once. What is gone or damaged ends the task,
+or, where the user does not mind (`failOnDataLoss` false), is passed over with a warning. Memory is bound by two answers
+of the broker and what they expand to, in steps of `BATCH_BYTES`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from dmq.errors import Damaged, DMQError, OffsetGone
+from dmq.pipeline.decode.bodies import raw_sizes
+from dmq.pipeline.decode.journal_reader import Fetched, JournalReader
+from dmq.pipeline.decode.units import UnitRows, decode_peeked, decode_units
+from dmq.pipeline.source.columns import record_batch, table_columns
+from dmq.pipeline.source.partition_plan import JournalPiece, Piece, QueueRange
+
+__all__ = ["read_piece"]
+
+log = logging.getLogger(__name__)
+
+BATCH_BYTES: Final = 64 << 20
+PEEK_MESSAGES: Final = 32_768
+_BODIES: Final = frozenset(("body", "body_crc"))
+
+
+def read_piece(servers: str, piece: Piece, schema: Any, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece, with the columns of an Arrow schema."""
+    columns = table_columns(schema.names)
+    with JournalReader(servers) as reader:
+        if isinstance(piece, JournalPiece):
+            found = _of_journal(reader, piece, columns, fail_on_data_loss)
+        else:
+            found = _of_queue(reader, piece.range, columns, fail_on_data_loss)
+        for rows in found:
+            for part in _in_steps(rows):
+                yield record_batch(part, schema)
+
+
+def _in_steps(rows: UnitRows) -> Iterator[UnitRows]:
+    """The rows, in parts whose bodies do not grow beyond all bounds when they are expanded."""
+    if not len(rows):
+        return
+    if not rows.columns & _BODIES or (len(rows.buffer) <= BATCH_BYTES and not rows.is_compressed().any()):
+        yield rows
+        return
+    ends = np.cumsum(raw_sizes(rows))
+    if int(ends[-1]) <= BATCH_BYTES:
+        yield rows
+        return
+    step = (ends - 1) // BATCH_BYTES
+    cuts = [0, *(np.flatnonzero(np.diff(step)) + 1).tolist(), len(rows)]
+    for first, last in itertools.pairwise(cuts):
+        yield rows.select(slice(first, last))
+
+
+# --- ranges of the journal --------------------------------------------------------------------------------------------
+
+
+def _of_journal(
+    reader: JournalReader, piece: JournalPiece, columns: frozenset[str], strict: bool
+) -> Iterator[UnitRows]:
+    screen = _Screen(piece)
+    at = piece.start
+    while at < piece.end:
+        try:
+            for fetched in reader.units(at, piece.end, with_first=True):
+                for rows in _decoded(fetched, columns, screen, strict):
+                    yield screen.wanted(rows)
+                at = fetched.end
+            return
+        except OffsetGone as error:
+            following = error.detail.get("first", 0)
+            reason: DMQError = error
+        except Damaged as error:
+            following = error.detail.get("end", 0)
+            reason = error
+        if strict or following <= at:
+            raise _lost(reason) from reason
+        log.warning("data was lost: %s", reason.message)
+        at = following
+
+
+def _lost(error: DMQError) -> DMQError:
+    return type(error)(f"{error.message}: set failOnDataLoss to false to read what is left", **error.detail)
+
+
+def _decoded(fetched: Fetched, columns: frozenset[str], screen: _Screen, strict: bool) -> Iterator[UnitRows]:
+    """The rows of an answer; around a unit that is damaged, if that may be."""
+    body, base = fetched.body, fetched.start
+    while body:
+        try:
+            yield decode_units(body, wanted=screen.topic_ids, columns=columns)
+            return
+        except Damaged as error:
+            start, end = error.detail["start"], error.detail["end"]
+            if strict or not base <= start < end:
+                raise
+            log.warning("data was lost: %s", error.message)
+            if start > base:
+                yield decode_units(body[: start - base], wanted=screen.topic_ids, columns=columns)
+            body, base = body[end - base :], end
+
+
+class _Screen:
+    """Which rows of a journal are wanted: by their place in it, and by topic, queue and offset."""
+
+    def __init__(self, piece: JournalPiece) -> None:
+        self._piece = piece
+        ranges = sorted(piece.ranges, key=_key)
+        self._keys = np.array([_key(part) for part in ranges], np.int64)
+        self._from = np.array([part.start for part in ranges], np.int64)
+        self._until = np.array([part.end for part in ranges], np.int64)
+        self.topic_ids = frozenset(part.topic_id for part in ranges)
+
+    def wanted(self, rows: UnitRows) -> UnitRows:
+        """Those rows that are wanted."""
+        batches = rows.batches
+        keys = batches.topic_id.astype(np.int64) << 8 | batches.queue
+        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        is_read = self._keys[place] == keys
+        low = np.where(is_read, self._from[place], 0)[rows.batch]
+        high = np.where(is_read, self._until[place], 0)[rows.batch]
+        offset, at = rows.queue_offset(), rows.journal_offset()
+        mask = (offset >= low) & (offset < high) & (at >= self._piece.start) & (at < self._piece.end)
+        return rows if mask.all() else rows.select(mask)
+
+
+def _key(part: QueueRange) -> int:
+    return part.topic_id << 8 | part.queue
+
+
+# --- one queue --------------------------------------------------------------------------------------------------------
+
+
+def _of_queue(reader: JournalReader, part: QueueRange, columns: frozenset[str], strict: bool) -> Iterator[UnitRows]:
+    at = part.start
+    while at < part.end:
+        try:
+            peeked = reader.peek(part.topic, part.queue, at, min(PEEK_MESSAGES, part.end - at))
+        except OffsetGone as error:
+            following = error.detail.get("first", 0)
+            reason: DMQError = error
+        except Damaged as error:
+            following = error.detail.get("next", 0)
+            reason = error
+        else:
+            if peeked.end_offset <= at:
+                raise OffsetGone(f"queue {part.queue} of {part.topic} ends at {at}, before {part.end}", next=at)
+            yield decode_peeked(peeked, part.topic_id, part.queue, columns)
+            at = peeked.end_offset
+            continue
+        if strict or following <= at:
+            raise _lost(reason) from reason
+        log.warning("data was lost: %s", reason.message)
+        at = following

@@ -1,0 +1,243 @@
+"""Which messages a read means: from what the user chose to offsets of queues, and to places in the journal.
+
+What always holds: offsets that do not exist (any more) are an error that says which do, or, where the user does not
+mind (`failOnDataLoss` false), a warning, and what exists is read. Asking changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
+from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.source.filters import Bounds
+from dmq.pipeline.source.offsets import EARLIEST, LATEST, Place, Places, partition_of, queue_of
+from dmq.pipeline.source.options import SourceOptions, expected_places
+from dmq.pipeline.source.partition_plan import Piece, QueueRange, Wanted, plan
+from dmq.protocol.admin import TopicInfo
+from dmq.protocol.consume import Point, PointKind
+from dmq.protocol.read import QueueOffsets
+from dmq.records.layout import JOURNAL_OFFSET_AT, U64
+
+__all__ = ["Resolver"]
+
+log = logging.getLogger(__name__)
+
+_NAMED: Final = 20  # topics in an error message
+
+
+class Resolver:
+    """Answers for one read, over one connection.
+
+    Parameters:
+        reader: the connection.
+        options: what the user chose.
+    """
+
+    def __init__(self, reader: JournalReader, options: SourceOptions) -> None:
+        self._reader = reader
+        self._options = options
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """The topics that are read, by name.
+
+        Raises:
+            UnknownTopic: one that was named does not exist, or an assigned partition.
+        """
+        options = self._options
+        names = options.topics or tuple(options.assigned or ())
+        is_ours = any(name.startswith("%") for name in (*names, options.pattern or ""))
+        present = {info.topic: info for info in self._reader.topics(system=is_ours)}
+        if options.pattern is not None:
+            matches = re.compile(options.pattern).fullmatch
+            return {name: info for name, info in present.items() if matches(name)}
+        for name in names:
+            if name not in present:
+                there = ", ".join(sorted(present)[:_NAMED]) or "none"
+                raise UnknownTopic(f"topic {name!r} does not exist: there are {there}", topic=name)
+        for name, partitions in (options.assigned or {}).items():
+            count = present[name].config.queues
+            for partition in partitions:
+                if partition != partition_of(queue_of(partition)) or queue_of(partition) >= count:
+                    there = f"{partition_of(0)} to {partition_of(count - 1)}"
+                    raise UnknownTopic(f"topic {name!r} has partitions {there}, not {partition}", topic=name)
+        return {name: present[name] for name in names}
+
+    def _queues(self, topics: Iterable[str], at: Point | None = None) -> dict[Place, QueueOffsets]:
+        """What each queue that is read has, and where a point lies in it."""
+        found: dict[Place, QueueOffsets] = {}
+        for topic in topics:
+            assigned = None if self._options.assigned is None else self._options.assigned.get(topic, ())
+            try:
+                queues = self._reader.offsets(topic, at).queues
+            except UnknownTopic:
+                if self._options.pattern is None:
+                    raise
+                continue  # deleted since it was listed
+            for queue in queues:
+                partition = partition_of(queue.queue)
+                if assigned is None or partition in assigned:
+                    found[Place(topic, partition)] = queue
+        return found
+
+    def ends(self) -> Places:
+        """How far each queue goes now."""
+        return {place: queue.next_offset for place, queue in self._queues(self.topics()).items()}
+
+    def check_gone(self, begun: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+        """Whether queues that were read are still there.
+
+        Raises:
+            OffsetGone: some are not, and the user minds.
+        """
+        for place in sorted(set(begun) - set(ends)):
+            self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
+
+    # --- offsets ----------------------------------------------------------------------------------------------------
+
+    def starts(self) -> Places:
+        """Where the user wants to begin."""
+        options = self._options
+        return self._chosen("startingOffsets", options.starting, options.starting_ms)
+
+    def _chosen(self, name: str, chosen: int | Places, at_ms: int | None) -> Places:
+        queues = self._queues(self.topics(), None if at_ms is None else Point(PointKind.TIME, at_ms))
+        if at_ms is not None:
+            return {place: queue.at for place, queue in queues.items()}
+        if isinstance(chosen, dict):
+            expected_places(chosen, set(queues), name)
+        found: Places = {}
+        for place, queue in queues.items():
+            offset = chosen[place] if isinstance(chosen, dict) else chosen
+            found[place] = {EARLIEST: queue.first_offset, LATEST: queue.next_offset}.get(offset, offset)
+        return found
+
+    def batch(self, bounds: Bounds) -> list[Piece]:
+        """The pieces of a batch read, without what filters leave out anyway."""
+        options = self._options
+        start = self.starts()
+        end = self._chosen("endingOffsets", options.ending, options.ending_ms)
+        if options.starting_ms is not None or options.ending_ms is not None:
+            # Nothing of a queue may be of that time.
+            end = {place: max(offset, start.get(place, 0)) for place, offset in end.items()}
+        elif isinstance(options.starting, dict) and isinstance(options.ending, dict):
+            for place, offset in options.starting.items():
+                if 0 <= options.ending[place] < offset:
+                    raise InvalidSettings(
+                        f"startingOffsets of topic {place.topic!r}, partition {place.partition}, are {offset}, after "
+                        f"its endingOffsets {options.ending[place]}"
+                    )
+        return self.pieces(start, end, bounds)
+
+    def pieces(self, start: Mapping[Place, int], end: Mapping[Place, int], bounds: Bounds | None = None) -> list[Piece]:
+        """The pieces between places; a queue that has no start is read from its beginning.
+
+        Raises:
+            OffsetGone: some of it does not exist (any more), and the user minds.
+        """
+        topics = {name: info for name, info in self.topics_of(end).items() if bounds is None or bounds.has_topic(name)}
+        queues = self._queues(topics)
+        ranges: list[QueueRange] = []
+        for place in sorted(end):
+            queue = queues.get(place)
+            if place.topic not in topics or (bounds is not None and not bounds.has_partition(place.partition)):
+                continue
+            if queue is None:
+                self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
+                continue
+            first, last = self._existing(place, queue, start.get(place, 0), end[place])
+            if first < last:
+                ranges.append(QueueRange(place.topic, topics[place.topic].topic_id, queue.queue, first, last))
+        if bounds is not None:
+            ranges = self._bounded(ranges, bounds)
+        return plan([wanted for part in ranges if (wanted := self._placed(part))], self._options.partitions_min)
+
+    def topics_of(self, places: Iterable[Place]) -> dict[str, TopicInfo]:
+        """The topics of some places that exist; those that do not are lost."""
+        names = {place.topic for place in places}
+        is_ours = any(name.startswith("%") for name in names)
+        present = {info.topic: info for info in self._reader.topics(system=is_ours)} if names else {}
+        for name in sorted(names - set(present)):
+            self._lost(f"topic {name!r} is gone")
+        return {name: present[name] for name in sorted(names & set(present))}
+
+    def _existing(self, place: Place, queue: QueueOffsets, start: int, end: int) -> tuple[int, int]:
+        """What of a range exists."""
+        first, following = queue.first_offset, queue.next_offset
+        if start > end:
+            self._lost(
+                f"topic {place.topic!r}, partition {place.partition}, was to be read from offset {start} on, "
+                f"and has {first} to {following}",
+                first=first,
+                next=following,
+            )
+            start = first
+        if start < end and (start < first or end > following):
+            self._lost(
+                f"offsets {start} to {end} of topic {place.topic!r}, partition {place.partition}, were asked for; "
+                f"it has {first} to {following}",
+                first=first,
+                next=following,
+            )
+        return max(start, first), min(end, following)
+
+    def _lost(self, what: str, **detail: int) -> None:
+        if self._options.fail_on_data_loss:
+            raise OffsetGone(
+                f"{what}: read from what exists, or set failOnDataLoss to false to go on without the rest", **detail
+            )
+        log.warning("data was lost: %s", what)
+
+    def _bounded(self, ranges: list[QueueRange], bounds: Bounds) -> list[QueueRange]:
+        """Ranges without the offsets that filters leave out, by number and by time."""
+        low: dict[Place, QueueOffsets] = {}
+        high: dict[Place, QueueOffsets] = {}
+        topics = {part.topic for part in ranges}
+        if bounds.from_ms is not None:
+            low = self._queues(topics, Point(PointKind.TIME, bounds.from_ms))
+        if bounds.until_ms is not None:
+            high = self._queues(topics, Point(PointKind.TIME, bounds.until_ms))
+        found: list[QueueRange] = []
+        for part in ranges:
+            place = Place(part.topic, partition_of(part.queue))
+            start = max(part.start, bounds.from_offset, low[place].at if place in low else 0)
+            end = min(part.end, bounds.until_offset, high[place].at if place in high else part.end)
+            if start < end:
+                found.append(part._replace(start=start, end=end))
+        return found
+
+    # --- the journal ------------------------------------------------------------------------------------------------
+
+    def _placed(self, part: QueueRange) -> Wanted | None:
+        """Where a range lies in the journal; None if nothing of it is left."""
+        try:
+            first_at, first_size = self._record_at(part, part.start)
+            last_at, last_size = self._record_at(part, part.end - 1)
+        except OffsetGone as error:  # since the offsets were asked for
+            first = error.detail.get("first", 0)
+            self._lost(error.message, first=first)
+            if not part.start < first < part.end:
+                return None
+            return self._placed(part._replace(start=first))
+        return Wanted(part, first_at, last_at + last_size, max(1.0, (first_size + last_size) / 2))
+
+    def _record_at(self, part: QueueRange, offset: int) -> tuple[int, int]:
+        """Where a message stands in the journal, and its size."""
+        try:
+            peeked = self._reader.peek(part.topic, part.queue, offset, 1, 1)
+        except Damaged as error:
+            # The reader of the piece decides what to do about it.
+            return _damaged_range(error)
+        return U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0], peeked.lengths[0]
+
+
+def _damaged_range(error: DMQError) -> tuple[int, int]:
+    start, end = error.detail.get("start"), error.detail.get("end")
+    if start is None or end is None:
+        raise error
+    return start, end - start

@@ -1,0 +1,149 @@
+"""Headers of reading without consuming: OFFSETS, PEEK, FIND and FETCH, and ARCHIVED for who has read it all.
+
+What always holds: nothing here leases, settles or moves anything, and nothing beyond the visible offset is ever shown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from dmq.protocol.consume import IdRun, Point
+from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Name, OptionalName, Queue, Text
+
+__all__ = [
+    "Archived",
+    "ArchivedReply",
+    "Fetch",
+    "FetchReply",
+    "Find",
+    "FindReply",
+    "Found",
+    "Offsets",
+    "OffsetsReply",
+    "Peek",
+    "PeekReply",
+    "QueueOffsets",
+    "Span",
+]
+
+
+# Count, store time in ms, and the sender's address (IPv6 or IPv4-mapped) and port.
+Origin = tuple[Annotated[int, Meta(ge=1, le=LIST_MAX)], Amount, Annotated[bytes, Meta(min_length=18, max_length=18)]]
+
+
+class Offsets(Header, frozen=True):
+    """Ask for the offsets of queues: what exists, and which one a point means."""
+
+    topic: Name
+    queue: Queue = 255  # ANY_QUEUE is all of them
+    at: Point = Point()
+
+
+class QueueOffsets(Header, frozen=True):
+    """Kept are `first_offset` up to, not including, `next_offset`; `at` is where the point lies."""
+
+    queue: Queue
+    first_offset: Amount
+    next_offset: Amount
+    at: Amount
+
+
+class OffsetsReply(Header, frozen=True):
+    """One entry a queue, and the journal's visible range at that moment."""
+
+    queues: Annotated[list[QueueOffsets], Meta(max_length=255)]
+    first_journal_offset: Amount = 0
+    visible_journal_offset: Amount = 0
+
+
+class Peek(Header, frozen=True):
+    """Read messages from a point on, without a group."""
+
+    topic: Name
+    queue: Queue = 255  # ANY_QUEUE is all of them
+    at: Point = Point()
+    max_messages: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+    max_bytes: U32 = 0  # 0 is the broker's default; one message always comes, however large
+    tags: Text = ""
+    with_origins: bool = False
+
+
+class Span(Header, frozen=True):
+    """Messages of one queue; peek from `end_offset` on for more."""
+
+    queue: Queue
+    first_offset: Amount
+    end_offset: Amount
+    count: U32
+    ids: Annotated[list[IdRun], Meta(max_length=LIST_MAX)] = []  # as in a lease
+    origins: Annotated[list[Origin], Meta(max_length=LIST_MAX)] = []  # if they were asked for
+
+
+class PeekReply(Header, frozen=True):
+    """Body: the records of all spans in order, see `dmq.protocol.batch.pack_records`."""
+
+    spans: Annotated[list[Span], Meta(max_length=255)] = []
+
+
+class Find(Header, frozen=True):
+    """Look up messages by key, or by id: exactly one of them is given."""
+
+    topic: OptionalName = ""  # "" is every topic, and only for an id
+    key: Annotated[str, Meta(max_length=65_535)] | None = None
+    message_id: Annotated[bytes, Meta(min_length=16, max_length=16)] | None = None
+    max_messages: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class Found(Header, frozen=True):
+    """Where one message is."""
+
+    topic: Name
+    queue: Queue
+    offset: Amount
+    journal_offset: Amount
+    message_id: Annotated[bytes, Meta(max_length=16)] = b""
+
+
+class FindReply(Header, frozen=True):
+    """Body: one record for each found, in order, see `dmq.protocol.batch.pack_records`."""
+
+    found: Annotated[list[Found], Meta(max_length=10_000)] = []
+    is_complete: bool = True  # False: there are more than asked for
+
+
+class Fetch(Header, frozen=True):
+    """Read the journal itself: whole units, from the one that holds an offset on, as the archive and Spark do."""
+
+    journal_offset: Amount
+    max_bytes: U32 = 0  # 0 is the broker's default; one unit always comes, however large
+    wait_ms: U32 = 0  # for something to become visible
+
+
+class FetchReply(Header, frozen=True):
+    """Body: units, verbatim, from `start`, which may be before what was asked, to `end`. Fetch from `end` for more."""
+
+    start: Amount
+    end: Amount
+    first: Amount  # the oldest offset kept
+    visible: Amount  # how far one may read now
+    epoch: U32 = 0
+    journal_id: Annotated[int, Meta(ge=0)] = 0
+
+
+class Archived(Header, frozen=True):
+    """The archive has everything of a journal below an offset; with 0 and 0 it only asks how far it is."""
+
+    journal_id: Annotated[int, Meta(ge=0)] = 0
+    journal_offset: Amount = 0
+
+
+class ArchivedReply(Header, frozen=True):
+    """How far the archive is, and what the journal has: the visible part below `flushed` outlives a power loss."""
+
+    journal_id: Annotated[int, Meta(ge=0)]
+    archived: Amount
+    first: Amount
+    flushed: Amount
+    visible: Amount

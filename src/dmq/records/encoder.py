@@ -1,0 +1,369 @@
+"""Messages to records: a whole batch at once, with the broker's fields left zero.
+
+What always holds: the plain path and the numpy path give the same bytes; a batch is encoded whole or refused whole, and
+the error names the index of the message that is at fault.
+
+What makes it fast: all that messages of a batch share (names, tag, flags, times and the checksum over them) is made
+once, as a `Template`: a `Shape` with its time. The key is the last attribute, so that the template covers all bytes
+around body and key; and since a CRC is linear, the checksum of "template, then key" is the key's own CRC xor a number
+that depends only on the template and the key's length. The key's CRC is needed for its hash anyway.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+
+from dmq.errors import InvalidMessage, MessageTooLarge
+from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.records import attributes as attrs
+from dmq.records import layout
+from dmq.records.assembler import EncodedBatch, Template, assemble, assemble_even, key_sizes_of, raw_keys_of
+from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD
+from dmq.records.compression import Compressor
+from dmq.records.shapes import Shape, make_shape, names_of, remembered_shape
+
+__all__ = ["EncodedBatch", "LoneRecord", "encode_batch", "encode_lone", "encode_plain", "is_plain"]
+
+# From this many messages on the numpy path is the faster one (bench/records.py).
+ENCODE_MANY_MIN: Final = 64
+
+EVEN_KEY_MAX: Final = 32  # beyond, a call for each key is faster
+_PLAIN_MESSAGE: Final = Message(b"")
+_NO_BODIES: Final[list[bytes]] = []
+
+
+class LoneRecord(NamedTuple):
+    """One record in pieces, and what a broker needs to know of it without reading it."""
+
+    parts: tuple[bytes, bytes, bytes, bytes]
+    length: int
+    key_hash: int  # 0 without a key
+
+
+class _Batch:
+    """One call of `encode_batch`: what its messages share."""
+
+    __slots__ = ("_sent", "_templates", "extras", "flags", "names")
+
+    def __init__(self, topic: str, app: str, sent_at_ms: int, flags: int, extras: Sequence[bytes] | bytes) -> None:
+        self.names = names_of(topic, app)
+        self._sent = layout.U64.pack(sent_at_ms)
+        self.flags = flags
+        self.extras = extras
+        self._templates: dict[tuple[Any, ...], Template] = {}
+
+    def template(self, index: int, message: Message, key_size: int, codec: int) -> Template:
+        """The template of this message; `key_size` is -1 without a key."""
+        tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
+        raw_size = len(message.body) if codec else 0
+        if message.properties or self.extras:
+            extra = self.extras if isinstance(self.extras, bytes) else self.extras[index]
+            return self._timed(
+                make_shape(
+                    self.names, self.flags, tag, business_id, priority, ordered, key_size, codec, raw_size, extra,
+                    message.properties,
+                ),
+                key_size,
+            )  # fmt: skip
+        key = (tag, business_id, type(priority), priority, ordered, key_size, codec, raw_size)
+        made = self._templates.get(key)
+        if made is None:
+            shape = remembered_shape(
+                self.names, self.flags, tag, business_id, priority, ordered, key_size, codec, raw_size
+            )
+            made = self._templates[key] = self._timed(shape, key_size)
+        return made
+
+    def _timed(self, shape: Shape, key_size: int) -> Template:
+        mask = seed = crc32c(shape.tail, crc32c(self._sent, shape.front_crc))
+        if key_size > 0:
+            zeros = bytes(key_size)
+            mask = crc32c(zeros, seed) ^ crc32c(zeros)
+        return Template(shape.front + BLANK_STAMP + self._sent + BLANK_TIMES, shape.tail, mask)
+
+
+def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: bytes, codec: int = 0) -> LoneRecord:
+    """One message, encoded for its own sake: a fifth of the price of a batch of one.
+
+    Parameters:
+        body: the message's body as it goes out, compressed with this codec.
+
+    Raises:
+        InvalidMessage: the message breaks a rule.
+    """
+    key = message.key
+    raw_key = b"" if key is None else attrs.utf8("key", key)
+    names, size = names_of(topic, app), len(body)
+    key_size = -1 if key is None else len(raw_key)
+    raw_size = len(message.body) if codec else 0
+    tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
+    if message.properties:
+        shape = make_shape(
+            names, 0, tag, business_id, priority, ordered, key_size, codec, raw_size, b"", message.properties
+        )
+    else:
+        shape = remembered_shape(names, 0, tag, business_id, priority, ordered, key_size, codec, raw_size)
+    front, front_crc, tail = shape
+    sent = layout.U64.pack(sent_at_ms)
+    crc = crc32c(tail, crc32c(sent, front_crc))
+    key_hash = 0
+    if key is not None:
+        crc = crc32c(raw_key, crc)
+        key_hash = crc32c(raw_key) << 32 | zlib.crc32(raw_key) or 1
+    length = HEAD.size + size + len(tail) + len(raw_key)
+    head = HEAD.pack(length, front + BLANK_STAMP + sent + BLANK_TIMES, crc << 32 | crc32c(body), size)
+    return LoneRecord((head, body, tail, raw_key), length, key_hash)
+
+
+def encode_batch(
+    topic: str,
+    app: str,
+    messages: Sequence[Message],
+    *,
+    sent_at_ms: int,
+    compressor: Compressor | None = None,
+    flags: int = 0,
+    extra: bytes | Sequence[bytes] = b"",
+    body_bytes_max: int = layout.BODY_BYTES_MAX,
+    raw_bytes_max: int = layout.RAW_BYTES_MAX,
+) -> EncodedBatch:
+    """Encode messages for one topic.
+
+    Parameters:
+        topic: where they go.
+        app: who sends them.
+        messages: what to encode, in order.
+        sent_at_ms: their send time.
+        compressor: compresses bodies where it pays; None leaves all as they are.
+        flags: system flags for all of them, beside those that follow from a message.
+        extra: attributes of our own from `encode_attributes`, without key, tag and properties: the same for all, or one
+            for each message.
+        body_bytes_max: the largest body, after compression.
+        raw_bytes_max: the largest body before compression: what readers expand.
+
+    Raises:
+        InvalidMessage: a message breaks a rule; `detail["index"]` says which.
+        MessageTooLarge: a body is over its limit.
+    """
+    if flags & (layout.RESERVED_FLAGS | layout.COMPRESSED | layout.IPV6):
+        raise ValueError(f"flags {flags:#04x} are not for the caller to set")
+    bodies = _checked_bodies(messages, raw_bytes_max)
+    packed = None if compressor is None else compressor.compress_many(topic, bodies, body_bytes_max=body_bytes_max)
+    return _encode_packed(_Batch(topic, app, sent_at_ms, flags, extra), messages, packed, body_bytes_max, bodies)
+
+
+def _encode_packed(
+    batch: _Batch,
+    messages: Sequence[Message],
+    packed: list[tuple[int, bytes]] | None,
+    body_bytes_max: int,
+    bodies: list[bytes] = _NO_BODIES,
+) -> EncodedBatch:
+    """`encode_batch` once its bodies are compressed; `bodies` are they if none is."""
+    codecs: list[int] | None = None
+    if packed is not None:
+        codecs = [codec for codec, _ in packed]
+        bodies = [data for _, data in packed]
+    if max(map(len, bodies), default=0) > body_bytes_max:
+        index, size = next((index, len(body)) for index, body in enumerate(bodies) if len(body) > body_bytes_max)
+        raise MessageTooLarge(
+            f"message {index}: the body takes {size} bytes even compressed; at most {body_bytes_max} are allowed: "
+            "send less at a time, or a reference to it",
+            index=index,
+            size=size,
+            limit=body_bytes_max,
+        )
+    if len(messages) >= ENCODE_MANY_MIN:
+        return _encode_many(batch, messages, bodies, codecs)
+    return _encode_few(batch, messages, bodies, codecs)
+
+
+def _checked_bodies(messages: Sequence[Message], raw_bytes_max: int) -> list[bytes]:
+    bodies = [message.body for message in messages]
+    if {*map(type, bodies)} == {bytes} and max(map(len, bodies)) <= raw_bytes_max:
+        return bodies
+    for index, body in enumerate(bodies):
+        if type(body) is not bytes:
+            if not isinstance(body, bytes | bytearray | memoryview):
+                raise InvalidMessage(f"message {index}: body must be bytes, not {type(body).__name__}", index=index)
+            bodies[index] = body = bytes(body)
+        if len(body) > raw_bytes_max:
+            raise MessageTooLarge(
+                f"message {index}: the body has {len(body)} bytes before compression; the limit is {raw_bytes_max}",
+                index=index,
+                size=len(body),
+                limit=raw_bytes_max,
+            )
+    return bodies
+
+
+def _encode_few(
+    batch: _Batch, messages: Sequence[Message], bodies: Sequence[bytes], codecs: Sequence[int] | None
+) -> EncodedBatch:
+    parts: list[bytes] = []
+    lengths, hash_index, hashes = [], [], []
+    for index, message in enumerate(messages):
+        key, body = message.key, bodies[index]
+        try:
+            raw_key = b"" if key is None else attrs.utf8("key", key)
+            head, tail, mask = batch.template(
+                index, message, -1 if key is None else len(raw_key), codecs[index] if codecs else 0
+            )
+        except InvalidMessage as error:
+            raise type(error)(f"message {index}: {error.message}", index=index, **error.detail) from error
+        key_crc = crc32c(raw_key)
+        size = len(body)
+        length = HEAD.size + size + len(tail) + len(raw_key)
+        parts += (HEAD.pack(length, head, (key_crc ^ mask) << 32 | crc32c(body), size), body, tail, raw_key)
+        lengths.append(length)
+        if key is not None:
+            hash_index.append(index)
+            hashes.append(key_crc << 32 | zlib.crc32(raw_key) or 1)  # hashes.key_hash, of which we have one half
+    return EncodedBatch(
+        bytearray().join(parts),
+        np.array(lengths, np.uint32),
+        np.array(hash_index, np.uint32),
+        np.array(hashes, np.uint64),
+        len(messages),
+    )
+
+
+def encode_plain(
+    topic: str,
+    app: str,
+    bodies: list[bytes],
+    keys: Sequence[str | None],
+    *,
+    sent_at_ms: int,
+    compressor: Compressor | None = None,
+    body_bytes_max: int = layout.BODY_BYTES_MAX,
+    raw_bytes_max: int = layout.RAW_BYTES_MAX,
+    like: Message = _PLAIN_MESSAGE,
+) -> EncodedBatch:
+    """`encode_batch` for messages that differ in body and key only, as columns: what is sent most.
+
+    Parameters:
+        bodies: bytes, all of them.
+        keys: one for each body, None where there is none.
+        like: what they have beside that; nothing if left out.
+
+    Raises:
+        InvalidMessage, MessageTooLarge: as `encode_batch`.
+    """
+    count = len(bodies)
+    sizes = [*map(len, bodies)]
+    largest = max(sizes, default=0)
+    packed = None
+    is_small = largest <= min(body_bytes_max, raw_bytes_max)
+    if is_small and compressor is not None and compressor.mode != "none" and count:
+        smallest = min(sizes)
+        if compressor.is_worth_trying(topic, smallest, largest, count):
+            packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
+        compressor = None
+    if is_small and packed is None and count >= ENCODE_MANY_MIN:
+        batch = _Batch(topic, app, sent_at_ms, 0, b"")
+        try:
+            return _encode_alike(batch, like, bodies, sizes, keys)
+        except (InvalidMessage, UnicodeEncodeError, AttributeError):
+            pass  # told below, with the message's index
+    _, _, tag, business_id, ordered, priority, properties = msgspec.structs.astuple(like)
+    messages = [
+        Message(body, key, tag, business_id, ordered, priority, properties)
+        for body, key in zip(bodies, keys, strict=True)
+    ]
+    if packed is not None:
+        return _encode_packed(_Batch(topic, app, sent_at_ms, 0, b""), messages, packed, body_bytes_max)
+    return encode_batch(
+        topic, app, messages, sent_at_ms=sent_at_ms, compressor=compressor, body_bytes_max=body_bytes_max,
+        raw_bytes_max=raw_bytes_max,
+    )  # fmt: skip
+
+
+class _Even(NamedTuple):
+    """Keys of one size, or none at all."""
+
+    size: int  # -1 without keys
+    joined: bytes | None
+
+
+def _even_keys(keys: Sequence[str | None]) -> _Even | None:
+    """The keys back to back if all are short ASCII texts of one size, or all are missing; None if they are not."""
+    first = keys[0]
+    if first is None:
+        return _Even(-1, None) if keys.count(None) == len(keys) else None
+    try:
+        size = len(first)
+        if size > EVEN_KEY_MAX or {*map(len, keys)} != {size}:  # type: ignore[arg-type]
+            return None
+        joined = "".join(keys)  # type: ignore[arg-type]
+    except TypeError:  # one is missing, or no text
+        return None
+    return _Even(size, joined.encode()) if joined.isascii() else None
+
+
+def _encode_many(
+    batch: _Batch, messages: Sequence[Message], bodies: list[bytes], codecs: Sequence[int] | None
+) -> EncodedBatch:
+    keys, sizes = [message.key for message in messages], [*map(len, bodies)]
+    try:
+        if codecs is None and not batch.extras and len(_kinds(messages)) == 1:
+            return _encode_alike(batch, messages[0], bodies, sizes, keys)
+        raw_keys, has_key = raw_keys_of(keys)
+        key_sizes = key_sizes_of(raw_keys, has_key)
+        templates = [
+            batch.template(index, message, key_sizes[index], codecs[index] if codecs else 0)
+            for index, message in enumerate(messages)
+        ]
+    except (InvalidMessage, UnicodeEncodeError, AttributeError):
+        return _encode_few(batch, messages, bodies, codecs)  # which says what is wrong with which message
+    return assemble(bodies, sizes, raw_keys, has_key, templates)
+
+
+def _encode_alike(
+    batch: _Batch, message: Message, bodies: list[bytes], sizes: list[int], keys: Sequence[str | None]
+) -> EncodedBatch:
+    """Messages that differ from this one in body and key only."""
+    even = _even_keys(keys)
+    if even is not None:
+        return assemble_even(bodies, sizes, even.joined, batch.template(0, message, even.size, 0))
+    raw_keys, has_key = raw_keys_of(keys)
+    key_sizes = key_sizes_of(raw_keys, has_key)
+    by_size = {size: batch.template(0, message, size, 0) for size in {*key_sizes}}
+    templates = [*by_size.values()] if len(by_size) == 1 else [*map(by_size.__getitem__, key_sizes)]
+    return assemble(bodies, sizes, raw_keys, has_key, templates)
+
+
+def is_plain(messages: Sequence[Message]) -> bool:
+    """Whether all messages have a body and at most a key: `encode_plain` is for them."""
+    # Attributes that the interpreter looks up by itself cost a third of what `_BESIDE` does.
+    for message in messages:
+        if (
+            message.tag is not None
+            or message.business_id is not None
+            or message.properties is not None
+            or message.ordered is not False
+            or message.priority is not DEFAULT_PRIORITY  # one object; a number that equals it may be no int
+        ):
+            return False
+    return bool(messages)
+
+
+_BESIDE: Final = attrgetter("tag", "business_id", "ordered", "priority", "properties")
+
+
+def _kinds(messages: Sequence[Message]) -> set[tuple[Any, ...]]:
+    """What messages have beside body and key, each combination once; empty if that cannot be told."""
+    try:
+        # No tuple stays alive for a message: many that do would set the garbage collector off.
+        kinds = {*map(_BESIDE, messages)}
+    except TypeError:  # properties
+        return set()
+    # Of equal numbers only one is in the set, and some of them are no priorities.
+    return kinds if all(type(kind[3]) is int for kind in kinds) else set()

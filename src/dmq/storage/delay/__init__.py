@@ -1,0 +1,1 @@
+"""Delay: `fragment`, `wheel`, `wheel_files`."""

@@ -1,0 +1,257 @@
+"""Runs: index entries of many queues in one file, sorted by queue.
+
+A checkpoint writes one run instead of touching every queue's file. A framed table (key u64, first queue offset u64,
+count u64, position u64 per queue, sorted by key) stands first; the 22-byte entries follow, queue after queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dmq.storage.file_pool import FilePool
+from dmq.storage.files import File, Files
+from dmq.storage.index.block_file import FRAME_BYTES, DerivedDamaged, frame, read_exactly, read_framed
+from dmq.storage.index.index_entry import ENTRY_BYTES, ENTRY_DTYPE, Entries, pack_entries
+
+__all__ = ["FOLDER", "Run", "Tail", "merge_runs", "write_run"]
+
+FOLDER: Final = "runs"
+_MAGIC: Final = b"DMQR"
+_TABLE: Final = np.dtype([("key", ">u8"), ("first", ">u8"), ("count", ">u8"), ("position", ">u8")])
+_WRITE_BYTES: Final = 4 << 20
+_PIECE: Final = 1 << 17  # entries that a merge holds at a time
+_GONE: Final = (1 << 63) - 1
+
+
+class Tail:
+    """Entries of one queue not yet in a file, as growing columns."""
+
+    __slots__ = ("first", "lengths", "offsets", "tags")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.offsets = array("Q")
+        self.lengths = array("I")
+        self.tags = array("H")
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class Run:
+    """One run file, its table in memory."""
+
+    __slots__ = ("_pool", "counts", "entries", "firsts", "keys", "path", "positions")
+
+    def __init__(self, pool: FilePool, path: str) -> None:
+        self._pool = pool
+        self.path = path
+        table = np.frombuffer(read_framed(pool, path, _MAGIC), _TABLE)
+        self._take(table)
+
+    def _take(self, table: npt.NDArray[np.void]) -> None:
+        self.keys = table["key"].astype(np.uint64)
+        self.firsts = table["first"].astype(np.uint64)
+        self.counts = table["count"].astype(np.uint64)
+        self.positions = table["position"].astype(np.uint64)
+        self.entries = int(self.counts.sum())
+
+    def row(self, key: int) -> tuple[int, int, int] | None:
+        """(first queue offset, count, position) of a queue."""
+        at = int(np.searchsorted(self.keys, np.uint64(key)))
+        if at == len(self.keys) or int(self.keys[at]) != key:
+            return None
+        return int(self.firsts[at]), int(self.counts[at]), int(self.positions[at])
+
+    def read(self, position: int, count: int) -> Entries:
+        return np.frombuffer(self.read_bytes(position, count), ENTRY_DTYPE)
+
+    def read_bytes(self, position: int, count: int) -> bytes:
+        return read_exactly(self._pool, self.path, position, count * ENTRY_BYTES)
+
+
+class _Writer:
+    """Collects what is written into a run so that it goes out in large pieces."""
+
+    def __init__(self, file: File, position: int) -> None:
+        self._file = file
+        self._pending: list[bytes] = []
+        self._size = 0
+        self.position = position
+
+    def add(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._size += len(data)
+        if self._size >= _WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending:
+            self._file.write(self.position, (b"".join(self._pending),))
+            self.position += self._size
+            self._pending, self._size = [], 0
+
+
+def _table(rows: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.void]:
+    """The table for (key, first, count) rows, positions filled in."""
+    table = np.empty(len(rows), _TABLE)
+    if rows:
+        columns = np.array(rows, np.uint64)
+        table["key"], table["first"], table["count"] = columns[:, 0], columns[:, 1], columns[:, 2]
+        ends = np.cumsum(columns[:, 2]) * np.uint64(ENTRY_BYTES)
+        table["position"] = ends - columns[:, 2] * np.uint64(ENTRY_BYTES) + np.uint64(FRAME_BYTES + table.nbytes)
+    return table
+
+
+def write_run(files: Files, path: str, tails: Mapping[int, Tail]) -> None:
+    """Write the tails of all queues as one flushed run."""
+    keys = sorted(key for key, tail in tails.items() if len(tail))
+    table = _table([(key, tails[key].first, len(tails[key])) for key in keys])
+    head = frame(_MAGIC, table.tobytes())
+    counts = table["count"].astype(np.int64)
+    offsets = np.frombuffer(b"".join(tails[key].offsets for key in keys), np.uint64)
+    lengths = np.frombuffer(b"".join(tails[key].lengths for key in keys), np.uint32)
+    tags = np.frombuffer(b"".join(tails[key].tags for key in keys), np.uint16)
+    within = np.arange(len(offsets), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    queue_offsets = np.repeat(table["first"].astype(np.uint64), counts) + within.astype(np.uint64)
+    entries = pack_entries(np.repeat(table["key"].astype(np.uint64), counts), queue_offsets, offsets, lengths, tags)
+    file = files.open(path, create=True, write=True)
+    try:
+        file.truncate(0)
+        file.write(0, (head, entries.tobytes()))
+        file.sync()
+    finally:
+        file.close()
+
+
+def merge_runs(
+    files: Files,
+    path: str,
+    runs: Sequence[Run],
+    *,
+    first_kept: Callable[[int], int | None],
+    drain: Callable[[int, int, list[Entries]], bool],
+) -> None:
+    """Write one flushed run with the entries of several, which follow each other in time.
+
+    Parameters:
+        path: of the new run.
+        runs: oldest first.
+        first_kept: for a queue key, the oldest queue offset still wanted; None where the queue is gone.
+        drain: offered (key, first queue offset, entries); True means it took them and they need not stay in runs.
+    """
+    rows: list[tuple[int, int, int]] = []
+    file = files.open(path, create=True, write=True)
+    try:
+        file.truncate(0)
+        stretches = _Stretches(runs, first_kept)
+        # The table comes first in the file but is known last, so room is left for the largest it can become.
+        start = FRAME_BYTES + _TABLE.itemsize * stretches.queues
+        spill = _Writer(file, start)
+        for piece in stretches.pieces():
+            entries = piece.entries()
+            at = 0
+            for key, first, count in piece.queues():
+                mine = entries[at : at + count]
+                at += count
+                if not drain(key, first, [mine]):
+                    rows.append((key, first, count))
+                    spill.add(mine.tobytes())
+        spill.flush()
+        table = _table(rows)
+        table["position"] += np.uint64(start - FRAME_BYTES - table.nbytes)
+        file.write(0, (frame(_MAGIC, table.tobytes()),))
+        file.sync()
+    finally:
+        file.close()
+
+
+class _Stretches:
+    """What several runs have of each queue, as columns: by queue, and within a queue oldest first."""
+
+    def __init__(self, runs: Sequence[Run], first_kept: Callable[[int], int | None]) -> None:
+        keys = np.concatenate([run.keys for run in runs])
+        firsts = np.concatenate([run.firsts for run in runs]).astype(np.int64)
+        counts = np.concatenate([run.counts for run in runs]).astype(np.int64)
+        positions = np.concatenate([run.positions for run in runs]).astype(np.int64)
+        numbers = np.repeat(np.arange(len(runs)), [len(run.keys) for run in runs])
+        queues, where = np.unique(keys, return_inverse=True)
+        oldest = [first_kept(key) for key in queues.tolist()]
+        wanted = np.array([_GONE if first is None else first for first in oldest], np.int64)[where]
+        skip = np.maximum(wanted - firsts, 0)
+        kept = np.flatnonzero(skip < counts)
+        order = kept[np.lexsort((numbers[kept], keys[kept]))]
+        self._runs = runs
+        self.queues = len(queues)
+        self.keys = keys[order]
+        self.firsts = (firsts + skip)[order]
+        self.counts = (counts - skip)[order]
+        self.positions = (positions + skip * ENTRY_BYTES)[order]
+        self.numbers = numbers[order]
+        same = self.keys[1:] == self.keys[:-1]
+        apart = np.flatnonzero(same & (self.firsts[1:] != (self.firsts + self.counts)[:-1]))
+        if len(apart):
+            path = runs[int(self.numbers[apart[0] + 1])].path
+            raise DerivedDamaged(f"{path} does not follow the run before it")
+        self.begins = np.flatnonzero(np.concatenate([[True], ~same])) if len(order) else order
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Some whole queues at a time, so that only so much is in memory."""
+        ends = np.cumsum(self.counts)
+        bounds = np.append(self.begins, len(self.keys)).tolist()
+        start = 0
+        for begin, end in itertools.pairwise(bounds):
+            before = int(ends[start - 1]) if start else 0
+            if begin > start and int(ends[end - 1]) - before > _PIECE:
+                yield _Piece(self, start, begin)
+                start = begin
+        if start < len(self.keys):
+            yield _Piece(self, start, len(self.keys))
+
+    def read(self, run: int, position: int, count: int) -> bytes:
+        return self._runs[run].read_bytes(position, count)
+
+
+class _Piece:
+    """The stretches of some queues."""
+
+    def __init__(self, of: _Stretches, start: int, stop: int) -> None:
+        self._of = of
+        self._keys, self._firsts = of.keys[start:stop], of.firsts[start:stop]
+        self._counts, self._positions = of.counts[start:stop], of.positions[start:stop]
+        self._numbers = of.numbers[start:stop]
+
+    def queues(self) -> list[tuple[int, int, int]]:
+        """Key, first queue offset and count of each queue."""
+        begins = np.flatnonzero(np.concatenate([[True], self._keys[1:] != self._keys[:-1]]))
+        counts = np.add.reduceat(self._counts, begins)
+        return list(zip(self._keys[begins].tolist(), self._firsts[begins].tolist(), counts.tolist(), strict=True))
+
+    def entries(self) -> Entries:
+        """All entries of all these queues, in order."""
+        # Read as they lie in the files, neighbours together; then put in order, all at once.
+        lying = np.lexsort((self._positions, self._numbers))
+        numbers, positions, counts = self._numbers[lying], self._positions[lying], self._counts[lying]
+        follows = (numbers[1:] == numbers[:-1]) & (positions[1:] == (positions + counts * ENTRY_BYTES)[:-1])
+        begins = np.flatnonzero(np.concatenate([[True], ~follows]))
+        sizes = np.add.reduceat(counts, begins).tolist()
+        raw = b"".join(
+            [
+                self._of.read(number, position, size)
+                for number, position, size in zip(
+                    numbers[begins].tolist(), positions[begins].tolist(), sizes, strict=True
+                )
+            ]
+        )
+        starts = np.empty(len(lying), np.int64)
+        starts[lying] = np.cumsum(counts) - counts  # of each stretch, in what was read
+        moved = starts - (np.cumsum(self._counts) - self._counts)
+        index = np.repeat(moved, self._counts) + np.arange(int(self._counts.sum()))
+        # As plain bytes: as fields, numpy would turn them into the machine's order.
+        return np.frombuffer(raw, f"V{ENTRY_BYTES}")[index].view(ENTRY_DTYPE)

@@ -1,0 +1,298 @@
+"""Lookup: from a key, a message id, a time or a journal offset to the unit that holds it.
+
+Each checkpoint writes one table file for the range of the journal it covers, `index/<from>-<to>.index`, with three
+sorted sections: units (start, store time), hashes (hash, record offset) and batches (producer, first sequence, count,
+offset of the first record). Neighbouring files are merged up to a span, so a lookup searches a few files per gigabyte,
+a few blocks in each.
+
+What always holds: hashes only propose; whoever asked compares the record itself. Files cover the journal without a gap
+from its start (or before) to the checkpoint; the rest is in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dmq.storage.file_pool import FilePool
+from dmq.storage.files import Files
+from dmq.storage.index.block_file import BlockCache, BlockFile, DerivedDamaged, Section, Table, merge_from, write_blocks
+from dmq.storage.journal.unit import Unit
+
+__all__ = ["FOLDER", "IndexFile", "Lookup"]
+
+FOLDER: Final = "index"
+_MAGIC: Final = b"DMQI"
+_UNITS: Final = np.dtype([("start", ">u8"), ("time", ">u8")])
+_HASHES: Final = np.dtype([("hash", ">u8"), ("offset", ">u8")])
+_BATCHES: Final = np.dtype([("producer", ">u8"), ("sequence", ">u8"), ("count", ">u8"), ("offset", ">u8")])
+_DTYPES: Final = (_UNITS, _HASHES, _BATCHES)
+_NAME: Final = re.compile(r"(\d{20})-(\d{20})\.index")
+_FILES_MAX: Final = 8
+
+
+class _Pending:
+    """What units since the last checkpoint say."""
+
+    __slots__ = ("batches", "hash_offsets", "hashes", "starts", "times")
+
+    def __init__(self) -> None:
+        self.starts = array("Q")
+        self.times = array("Q")
+        self.hashes = array("Q")
+        self.hash_offsets = array("Q")
+        self.batches = array("Q")  # four numbers a batch
+
+    def tables(self) -> tuple[Table, Table, Table]:
+        units = np.empty(len(self.starts), _UNITS)
+        units["start"], units["time"] = np.frombuffer(self.starts, np.uint64), np.frombuffer(self.times, np.uint64)
+        values = np.frombuffer(self.hashes, np.uint64)
+        # Whoever asks sorts what one hash proposes, so equal ones may stand in any order.
+        order = np.argsort(values)
+        hashes = np.empty(len(values), _HASHES)
+        hashes["hash"] = values[order]
+        hashes["offset"] = np.frombuffer(self.hash_offsets, np.uint64)[order]
+        rows = np.frombuffer(self.batches, np.uint64).reshape(-1, 4)
+        batches = np.empty(len(rows), _BATCHES)
+        for column, name in enumerate(_BATCHES.names or ()):
+            batches[name] = rows[:, column]
+        return units, hashes, _sorted_batches(batches)
+
+
+def _merged_hashes(table: Table) -> Table:
+    # Several sorted stretches one after another, which is what a stable sort is good at.
+    return table[np.argsort(table["hash"].astype(np.uint64), kind="stable")]
+
+
+def _sorted_batches(table: Table) -> Table:
+    return table[np.lexsort((table["sequence"].astype(np.uint64), table["producer"].astype(np.uint64)))]
+
+
+class IndexFile:
+    """One table file and the range of the journal it covers."""
+
+    __slots__ = ("batches", "end", "hashes", "path", "start", "units")
+
+    def __init__(self, pool: FilePool, cache: BlockCache, path: str) -> None:
+        match = _NAME.fullmatch(path.rpartition("/")[2])
+        if match is None:
+            raise DerivedDamaged(f"{path} is not an index file")
+        self.path = path
+        self.start, self.end = int(match[1]), int(match[2])
+        file = BlockFile(pool, cache, path, _MAGIC, _DTYPES)
+        self.units, self.hashes, self.batches = file.sections
+
+    @property
+    def sections(self) -> tuple[Section, Section, Section]:
+        return self.units, self.hashes, self.batches
+
+
+class Lookup:
+    """See the module."""
+
+    def __init__(self, files: Files, pool: FilePool, cache: BlockCache, span_max: int) -> None:
+        self._files = files
+        self._pool = pool
+        self._cache = cache
+        self._span_max = span_max
+        self._active = _Pending()
+        self._frozen: _Pending | None = None
+        self.files: list[IndexFile] = []
+        self._near: list[int] = []  # where some units start that follow each other: those asked for last
+
+    @property
+    def units_buffered(self) -> int:
+        return len(self._active.starts)
+
+    def add(self, unit: Unit, offsets: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """Take in a unit; `offsets` are those of its records, in the form that suits its rows."""
+        pending = self._active
+        pending.starts.append(unit.start)
+        pending.times.append(unit.header.stored_at_ms)
+        if isinstance(unit.offsets, np.ndarray):
+            if len(unit.hashes):
+                pending.hashes.frombytes(unit.hashes.tobytes())  # type: ignore[union-attr]
+                pending.hash_offsets.frombytes(unit.offsets[unit.hash_index].tobytes())
+        else:
+            if unit.hashes:
+                pending.hashes.extend(unit.hashes)
+                pending.hash_offsets.extend([unit.offsets[i] for i in unit.hash_index])
+        at = 0
+        batches: list[int] = []
+        for producer_id, _, first_sequence, records, _, _, _, _, _, _, _ in unit.rows:
+            if producer_id:
+                batches += (producer_id, first_sequence, records, int(offsets[at]))
+            at += records
+        pending.batches.extend(batches)
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def offsets_of_hash(self, value: int, start: int) -> list[int]:
+        """Journal offsets, from `start` on and in order, of the records a hash was given for."""
+        found: list[int] = []
+        for file in self.files:
+            if file.end > start:
+                found += _matching(file.hashes, value)
+        for pending in self._pending():
+            hits = np.flatnonzero(np.frombuffer(pending.hashes, np.uint64) == np.uint64(value)).tolist()
+            found += [pending.hash_offsets[hit] for hit in hits]
+        return sorted(offset for offset in found if offset >= start)
+
+    def batches_of_id(self, producer_id: int, sequence: int, start: int) -> list[tuple[int, int]]:
+        """(first sequence, offset of the first record) of batches that hold a sequence of a producer."""
+        found: list[tuple[int, int]] = []
+        wanted = (producer_id, sequence)
+        for file in self.files:
+            if file.end <= start:
+                continue
+            at = file.batches.lower_bound(lambda entry: (int(entry[0]), int(entry[1])) <= wanted) - 1
+            nearest = None
+            while at >= 0:
+                producer, first, count, offset = file.batches.entry(at).item()
+                # A batch sent again after its producer was forgotten stands beside the first one.
+                if producer != producer_id or first != (first if nearest is None else nearest):
+                    break
+                nearest = first
+                if sequence < first + count:
+                    found.append((first, offset))
+                at -= 1
+        for pending in self._pending():
+            rows = np.frombuffer(pending.batches, np.uint64).reshape(-1, 4)
+            mine = rows[rows[:, 0] == np.uint64(producer_id)]
+            within = mine[(mine[:, 1] <= np.uint64(sequence)) & (np.uint64(sequence) < mine[:, 1] + mine[:, 2])]
+            found += [(int(row[1]), int(row[3])) for row in within]
+        return [(first, offset) for first, offset in found if offset >= start]
+
+    def unit_holding(self, offset: int) -> int:
+        """The start of the unit a journal offset lies in (or, in a gap, of the one before).
+
+        Raises:
+            DerivedDamaged: the files do not cover the offset.
+        """
+        return self.units_from(offset, 0)[0]
+
+    def units_from(self, offset: int, size: int) -> tuple[int, int | None]:
+        """Which units to read for an offset: from the one that holds it on, as many as fit, at least that one.
+
+        Returns the first one's start, and where the one after the last starts; None where that is not at hand.
+
+        Raises:
+            DerivedDamaged: the files do not cover the offset.
+        """
+        starts = self._starts_around(offset)
+        at = bisect_right(starts, offset) - 1
+        start = starts[at]
+        after = max(bisect_right(starts, start + size) - 1, at + 1)
+        return start, starts[after] if after < len(starts) else None
+
+    def _starts_around(self, offset: int) -> Sequence[int]:
+        """Where the units around an offset start, from at or before it."""
+        for pending in reversed(self._pending()):
+            if pending.starts and offset >= pending.starts[0]:
+                return pending.starts
+        if self._near and self._near[0] <= offset < self._near[-1]:
+            return self._near
+        for file in reversed(self.files):
+            if file.start <= offset:
+                at = file.units.lower_bound(lambda entry: int(entry[0]) <= offset) - 1
+                if at >= 0:
+                    self._near = file.units.neighbours(at)["start"].tolist()
+                    return self._near
+        raise DerivedDamaged(f"no index file covers journal offset {offset}")
+
+    def first_unit_since(self, time_ms: int, start: int) -> int | None:
+        """The start of the first unit, at `start` or later, stored at or after a time; None if there is none."""
+        for file in self.files:
+            if file.end <= start or not file.units.count or int(file.units.entry(file.units.count - 1)[1]) < time_ms:
+                continue
+            at = file.units.lower_bound(lambda entry: int(entry[1]) < time_ms or int(entry[0]) < start)
+            if at < file.units.count:
+                return int(file.units.entry(at)[0])
+        for pending in self._pending():
+            at = max(bisect_left(pending.times, time_ms), bisect_left(pending.starts, start))
+            if at < len(pending.starts):
+                return pending.starts[at]
+        return None
+
+    def _pending(self) -> list[_Pending]:
+        return [self._active] if self._frozen is None else [self._frozen, self._active]
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Set aside what a checkpoint is about to write."""
+        assert self._frozen is None
+        self._frozen, self._active = self._active, _Pending()
+
+    def unfreeze(self) -> None:
+        """The checkpoint failed; what was set aside waits for the next one."""
+        if self._frozen is None:
+            return
+        for name in _Pending.__slots__:
+            getattr(self._frozen, name).extend(getattr(self._active, name))
+        self._active, self._frozen = self._frozen, None
+
+    def write_frozen(self, start: int, end: int, journal_start: int) -> list[IndexFile]:
+        """Write what was set aside as covering [start, end) of the journal, and merge where it is time to.
+
+        Returns the files that now make up the index, oldest first, for `adopt`.
+        """
+        assert self._frozen is not None
+        kept = [file for file in self.files if file.end > journal_start]
+        if not self._frozen.starts:
+            return kept
+        tables = self._frozen.tables()
+        path = f"{FOLDER}/{start:020d}-{end:020d}.index"
+        write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
+        self._pool.drop(path)
+        kept.append(IndexFile(self._pool, self._cache, path))
+        near = [file for file in kept if end - file.start <= self._span_max]
+        first = merge_from([sum(section.count for section in file.sections) for file in near], _FILES_MAX)
+        if first is not None:
+            merged = self._merge(near[first:], journal_start)
+            kept = [*kept[: len(kept) - len(near) + first], merged]
+        return kept
+
+    def _merge(self, files: list[IndexFile], journal_start: int) -> IndexFile:
+        tables = [
+            _joined((file.units for file in files), "start", journal_start),
+            _merged_hashes(_joined((file.hashes for file in files), "offset", journal_start)),
+            _sorted_batches(_joined((file.batches for file in files), "offset", journal_start)),
+        ]
+        path = f"{FOLDER}/{files[0].start:020d}-{files[-1].end:020d}.index"
+        write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
+        self._pool.drop(path)
+        return IndexFile(self._pool, self._cache, path)
+
+    def restore(self, paths: list[str]) -> None:
+        """Become what a checkpoint says; called on a new index only."""
+        self.files = [IndexFile(self._pool, self._cache, path) for path in paths]
+
+    def adopt(self, files: list[IndexFile]) -> None:
+        """Use the files of a checkpoint that is now in force."""
+        self.files = files
+        self._frozen = None
+
+
+def _joined(sections: Iterable[Section], field: str, start: int) -> Table:
+    table: npt.NDArray[Any] = np.concatenate([section.slice(0, section.count) for section in sections])
+    gone = table[field].astype(np.uint64) < np.uint64(start)
+    return table[~gone] if gone.any() else table
+
+
+def _matching(section: Section, value: int) -> list[int]:
+    at = section.lower_bound(lambda entry: int(entry[0]) < value, guess=value / (1 << 64))
+    found = []
+    while at < section.count:
+        entry = section.entry(at)
+        if int(entry[0]) != value:
+            break
+        found.append(int(entry[1]))
+        at += 1
+    return found

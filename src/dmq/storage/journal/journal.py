@@ -1,0 +1,268 @@
+"""The journal: segments named by the offset they start at, written at one end, read anywhere.
+
+What always holds: bytes below `end` are never changed; a segment is flushed before the next one begins, so only the
+last can have a torn tail; a failed write leaves nothing behind (the file is cut back to `end`); after a failed flush
+nothing is written any more and the flush is not tried again.
+
+Segments may leave a gap between them where damage was found: a range no unit can be read from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from bisect import bisect_right
+from typing import Final
+
+from dmq.errors import Damaged, DMQError, ForeignFile, StorageError, StoreFailed
+from dmq.storage.file_pool import FilePool
+from dmq.storage.files import Buffer, File, Files
+
+__all__ = ["FOLDER", "Journal", "Segment", "list_segments"]
+
+FOLDER: Final = "journal"
+_NAME: Final = re.compile(r"(\d{20})\.journal")
+
+
+def segment_path(start: int) -> str:
+    return f"{FOLDER}/{start:020d}.journal"
+
+
+class Segment:
+    """One file of the journal."""
+
+    __slots__ = ("size", "start", "stored_at_ms")
+
+    def __init__(self, start: int, size: int, stored_at_ms: int = 0) -> None:
+        self.start = start
+        self.size = size
+        self.stored_at_ms = stored_at_ms  # of its first unit
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    @property
+    def path(self) -> str:
+        return segment_path(self.start)
+
+
+def list_segments(files: Files) -> list[Segment]:
+    """The segments a directory has, in order.
+
+    Raises:
+        ForeignFile: something else stands among them.
+    """
+    segments = []
+    for name in files.listdir(FOLDER):
+        match = _NAME.fullmatch(name)
+        path = f"{FOLDER}/{name}"
+        if match is None or files.is_dir(path):
+            raise ForeignFile(
+                f"{files.describe(path)} does not belong into a journal: move it elsewhere and start again", path=path
+            )
+        segments.append(Segment(int(match[1]), files.size(path)))
+    for before, after in itertools.pairwise(segments):
+        if before.end > after.start:
+            raise ForeignFile(
+                f"{files.describe(after.path)} overlaps the segment before it, so it is another journal's: "
+                "move it elsewhere and start again",
+                path=after.path,
+            )
+    return segments
+
+
+class Journal:
+    """The segments, with the last one open for writing."""
+
+    def __init__(self, files: Files, pool: FilePool, journal_id: int, segments: list[Segment]) -> None:
+        self._files = files
+        self.id = journal_id  # in every unit, so that another journal's are not taken for ours
+        self._pool = pool
+        self.segments = segments
+        self._starts = [segment.start for segment in segments]
+        self._tail: File | None = None
+        self._retired: File | None = None
+        self._tail_dirty = False  # bytes beyond `end` may stand in the tail file
+        self.end = segments[-1].end if segments else 0
+        self.flushed = 0
+        self.failure: StorageError | None = None
+
+    @property
+    def start(self) -> int:
+        return self.segments[0].start if self.segments else 0
+
+    @property
+    def tail(self) -> Segment:
+        return self.segments[-1]
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def open_tail(self) -> None:
+        """Open the last segment for writing."""
+        self._tail = self._files.open(self.tail.path, write=True)
+
+    def append(self, buffer: Buffer) -> None:
+        """Write one unit at the end; it is in the page cache when this returns.
+
+        Raises:
+            StorageError: nothing of it was kept.
+        """
+        self.check()
+        assert self._tail is not None
+        segment = self.segments[-1]
+        if self._tail_dirty:
+            self._cut_back()
+        try:
+            self._tail.write(segment.size, (buffer,))
+        except StorageError:
+            self._tail_dirty = True
+            try:
+                self._cut_back()
+            except StorageError:
+                # Harmless for now: the next write cuts first, and a restart finds an invalid unit at the tail.
+                pass
+            raise
+        segment.size += len(buffer)
+        self.end = segment.end
+
+    def _cut_back(self) -> None:
+        assert self._tail is not None
+        self._tail.truncate(self.segments[-1].size)
+        self._tail_dirty = False
+
+    def flush_target(self) -> tuple[File, int]:
+        """The file to sync, possibly in another thread, and the offset that is durable once that is done."""
+        self.check()
+        assert self._tail is not None
+        return self._tail, self.end
+
+    def flush_failed(self, error: DMQError) -> StoreFailed:
+        """Stop for good: which pages reached the disk is unknown, and syncing again would not tell."""
+        failure = StoreFailed(
+            f"flushing the journal failed ({error}), so nothing more is acknowledged: "
+            "check the disk, then start again; what was acknowledged is safe"
+        )
+        self.failure = failure
+        return failure
+
+    def check(self) -> None:
+        """Raises StoreFailed if a flush has failed before."""
+        if self.failure is not None:
+            raise self.failure
+
+    def roll(self, start: int, first_unit: Buffer, stored_at_ms: int) -> None:
+        """Begin a new segment with its first unit, all of it durable when this returns.
+
+        `flushed` must have reached `end` before.
+        """
+        self.check()
+        path = segment_path(start)
+        file = self._files.open(path, create=True, write=True)
+        try:
+            file.truncate(0)
+            file.write(0, (first_unit,))
+        except StorageError:
+            file.close()
+            self._unbegin(path)
+            raise
+        try:
+            file.sync()
+            self._files.sync_dir(FOLDER)
+        except StorageError as error:
+            file.close()
+            with contextlib.suppress(StorageError):
+                # The next start makes it anew: an entry whose flush failed may never become durable.
+                self._files.unlink(path)
+            raise self.flush_failed(error) from error
+        if self._retired is not None:
+            self._retired.close()
+        # A flush in another thread may still be using the old tail.
+        self._retired, self._tail = self._tail, file
+        self._tail_dirty = False
+        segment = Segment(start, len(first_unit), stored_at_ms)
+        self.segments.append(segment)
+        self._starts.append(start)
+        self.end = self.flushed = segment.end
+
+    def _unbegin(self, path: str) -> None:
+        """Remove a segment that could not be begun, for good: the one before it may grow past where this one starts."""
+        try:
+            self._files.unlink(path)
+            self._files.sync_dir(FOLDER)
+        except StorageError as error:
+            raise self.flush_failed(error) from error
+
+    def drop_first(self, count: int) -> None:
+        """Remove the oldest segments; the last one always stays.
+
+        Each is gone for good before the next one goes, so that no crash leaves a hole among those that are left.
+        """
+        gone = self.segments[:count]
+        assert count < len(self.segments)
+        del self.segments[:count]
+        del self._starts[:count]
+        for segment in gone:
+            self._pool.drop(segment.path)
+            self._files.unlink(segment.path)
+            self._files.sync_dir(FOLDER)
+
+    # --- recovery ---------------------------------------------------------------------------------------------------
+
+    def forget_reads(self, segment: Segment) -> None:
+        """Close the file for reading; it is about to change."""
+        self._pool.drop(segment.path)
+
+    def shorten(self, segment: Segment, size: int) -> None:
+        """The segment was cut."""
+        segment.size = size
+        self.end = self.segments[-1].end
+
+    def forget(self, segment: Segment) -> None:
+        """The segment was removed."""
+        at = self.segments.index(segment)
+        del self.segments[at]
+        del self._starts[at]
+        self.end = self.segments[-1].end if self.segments else 0
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def segment_at(self, offset: int) -> Segment | None:
+        """The segment an offset lies in."""
+        at = bisect_right(self._starts, offset) - 1
+        if at < 0 or offset >= self.segments[at].end:
+            return None
+        return self.segments[at]
+
+    def read_available(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from one segment; fewer where it ends, or was cut behind our back."""
+        segment = self.segment_at(offset)
+        if segment is None:
+            return b""
+        try:
+            return self._pool.read(segment.path, offset - segment.start, min(size, segment.end - offset))
+        except FileNotFoundError:
+            return b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from one segment.
+
+        Raises:
+            Damaged: the segment does not have them.
+        """
+        data = self.read_available(offset, size)
+        if len(data) == size:
+            return data
+        raise Damaged(
+            f"the journal has no bytes {offset}-{offset + size}: a segment was cut or removed; "
+            "restore it from a replica or a backup",
+            start=offset,
+            end=offset + size,
+        )
+
+    def close(self) -> None:
+        for file in (self._tail, self._retired):
+            if file is not None:
+                file.close()
+        self._tail = self._retired = None

@@ -1,0 +1,79 @@
+"""Scanning: reading the journal unit by unit, and telling a torn tail from damage.
+
+A unit that does not check out at offset X is a torn tail if nothing later proves that X had been durable: no later
+valid unit says it was written when the journal was flushed beyond X. Otherwise it is damage, which is never cut.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmq.storage.journal import unit as units
+from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.unit import Header, Unit
+
+__all__ = ["Scanner"]
+
+_WINDOW: Final = 16 << 20
+_SEARCH_WINDOW: Final = 4 << 20
+
+
+class Scanner:
+    """Reads units in order, a large window at a time."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._window = b""
+        self._window_at = 0
+
+    def unit_at(self, offset: int) -> Unit | None:
+        """The unit that begins at a journal offset, None if no valid one does."""
+        header = units.read_header(self._bytes(offset, units.HEADER_BYTES))
+        if header is None or header.start != offset or header.journal_id != self._journal.id:
+            return None
+        raw = self._bytes(offset, header.length)
+        if len(raw) < header.length or not units.intact(header, raw):
+            return None
+        return units.parse(header, raw)
+
+    def _bytes(self, offset: int, size: int) -> memoryview:
+        """Up to `size` bytes; fewer only where the segment ends."""
+        at = offset - self._window_at
+        if at < 0 or at + size > len(self._window):
+            self._window = self._journal.read_available(offset, max(size, _WINDOW))
+            self._window_at = offset
+            at = 0
+        return memoryview(self._window)[at : at + size]
+
+    def next_valid(self, offset: int) -> Header | None:
+        """The header of the first valid unit at or after an offset."""
+        for segment in self._journal.segments:
+            if segment.end <= offset:
+                continue
+            at = max(offset, segment.start)
+            while at < segment.end:
+                chunk = self._journal.read_available(at, _SEARCH_WINDOW)
+                if not chunk:
+                    break
+                found = chunk.find(units.MAGIC)
+                while found >= 0:
+                    unit = self._valid_header(at + found)
+                    if unit is not None:
+                        return unit
+                    found = chunk.find(units.MAGIC, found + 1)
+                # The magic may lie across the edge of two chunks.
+                at += max(1, len(chunk) - len(units.MAGIC) + 1)
+        return None
+
+    def _valid_header(self, offset: int) -> Header | None:
+        unit = self.unit_at(offset)
+        return None if unit is None else unit.header
+
+    def was_durable(self, offset: int) -> bool:
+        """Whether a later unit proves that the journal had been flushed beyond an offset."""
+        at = offset + 1
+        while (header := self.next_valid(at)) is not None:
+            if header.flushed_through > offset:
+                return True
+            at = header.start + header.length
+        return False

@@ -1,0 +1,251 @@
+"""Appending: from batches and events to units.
+
+What always holds: nothing is assigned or remembered before its unit is written, so a failed write leaves no trace; a
+batch that was written before gets its first place and is not written again; the items of one call keep their order,
+and with `atomic` they share one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dmq.errors import DMQError, InvalidMessage, LimitReached, SequenceConflict, UnknownTopic
+from dmq.records.builder import encode_system
+from dmq.storage.files import Buffer
+from dmq.storage.journal.unit import DUE, EXPIRING, HEADER_BYTES, MOVED, NAMED, NO_ADDRESS, ROW_BYTES, Part, Row
+from dmq.storage.state.events import EVENT_TOPIC, Event, encode_event
+from dmq.storage.state.producers import Place
+from dmq.storage.state.state import HALF_ID, State, queue_key
+
+__all__ = ["Batch", "Draft", "Placement", "draft_units"]
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Records for one queue, encoded, with the broker's fields blank.
+
+    `moved` records carry their message id in their attributes; others get theirs from producer id and sequence.
+    `dues`, one per record, makes sense for the schedule topic only. `expiring`: some record may carry an expiry.
+    """
+
+    topic: str
+    queue: int
+    data: Buffer
+    lengths: Sequence[int] | npt.NDArray[np.uint32]
+    hash_index: Sequence[int] | npt.NDArray[np.uint32] = ()
+    hashes: Sequence[int] | npt.NDArray[np.uint64] = ()
+    dues: Sequence[int] | npt.NDArray[np.uint64] = ()
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    named: bool = False
+    moved: bool = False
+    expiring: bool = False
+    address: bytes = NO_ADDRESS
+    port: int = 0
+    received_at_ms: int = 0
+    room: memoryview | None = None
+    """A view that ends with the records, has room before them, and may be overwritten: a batch with such a view gets a
+    unit to itself, made in place where the room suffices."""
+
+
+class Placement(msgspec.Struct, frozen=True, gc=False):
+    """Where an item went. It is visible once the store's visible offset has reached `unit_end`."""
+
+    topic: str
+    queue: int
+    first_offset: int
+    count: int
+    unit_start: int
+    unit_end: int
+    duplicate: bool = False
+
+
+class Draft:
+    """A unit to be: its parts, and which items of the call they are."""
+
+    __slots__ = ("items", "parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.items: list[int] = []
+        self.size = HEADER_BYTES
+
+    def add(self, part: Part, size: int, item: int) -> None:
+        self.parts.append(part)
+        self.items.append(item)
+        self.size += size
+
+
+# By producer and queue: the items of a call that are written.
+_Fresh: TypeAlias = dict[tuple[int, int], list[int]]
+
+_EVENT_ROW: Final = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
+
+
+def part_bytes(part: Part) -> int:
+    """What a part adds to the length of its unit."""
+    row, data, _, _, _, hashes, dues, _ = part
+    return ROW_BYTES + 4 * row[3] + 12 * len(hashes) + 8 * len(dues) + len(data)
+
+
+def event_part(event: Event, now_ms: int) -> Part:
+    """An event as a part of a unit."""
+    data = encode_system(EVENT_TOPIC, encode_event(event), now_ms)
+    return Part(_EVENT_ROW, data, (len(data),), now_ms)
+
+
+def draft_units(
+    items: Sequence[Batch | Event],
+    state: State,
+    assigned: dict[int, int],
+    now_ms: int,
+    unit_bytes_max: int,
+    transactions_max: int,
+    *,
+    atomic: bool,
+    refused: dict[int, DMQError] | None = None,
+) -> tuple[list[Draft], dict[int, Place | int]]:
+    """Decide what goes into which unit, and where each batch will stand in its queue.
+
+    Parameters:
+        assigned: the next offset of queues for which units were written that are not applied yet.
+        refused: gets the errors of items at fault, which are left out; without it the first of them is raised.
+
+    Returns the drafts, and for items that need no writing the place they got before or the item of this call they
+    repeat (a batch and its resend may wait side by side).
+
+    Raises:
+        UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was changed.
+    """
+    drafts = [Draft()]
+    draft = drafts[0]
+    duplicates: dict[int, Place | int] = {}
+    following: dict[int, int] = {}
+    fresh: _Fresh = {}
+    is_full = False  # what comes next begins a unit
+    for index, item in enumerate(items):
+        if isinstance(item, Batch):
+            try:
+                topic_id, key = _queue_of(item, state)
+                place = _earlier_place(items, item, key, fresh, state) if item.producer_id else None
+                if place is not None:
+                    duplicates[index] = place
+                    continue
+                if topic_id == HALF_ID:
+                    _check_transactions(item, state, transactions_max)
+            except DMQError as error:
+                if refused is None:
+                    raise
+                refused[index] = error
+                continue
+            if item.producer_id:
+                fresh.setdefault((item.producer_id, key), []).append(index)
+            first = following.get(key)
+            if first is None:
+                first = assigned[key] if key in assigned else state.next.get(key, 0)
+            count = len(item.lengths)
+            following[key] = first + count
+            part = _part(item, topic_id, count, first, now_ms, bool(state.expiring))
+        else:
+            part = event_part(item, now_ms)
+        size = part_bytes(part)
+        has_room = part.room is not None
+        if draft.parts and not atomic and (draft.size + size > unit_bytes_max or has_room or is_full):
+            draft = Draft()
+            drafts.append(draft)
+        is_full = has_room
+        draft.add(part, size, index)
+    return (drafts if draft.parts else []), duplicates
+
+
+def _check_transactions(batch: Batch, state: State, transactions_max: int) -> None:
+    if not batch.moved and len(state.transactions) >= transactions_max:
+        raise LimitReached(
+            f"{transactions_max} transactions are open, which is the limit: end some, or raise store.transactions_max",
+            limit=transactions_max,
+        )
+
+
+def _earlier_place(
+    items: Sequence[Batch | Event], batch: Batch, key: int, fresh: _Fresh, state: State
+) -> Place | int | None:
+    """Where a batch stands if it was written before; or the index of the item of this call that it is a resend of."""
+    producer = batch.producer_id
+    place = state.producers.look(producer, batch.producer_epoch, key, batch.first_sequence, len(batch.lengths))
+    if place is None and (earlier := fresh.get((producer, key))) is not None:
+        return _repeats(items, batch, earlier)
+    return place
+
+
+def _repeats(items: Sequence[Batch | Event], batch: Batch, earlier: list[int]) -> int | None:
+    """The index of the item of this call that a batch is a resend of; `earlier` have rising sequences."""
+    last = items[earlier[-1]]
+    assert isinstance(last, Batch)
+    if batch.first_sequence >= last.first_sequence + len(last.lengths):
+        return None
+    for index in earlier:
+        other = items[index]
+        assert isinstance(other, Batch)
+        if batch.first_sequence >= other.first_sequence + len(other.lengths):
+            continue
+        if batch.first_sequence == other.first_sequence and len(batch.lengths) == len(other.lengths):
+            return index
+        raise SequenceConflict(
+            f"producer {batch.producer_id:016x} sent overlapping sequences in two batches at once; "
+            "a batch must be sent again with the same bounds",
+            producer_id=batch.producer_id,
+            first_sequence=batch.first_sequence,
+        )
+    return None
+
+
+def _queue_of(batch: Batch, state: State) -> tuple[int, int]:
+    topic = state.topics.get(batch.topic)
+    if topic is None:
+        raise UnknownTopic(f"there is no topic {batch.topic!r}: create it first", topic=batch.topic)
+    if not 0 <= batch.queue < topic.config.queues:
+        raise UnknownTopic(
+            f"topic {batch.topic!r} has queues 0-{topic.config.queues - 1}, not {batch.queue}",
+            topic=batch.topic,
+            queue=batch.queue,
+        )
+    if not len(batch.lengths):
+        raise InvalidMessage("a batch without messages cannot be stored")
+    if len(batch.dues) not in (0, len(batch.lengths)):
+        raise InvalidMessage(f"{len(batch.dues)} due times were given for {len(batch.lengths)} messages")
+    return topic.id, queue_key(topic.id, batch.queue)
+
+
+def _part(batch: Batch, topic_id: int, count: int, first_offset: int, now_ms: int, anything_expires: bool) -> Part:
+    flags = (DUE if len(batch.dues) else 0) | (NAMED if batch.named else 0) | (MOVED if batch.moved else 0)
+    # Whoever moves records need not know what they carry: once anything expires, what is moved may.
+    if batch.expiring or (anything_expires and batch.moved):
+        flags |= EXPIRING
+    # Made as the tuples they are: a call of the class costs twice as much, and this is done for every batch.
+    row = _new(
+        Row,
+        (
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.first_sequence,
+            count,
+            topic_id,
+            batch.queue,
+            flags,
+            0,
+            first_offset,
+            batch.address,
+            batch.port,
+        ),
+    )
+    received = batch.received_at_ms or now_ms
+    columns = batch.hash_index, batch.hashes, batch.dues
+    return _new(Part, (row, batch.data, batch.lengths, received, *columns, batch.room))
+
+
+_new: Final = tuple.__new__

@@ -1,0 +1,258 @@
+"""The writer: the one that makes units and appends them to the journal.
+
+What always holds: a batch has a place only once its unit is written; a unit is applied to what is derived when it
+becomes visible, in order; a segment opens with a snapshot of everything before it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dmq.clock import Clock
+from dmq.errors import DiskFull, DMQError, StorageError
+from dmq.settings import StoreSettings
+from dmq.storage.files import Files
+from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.unit import SNAPSHOT, Part, Unit
+from dmq.storage.journal.unit_builder import build
+from dmq.storage.journal.unit_draft import Batch, Draft, Placement, draft_units, event_part
+from dmq.storage.journal.visibility import Durability, Visibility
+from dmq.storage.journal.window_cache import WindowCache
+from dmq.storage.state.derived import Derived
+from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_offsets
+from dmq.storage.state.producers import Place
+from dmq.storage.state.state import queue_key
+
+__all__ = ["FlushTicket", "Writer"]
+
+_SNAPSHOT_PART: Final = 1 << 20
+_DISK_CHECK_BYTES: Final = 16 << 20
+
+
+class FlushTicket:
+    """A flush under way: `run` blocks for the disk and changes nothing else."""
+
+    __slots__ = ("_file", "_journal", "end")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._file, self.end = journal.flush_target()
+
+    def run(self) -> None:
+        try:
+            self._file.sync()
+        except StorageError as error:
+            # The file may be closed by now, its segment being long flushed and full. Any other error counts: the kernel
+            # tells of a lost page once, so whoever flushed the segment meanwhile may not have heard of it.
+            if error.detail.get("errno") != errno.EBADF or self._journal.flushed < self.end:
+                raise
+
+
+class Writer:
+    """See the module. `derived` is replaced by the store after a rebuild."""
+
+    def __init__(
+        self,
+        files: Files,
+        journal: Journal,
+        derived: Derived,
+        cache: WindowCache,
+        settings: StoreSettings,
+        clock: Clock,
+        *,
+        server: bytes,
+        epoch: int,
+        stored_at_ms: int,
+        next_offset: int,
+        needs_segment: bool,
+    ) -> None:
+        self._files = files
+        self._journal = journal
+        self.derived = derived
+        self._cache = cache
+        self._settings = settings
+        self._clock = clock
+        self._server = server
+        self.epoch = epoch
+        self.stored_at_ms = stored_at_ms
+        self.visibility = Visibility(next_offset)
+        self._assigned: dict[int, int] = {}  # next offsets of queues, where units are written but not applied
+        self._tail_in_use = True  # the last segment holds more than its snapshot
+        self.refusing = False
+        self._unchecked = 0  # bytes written since the disk was looked at
+        if needs_segment:
+            self._begin_segment(next_offset)
+        else:
+            journal.open_tail()
+
+    # --- appending --------------------------------------------------------------------------------------------------
+
+    def append(
+        self, items: Sequence[Batch | Event], durability: Durability, *, atomic: bool, upkeep: bool = False
+    ) -> list[Placement]:
+        """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it is there to free space."""
+        placed = self._append(items, durability, atomic=atomic, upkeep=upkeep)
+        return [placed[index] for index in range(len(items))]
+
+    def append_each(self, items: Sequence[Batch | Event], durability: Durability) -> list[Placement | DMQError]:
+        """See `MessageStore.append_each`."""
+        refused: dict[int, DMQError] = {}
+        placed: dict[int, Any] = self._append(items, durability, refused=refused)
+        if refused:
+            placed |= refused
+        return [placed[index] for index in range(len(items))]
+
+    def _append(
+        self,
+        items: Sequence[Batch | Event],
+        durability: Durability,
+        *,
+        atomic: bool = False,
+        upkeep: bool = False,
+        refused: dict[int, DMQError] | None = None,
+    ) -> dict[int, Placement]:
+        """Where each item went, by its index."""
+        if not upkeep and (self.refusing or self._unchecked >= _DISK_CHECK_BYTES):
+            self.check_space()
+        now_ms = self._clock.now_ms()
+        drafts, repeated = draft_units(
+            items,
+            self.derived.state,
+            self._assigned,
+            now_ms,
+            self._settings.unit_bytes_max,
+            self._settings.transactions_max,
+            atomic=atomic,
+            refused=refused,
+        )
+        placed: dict[int, Placement] = {}
+        try:
+            for draft in drafts:
+                self._place(items, draft, self._write(draft, durability, now_ms), placed)
+        except StorageError as error:
+            if error is not self._journal.failure:  # that one is raised again by later calls
+                error.detail["placed"] = placed | _placed_again(items, repeated, placed)
+            raise
+        if repeated:
+            placed |= _placed_again(items, repeated, placed)
+        return placed
+
+    def _place(self, items: Sequence[Batch | Event], draft: Draft, unit: Unit, placed: dict[int, Placement]) -> None:
+        start, end = unit.start, unit.end
+        for index, row in zip(draft.items, unit.rows, strict=True):
+            item = items[index]
+            topic = item.topic if isinstance(item, Batch) else ""
+            if isinstance(item, DelaysDone) and self.visibility.visible < end:
+                self.derived.wheel.ending(unpack_offsets(item.offsets).tolist())
+            placed[index] = Placement(topic, row[5], row[8], row[3], start, end)
+
+    def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
+        if self._tail_in_use and self._journal.tail.size + draft.size > self._settings.segment_bytes:
+            self._roll()
+        self.stored_at_ms = max(self.stored_at_ms, now_ms)
+        unit = self._build(draft.parts, self._journal.end)
+        self._journal.append(unit.buffer)
+        self._tail_in_use = True
+        self._unchecked += unit.header.length
+        self.derived.state.remember_producers(unit)
+        self._cache.put_tail(unit.start, unit.buffer)
+        if self.visibility.show(unit, durability):
+            self.derived.apply(unit)
+            return unit
+        self.visibility.wrote(unit, durability)
+        self._advance()
+        if self.visibility.visible < unit.end:  # not applied yet
+            for row in unit.rows:
+                if row.topic_id:
+                    self._assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
+        return unit
+
+    def _build(self, parts: Sequence[Part], start: int, flags: int = 0) -> Unit:
+        return build(
+            parts,
+            start=start,
+            epoch=self.epoch,
+            journal_id=self._journal.id,
+            stored_at_ms=self.stored_at_ms,
+            flushed_through=self.visibility.flushed,
+            server=self._server,
+            flags=flags,
+        )
+
+    def _advance(self) -> None:
+        for unit in self.visibility.advance():
+            self.derived.apply(unit)
+        if self.visibility.visible == self._journal.end:
+            self._assigned.clear()
+
+    def check_space(self) -> None:
+        """Raises DiskFull while the disk is fuller than the settings allow."""
+        self._unchecked = 0
+        disk = self._files.disk_usage()
+        self.refusing = disk.total - disk.free > self._settings.disk_refuse * disk.total
+        if self.refusing:
+            raise DiskFull(
+                f"the disk of {self._files.describe('')} is over {self._settings.disk_refuse:.0%} full, so nothing is "
+                "written: free some space or shorten the retention; writing goes on by itself then"
+            )
+
+    # --- flushing ---------------------------------------------------------------------------------------------------
+
+    def begin_flush(self) -> FlushTicket:
+        return FlushTicket(self._journal)
+
+    def finish_flush(self, ticket: FlushTicket, error: StorageError | None = None) -> None:
+        if error is not None:
+            raise self._journal.flush_failed(error) from error
+        self.visibility.flushed = max(self.visibility.flushed, ticket.end)
+        self._advance()
+
+    def flush(self) -> None:
+        ticket = self.begin_flush()
+        try:
+            ticket.run()
+        except StorageError as error:
+            self.finish_flush(ticket, error)
+        self.finish_flush(ticket)
+
+    def confirm_replicated(self, offset: int) -> None:
+        self.visibility.replicated = max(self.visibility.replicated, offset)
+        self._advance()
+
+    # --- segments ---------------------------------------------------------------------------------------------------
+
+    def _roll(self) -> None:
+        """Begin a new segment, unless units still wait for replicas: then the old one may grow on."""
+        self.flush()
+        if self.visibility.visible == self._journal.end:
+            self._begin_segment(self._journal.end)
+
+    def _begin_segment(self, start: int) -> None:
+        """Open a segment with a snapshot of the state, so that older ones can go."""
+        state = self.derived.state.snapshot(start)
+        pieces = [state[at : at + _SNAPSHOT_PART] for at in range(0, len(state), _SNAPSHOT_PART)]
+        now_ms = self._clock.now_ms()
+        self.stored_at_ms = max(self.stored_at_ms, now_ms)
+        parts = [event_part(SnapshotTaken(i, len(pieces), piece), now_ms) for i, piece in enumerate(pieces)]
+        unit = self._build(parts, start, SNAPSHOT)
+        self._journal.roll(start, unit.buffer, self.stored_at_ms)
+        self._tail_in_use = False
+        self.visibility.flushed = self.visibility.visible = unit.end
+        self.derived.apply(unit)
+
+
+def _placed_again(
+    items: Sequence[Batch | Event], repeated: dict[int, Place | int], placed: dict[int, Placement]
+) -> dict[int, Placement]:
+    """The answers for batches that were written before, or earlier in the same call."""
+    again: dict[int, Placement] = {}
+    for index, known in repeated.items():
+        item = items[index]
+        assert isinstance(item, Batch)
+        place = placed.get(known) if isinstance(known, int) else known
+        if place is not None:
+            first = place.first_queue_offset if isinstance(place, Place) else place.first_offset
+            again[index] = Placement(item.topic, item.queue, first, place.count, place.unit_start, place.unit_end, True)
+    return again

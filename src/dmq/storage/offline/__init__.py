@@ -1,0 +1,1 @@
+"""Offline: `event_search`, `inspection`, `verification`."""

@@ -1,0 +1,1 @@
+"""Read: `reader`, `record_group`, `record_origin`."""

@@ -1,0 +1,446 @@
+"""Reading: messages of a queue by offset, records by key or id, raw units, offsets by time.
+
+What always holds: nothing beyond the visible offset is read; every byte handed out comes from a unit that was just
+written or whose checksum was verified; what fails its checksum is reported as `Damaged` and never handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dmq.errors import Damaged, OffsetGone
+from dmq.model import MessageId
+from dmq.records.hashes import id_hash, key_hash
+from dmq.records.view import RecordView
+from dmq.storage.index.queue_index import Columns
+from dmq.storage.journal import unit as units
+from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.unit import Row, Unit
+from dmq.storage.journal.window_cache import WindowCache
+from dmq.storage.read.record_origin import Identities
+from dmq.storage.state.derived import Derived, message_id_of
+from dmq.storage.state.state import Topic, queue_key
+
+__all__ = ["SCAN_MAX", "Found", "Reader", "Slice", "row_of"]
+
+_WINDOW: Final = 1 << 20
+RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
+_FIRST_WINDOW: Final = 64 << 10
+_FEW: Final = 8  # up to so many, arrays cost more than they save
+# How many index entries one filtered read looks at before it answers, so that it cannot hold others up.
+SCAN_MAX: Final = 1 << 17
+
+
+class Slice(NamedTuple):
+    """Messages of one queue: their queue offsets, lengths, and records, verbatim, in pieces of adjacent records."""
+
+    offsets: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint32]
+    pieces: list[memoryview]
+    next_offset: int  # where to read on; beyond the last message where a filter passed over some
+
+    def records(self) -> Iterator[RecordView]:
+        """The records, one by one."""
+        lengths = iter(self.lengths.tolist())
+        for piece in self.pieces:
+            at = 0
+            while at < len(piece):
+                yield RecordView(piece, at)
+                at += next(lengths)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+_EMPTY: Final = np.empty(0, np.uint64)
+
+
+class Found(NamedTuple):
+    """A record found by key or id."""
+
+    message_id: MessageId
+    topic: str
+    journal_offset: int
+    stored_at_ms: int
+    record: RecordView
+
+
+class Reader:
+    """See the module. `derived` is replaced by the store after a rebuild."""
+
+    def __init__(self, journal: Journal, derived: Derived, cache_bytes: int) -> None:
+        self._journal = journal
+        self.derived = derived
+        self.cache = WindowCache(cache_bytes)
+        self._read_on = -1  # where the last window read from disk ended
+        self.identities = Identities(self.bytes_at, lambda offset: self.derived.lookup.unit_holding(offset))
+
+    # --- a queue ----------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        tags: Sequence[int] | None,
+        look_max: int = SCAN_MAX,
+    ) -> Slice:
+        """Messages from an offset on: at least one if there is any, however large, and never more than asked for.
+
+        Parameters:
+            look_max: how many entries a filter looks at, at most.
+
+        Raises:
+            OffsetGone: the offset is not among those that exist.
+            Damaged: the message there cannot be read; `detail` says from which offset on reading works again.
+        """
+        key = queue_key(topic.id, queue)
+        state = self.derived.state
+        first, following = state.first.get(key, 0), state.next.get(key, 0)
+        if not first <= offset <= following:
+            raise OffsetGone(
+                f"queue {queue} of {topic.name} has offsets {first} to {following}, not {offset}: "
+                "start from the first or the next one",
+                topic=topic.name,
+                queue=queue,
+                first=first,
+                next=following,
+            )
+        stop = min(following, offset + (max_messages if tags is None else look_max))
+        if tags is None and 0 < stop - offset < _FEW:
+            try:
+                few = self._read_few(key, offset, stop, max_bytes)
+            except Damaged:
+                few = None  # the long way says which messages
+            if few is not None:
+                return few
+        kept: list[Columns] = []
+        numbers: list[npt.NDArray[np.uint64]] = []
+        at = offset
+        room, space = max_messages, max_bytes
+        for columns in self.derived.queues.columns(key, offset, stop):
+            chosen, where, at, full = _choose(columns, tags, room, space, first=not kept)
+            if len(where):
+                kept.append(chosen)
+                numbers.append(where)
+                room -= len(where)
+                space -= int(chosen.lengths.sum())
+            if full:
+                break
+        if not kept:
+            return Slice(_EMPTY, np.empty(0, np.uint32), [], at)
+        offsets = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
+        where = kept[0].offsets if len(kept) == 1 else np.concatenate([c.offsets for c in kept])
+        lengths = kept[0].lengths if len(kept) == 1 else np.concatenate([c.lengths for c in kept])
+        return self._gather(topic, queue, key, offsets, where, lengths, at)
+
+    def _read_few(self, key: int, offset: int, stop: int, max_bytes: int) -> Slice | None:
+        """`read` for the last few messages, which costs less without arrays; None where that does not do."""
+        entries = self.derived.queues.newest(key, offset, stop)
+        if entries is None:
+            return None
+        pieces: list[memoryview] = []
+        lengths: list[int] = []
+        start = end = -1
+        for at, length in entries:
+            if not length:
+                return None  # damaged: `_gather` says how
+            max_bytes -= length
+            if lengths and max_bytes < 0:
+                break
+            if at != end:
+                if lengths:
+                    pieces.append(self.bytes_at(start, end))
+                start = at
+            end = at + length
+            lengths.append(length)
+        pieces.append(self.bytes_at(start, end))
+        after = offset + len(lengths)
+        return Slice(np.arange(offset, after, dtype=np.uint64), np.array(lengths, np.uint32), pieces, after)
+
+    def _gather(
+        self,
+        topic: Topic,
+        queue: int,
+        key: int,
+        offsets: npt.NDArray[np.uint64],
+        where: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.uint32],
+        next_offset: int,
+    ) -> Slice:
+        """Fetch the records, adjacent ones together; stop before the first that cannot be read."""
+        ends = where + lengths
+        lost = lengths == 0
+        # A lost unit begins where the last record of the unit before it ends, so its entries look adjacent.
+        breaks = np.flatnonzero((where[1:] != ends[:-1]) | (lost[1:] != lost[:-1])) + 1
+        starts = [0, *breaks.tolist(), len(where)]
+        pieces: list[memoryview] = []
+        firsts, lasts = where[starts[:-1]].tolist(), ends[[j - 1 for j in starts[1:]]].tolist()
+        base, view = 0, memoryview(b"")  # what the piece before is of
+        for i, first, last in zip(starts[:-1], firsts, lasts, strict=True):
+            if base <= first and last <= base + len(view) and not lost[i]:
+                pieces.append(view[first - base : last - base])
+                continue
+            try:
+                if lost[i]:
+                    raise self._quarantine(first)
+                pieces.append(self.bytes_at(first, last))
+                base, view = self.cache.around(first, last) or (0, memoryview(b""))
+            except Damaged as error:
+                if i:
+                    return Slice(offsets[:i], lengths[:i], pieces, int(offsets[i]))
+                raise self._damaged(topic, queue, key, int(offsets[0]), error) from error
+        return Slice(offsets, lengths, pieces, next_offset)
+
+    def _damaged(self, topic: Topic, queue: int, key: int, offset: int, error: Damaged) -> Damaged:
+        """Say how far the messages reach that cannot be read."""
+        start, end = error.detail.get("start", 0), error.detail.get("end", 0)
+        following = self.derived.state.next.get(key, 0)
+        readable = offset + 1
+        for columns in self.derived.queues.columns(key, offset + 1, min(following, offset + SCAN_MAX)):
+            lost = (columns.lengths == 0) | ((columns.offsets >= np.uint64(start)) & (columns.offsets < np.uint64(end)))
+            good = np.flatnonzero(~lost)
+            readable = columns.first + (int(good[0]) if len(good) else len(lost))
+            if len(good):
+                break
+        return Damaged(
+            f"messages {offset}-{readable - 1} of queue {queue} of {topic.name} are damaged ({error}): "
+            f"restore the journal from a replica or a backup, or read on at {readable}",
+            topic=topic.name,
+            queue=queue,
+            first=offset,
+            next=readable,
+            start=start,
+            end=end,
+        )
+
+    # --- the journal ------------------------------------------------------------------------------------------------
+
+    def bytes_at(self, start: int, end: int) -> memoryview:
+        """Verified bytes [start, end), which lie within one unit.
+
+        Raises:
+            Damaged: the unit fails its checksum; `detail` has its range.
+        """
+        found = self.cache.get(start, end)
+        if found is not None:
+            return found
+        unit_start, after = self.derived.lookup.units_from(start, _FIRST_WINDOW)
+        if unit_start == self._read_on:
+            after = self.derived.lookup.units_from(start, _WINDOW)[1]
+        self._load(unit_start, after)
+        found = self.cache.get(start, end)
+        if found is None:
+            raise self._quarantine(unit_start)
+        return found
+
+    def _load(self, unit_start: int, after: int | None) -> None:
+        """Read whole units from one on, verify them, and keep them.
+
+        Parameters:
+            after: where the unit after them starts, so that no byte is read in vain; None if that is not known.
+        """
+        segment = self._journal.segment_at(unit_start)
+        if segment is None:
+            raise self._quarantine(unit_start)
+        left = segment.end - unit_start
+        raw = self._journal.read_available(unit_start, _FIRST_WINDOW if after is None else after - unit_start)
+        header = units.read_header(raw)
+        if header is not None and len(raw) < header.length <= left:
+            raw = self._journal.read_available(unit_start, header.length)
+        good = 0
+        while header is not None and good + header.length <= len(raw):
+            ours = header.start == unit_start + good and header.journal_id == self._journal.id
+            if not ours or not units.intact(header, raw, good):
+                break
+            good += header.length
+            header = units.read_header(raw, good)
+        if not good:
+            raise self._quarantine(unit_start)
+        data = raw if good == len(raw) else raw[:good]
+        self.cache.put(unit_start, data, passing=unit_start == self._read_on)
+        self._read_on = unit_start + good
+
+    def _quarantine(self, unit_start: int) -> Damaged:
+        for start, end in self.derived.damage:
+            if start <= unit_start < end:
+                break
+        else:
+            start, end = unit_start, self._next_unit(unit_start)
+            self.derived.add_damage(start, end)
+        return Damaged(f"journal bytes {start}-{end} fail their checksum", start=start, end=end)
+
+    def _next_unit(self, unit_start: int) -> int:
+        """Where the unit after a damaged one starts, by the index, since its own length cannot be trusted."""
+        segment = self._journal.segment_at(unit_start)
+        end = self._journal.end if segment is None else segment.end
+        low, high = unit_start + 1, end
+        while low < high:  # unit_holding rises with the offset, so halving finds where it changes
+            middle = (low + high) // 2
+            if self.derived.lookup.unit_holding(middle) > unit_start:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def unit_at(self, start: int) -> Unit:
+        """A whole unit, parsed."""
+        header = units.read_header(self.bytes_at(start, start + units.HEADER_BYTES))
+        assert header is not None
+        return units.parse(header, self.bytes_at(start, start + header.length))
+
+    def raw_units(self, offset: int, visible: int, max_bytes: int) -> tuple[bytes | memoryview, int]:
+        """Whole visible units, verbatim, from the one that holds an offset on: at least one if there is any.
+
+        Returns them and the offset to go on with. Not verified: the reader does that where it decodes.
+        """
+        offset = self._start_of(offset, visible)
+        while offset < visible:
+            segment = self._journal.segment_at(offset)
+            if segment is None:
+                following = [s.start for s in self._journal.segments if s.start > offset]
+                if not following or following[0] >= visible:
+                    break
+                offset = following[0]
+                continue
+            left = min(segment.end, visible) - offset
+            raw = self._journal.read_available(offset, min(left, max(max_bytes, units.HEADER_BYTES)))
+            header = units.read_header(raw)
+            if header is not None and len(raw) < header.length <= left:
+                raw = self._journal.read_available(offset, header.length)
+            end = 0 if header is None else units.whole_units(raw, offset, RAW_UNITS_MAX)
+            if not end:
+                raise self._quarantine(self.derived.lookup.unit_holding(offset))
+            return (raw if end == len(raw) else memoryview(raw)[:end]), offset + end
+        return b"", offset
+
+    def _start_of(self, offset: int, visible: int) -> int:
+        """Where the unit starts that an offset lies in; the offset itself if that is none or cannot be told.
+
+        By the index: bytes of a message may look like a unit.
+        """
+        if offset >= visible:
+            return offset
+        start = self.derived.lookup.unit_holding(offset)
+        if start >= offset or self._journal.segment_at(start) is None:
+            return offset
+        header = units.read_header(self._journal.read_available(start, units.HEADER_BYTES))
+        return start if header is not None and header.start == start and offset < start + header.length else offset
+
+    # --- by key, id and time ----------------------------------------------------------------------------------------
+
+    def places_of_key(self, key: str) -> list[int]:
+        """Where messages may stand that have a key, in the order they were stored."""
+        return self.derived.lookup.offsets_of_hash(key_hash(key), self._journal.start)
+
+    def find_key(self, key: str, topic: str | None) -> Iterator[Found]:
+        """Messages with a key, in the order they were stored."""
+        for offset in self.places_of_key(key):
+            found = self.record_at(offset)
+            if found is not None and found.record.key == key and topic in (None, found.topic):
+                yield found
+
+    def places_of_id(self, message_id: MessageId) -> list[int]:
+        """Where the record may stand that a message was first stored as, and those it was moved to since."""
+        offsets = self.derived.lookup.offsets_of_hash(id_hash(message_id), self._journal.start)
+        for first, offset in self.derived.lookup.batches_of_id(*message_id, self._journal.start):
+            unit = self.unit_at(self.derived.lookup.unit_holding(offset))
+            at = int(np.searchsorted(np.asarray(unit.offsets), offset)) + message_id.sequence - first
+            offsets.append(int(unit.offsets[at]))
+        return sorted(set(offsets))
+
+    def find_id(self, message_id: MessageId) -> Iterator[Found]:
+        """The record a message was first stored as, and those it was moved to since."""
+        for offset in self.places_of_id(message_id):
+            found = self.record_at(offset)
+            if found is not None and found.message_id == message_id:
+                yield found
+
+    def record_at(self, offset: int) -> Found | None:
+        """The message that stands at a journal offset; None if its topic is gone."""
+        unit = self.unit_at(self.derived.lookup.unit_holding(offset))
+        index = int(np.searchsorted(np.asarray(unit.offsets), offset))
+        if index >= len(unit.offsets) or int(unit.offsets[index]) != offset:
+            return None
+        row, within = row_of(unit, index)
+        topic = self.derived.state.topics_by_id.get(row.topic_id)
+        if topic is None:
+            return None
+        record = RecordView(unit.buffer, offset - unit.start)
+        message_id = message_id_of(unit, row, index, within)
+        return Found(message_id, topic.name, offset, unit.header.stored_at_ms, record)
+
+    def offset_since(self, topic_id: int, queue: int, time_ms: int) -> int:
+        """The first offset of a queue stored at or after a time; the next one if there is none."""
+        key = queue_key(topic_id, queue)
+        low, high = self.derived.state.first.get(key, 0), self.derived.state.next.get(key, 0)
+        unit = self.derived.lookup.first_unit_since(time_ms, self._journal.start)
+        if unit is None:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            columns = next(iter(self.derived.queues.columns(key, middle, middle + 1)))
+            if int(columns.offsets[0]) < unit:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def row_of(unit: Unit, index: int) -> tuple[Row, int]:
+    """The batch a record of a unit belongs to, and its place in that."""
+    first = 0
+    for row in unit.rows:
+        if index < first + row.records:
+            return row, index - first
+        first += row.records
+    raise IndexError(index)
+
+
+def _passing(hashes: npt.NDArray[np.uint16], tags: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which of the hashes a filter lets through."""
+    if len(tags) == 1:
+        one: npt.NDArray[np.bool_] = hashes == tags[0]
+        return one
+    passes = np.zeros(1 << 16, np.bool_)  # a look-up each, however many tags there are
+    passes[list(tags)] = True
+    return passes.take(hashes)
+
+
+def _choose(
+    columns: Columns, tags: Sequence[int] | None, room: int, space: int, *, first: bool
+) -> tuple[Columns, npt.NDArray[np.uint64], int, bool]:
+    """What of the entries is wanted and fits.
+
+    Returns (entries, queue offsets, where to read on, whether the room is used up).
+    """
+    count = len(columns.offsets)
+    wanted: npt.NDArray[np.int64] | None = None
+    if tags is not None:
+        wanted = np.flatnonzero(_passing(columns.tags, tags) | (columns.lengths == 0))[:room]
+    fit = taken = min(count, room) if wanted is None else len(wanted)
+    lengths = columns.lengths[:taken] if wanted is None else columns.lengths[wanted]
+    if int(lengths.sum(dtype=np.int64)) > space:
+        fit = int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), space, side="right"))
+    if first and taken and not fit:
+        fit = 1
+    full = fit < taken or fit == room
+    if not full:
+        after = columns.first + count
+    elif not fit:
+        after = columns.first
+    else:
+        after = columns.first + (fit if wanted is None else int(wanted[fit - 1]) + 1)
+    if wanted is None:
+        if fit < count:
+            columns = Columns(columns.first, columns.offsets[:fit], columns.lengths[:fit], columns.tags[:fit])
+        return columns, np.arange(columns.first, columns.first + fit, dtype=np.uint64), after, full
+    chosen = wanted[:fit]
+    entries = Columns(columns.first, columns.offsets[chosen], columns.lengths[chosen], columns.tags[chosen])
+    return entries, chosen.astype(np.uint64) + np.uint64(columns.first), after, full

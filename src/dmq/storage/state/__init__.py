@@ -1,0 +1,1 @@
+"""State: `derived`, `events`, `positions`, `producers`, `state`."""

@@ -1,0 +1,525 @@
+"""State: what the journal says, small enough to keep in memory and to write whole.
+
+Topics with their incarnations, the next offset of every queue, positions, producers, open transactions. It is built by
+applying units in order and in no other way; `snapshot` and `restore` turn it into bytes and back, for the snapshot unit
+at the head of every segment and for the checkpoint.
+
+What always holds: restoring a snapshot and applying the units after it gives the same state as applying all units.
+
+Which half messages end together: all of a transaction's, under the id of its first one.
+
+A transaction with one message is not mentioned here at all; of one with more, the further ones name the first.
+
+What always holds: a message has at most one first, and is among the members of that; what is kept of a message goes
+when it ends, and what is kept of one that never was stored, when its first does.
+
+Keys: a small key-value space in the journal, for what the parts of an installation tell each other.
+
+A namespace holds keys, a key holds some bytes, for ever or until a moment that whoever wrote it keeps moving on: so
+what is said of a process goes when the process does.
+
+What always holds: the table is what the events say, and no clock changes it; who reads passes over what has expired,
+and the broker writes an event when it takes it out. How much there is, in keys and in bytes, is counted, so that the
+broker can refuse more.
+
+Retrying: the retry topics, and how many messages wait in the schedule to come into each.
+
+A message that failed is settled where it was and kept in the schedule until it is due in the retry topic of its group.
+There is one such topic for each group and topic that ever had a failure (ADR 9).
+
+What always holds: the counts follow from the events and batches of the journal alone. A message that is settled as
+RETRIED is on its way, and one that arrives in a retry topic no longer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from dmq.errors import RecordCorrupt
+from dmq.model import MessageId, TopicConfig
+from dmq.storage.journal.unit import EXPIRING, NAMED, Row, Unit
+from dmq.storage.state.events import (
+    Archived,
+    DelaysDone,
+    EpochStarted,
+    Event,
+    KeyPut,
+    LimitPut,
+    Outcome,
+    PositionDropped,
+    PositionSet,
+    Settled,
+    SnapshotTaken,
+    SubscriptionPut,
+    TopicDropped,
+    TopicPut,
+    TransactionEnded,
+    TransactionGroup,
+    TransactionsEnded,
+    TransactionsJoined,
+)
+from dmq.storage.state.positions import PositionTable, bitmap_ranges
+from dmq.storage.state.producers import Dumped, Place, ProducerTable
+
+__all__ = [
+    "HALF_TOPIC",
+    "RETRY_PREFIX",
+    "SCHEDULE_TOPIC",
+    "JoinedTransactions",
+    "KeyTable",
+    "OpenTransaction",
+    "RetryCounts",
+    "Snapshot",
+    "State",
+    "Topic",
+    "queue_key",
+    "retry_topic_name",
+    "retry_topic_parts",
+]
+
+
+_ID_BYTES = 16
+
+
+class JoinedTransactions:
+    """See the module. Messages are named by their 16-byte ids."""
+
+    def __init__(self) -> None:
+        self._firsts: dict[bytes, bytes] = {}
+        self._members: dict[bytes, dict[bytes, None]] = {}
+
+    def join(self, pairs: bytes) -> None:
+        """Messages belong to transactions: ids in pairs, a message's own and that of the first."""
+        for at in range(0, len(pairs), 2 * _ID_BYTES):
+            member, first = pairs[at : at + _ID_BYTES], pairs[at + _ID_BYTES : at + 2 * _ID_BYTES]
+            self._put(member, first)
+
+    def _put(self, member: bytes, first: bytes) -> None:
+        if member != first and member not in self._firsts:
+            self._firsts[member] = first
+            self._members.setdefault(first, {})[member] = None
+
+    def first_of(self, message_id: bytes) -> bytes:
+        """The first message of a transaction, by any of them."""
+        return self._firsts.get(message_id, message_id)
+
+    def members_of(self, first: bytes) -> Collection[bytes]:
+        """The further messages of a transaction, by the first."""
+        return self._members.get(first, ())
+
+    def ended(self, message_ids: Iterable[bytes], still_open: Collection[bytes]) -> None:
+        """Messages have ended.
+
+        Parameters:
+            still_open: those that have not.
+        """
+        if not self._firsts:
+            return
+        for message_id in message_ids:
+            self._forget(message_id)
+            for member in [m for m in self._members.get(message_id, ()) if m not in still_open]:
+                self._forget(member)
+
+    def _forget(self, member: bytes) -> None:
+        first = self._firsts.pop(member, None)
+        if first is not None:
+            members = self._members[first]
+            del members[member]
+            if not members:
+                del self._members[first]
+
+    def dump(self) -> list[tuple[bytes, bytes]]:
+        """Everything, as plain data."""
+        return list(self._firsts.items())
+
+    def load(self, dumped: Iterable[tuple[bytes, bytes]]) -> None:
+        """Become what `dump` gave."""
+        for member, first in dumped:
+            self._put(member, first)
+
+
+class KeyTable:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._namespaces: dict[str, dict[str, KeyPut]] = {}
+        self.count = 0
+        self.bytes = 0
+
+    def apply(self, event: KeyPut) -> None:
+        """Take in one event: the key is put, or, without a value, gone."""
+        keys = self._namespaces.get(event.namespace, {})
+        before = keys.pop(event.key, None)
+        if before is not None:
+            self.count -= 1
+            self.bytes -= size_of(before)
+        if event.value is not None:
+            self._namespaces.setdefault(event.namespace, keys)[event.key] = event
+            self.count += 1
+            self.bytes += size_of(event)
+        elif not keys:
+            self._namespaces.pop(event.namespace, None)
+
+    def get(self, namespace: str, key: str) -> KeyPut | None:
+        """What a key holds, expired or not."""
+        return self._namespaces.get(namespace, {}).get(key)
+
+    def among(self, namespace: str) -> list[KeyPut]:
+        """The keys of a namespace by name, expired or not."""
+        keys = self._namespaces.get(namespace, {})
+        return [keys[name] for name in sorted(keys)]
+
+    def __iter__(self) -> Iterator[KeyPut]:
+        for keys in self._namespaces.values():
+            yield from keys.values()
+
+    def dump(self) -> list[KeyPut]:
+        """All of it, as `load` takes it."""
+        return list(self)
+
+    def load(self, dumped: list[KeyPut]) -> None:
+        """Become what `dump` gave; called on a new table only."""
+        for event in dumped:
+            self.apply(event)
+
+
+def size_of(event: KeyPut) -> int:
+    """How many bytes an entry counts for."""
+    return len(event.namespace.encode()) + len(event.key.encode()) + len(event.value or b"")
+
+
+RETRY_PREFIX: Final = "%RETRY%"
+
+
+def retry_topic_name(group: str, topic_id: int) -> str:
+    """Where a group gets messages of a topic again. By the topic's id: one created anew is another topic."""
+    return f"{RETRY_PREFIX}{group}%{topic_id}"
+
+
+def retry_topic_parts(name: str) -> tuple[str, int] | None:
+    """Group and topic id of such a name; None if it is another kind of name."""
+    if not name.startswith(RETRY_PREFIX):
+        return None
+    group, _, topic_id = name[len(RETRY_PREFIX) :].rpartition("%")
+    return (group, int(topic_id)) if group and topic_id.isdecimal() else None
+
+
+class RetryCounts:
+    """By the key of a retry topic's queue (`state.queue_key`), how many messages are on their way into it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def left(self, key: int, count: int) -> None:
+        """Messages were settled, to come into this queue of a retry topic."""
+        self._counts[key] = self._counts.get(key, 0) + count
+
+    def arrived(self, key: int, count: int) -> None:
+        """Messages came into a queue; of interest if it is one of a retry topic."""
+        if key in self._counts:
+            # What is resent from the dead letters arrives without having been on its way.
+            self._counts[key] = max(0, self._counts[key] - count)
+
+    def waiting(self, key: int) -> int:
+        """How many are on their way."""
+        return max(0, self._counts.get(key, 0))
+
+    def drop(self, topic_id: int) -> None:
+        """The topic is gone."""
+        for key in [key for key in self._counts if key >> 8 == topic_id]:
+            del self._counts[key]
+
+    def dump(self) -> list[tuple[int, int]]:
+        return sorted(self._counts.items())
+
+    def load(self, counts: list[tuple[int, int]]) -> None:
+        self._counts = dict(counts)
+
+
+# Topics that are always there, under ids no created topic gets.
+SCHEDULE_TOPIC: Final = "%SCHEDULE%"
+SCHEDULE_ID: Final = 1
+HALF_TOPIC: Final = "%HALF%"
+HALF_ID: Final = 2
+_FIRST_TOPIC_ID: Final = 16
+_BUILT_IN_QUEUES: Final = 255
+_TRANSACTION_GROUPS_MAX: Final = 100_000
+
+
+class Topic(msgspec.Struct, frozen=True, array_like=True):
+    """A topic in one of its incarnations."""
+
+    id: int
+    name: str
+    config: TopicConfig
+
+
+class OpenTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A half message that is neither committed nor rolled back."""
+
+    journal_offset: int
+    length: int
+    stored_at_ms: int
+    group: str = ""  # whose producers can be asked about it
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A state as plain data."""
+
+    topics: list[Topic]
+    next_topic_id: int
+    queues: bytes  # rows of _QUEUES
+    positions: list[tuple[str, list[tuple[int, int, int, list[tuple[int, int]]]]]]
+    producers: Dumped
+    transactions: list[tuple[bytes, OpenTransaction]]
+    archived: int = 0
+    expiring: list[int] = []
+    retrying: list[tuple[int, int]] = []
+    transaction_groups: list[tuple[int, str]] = []
+    subscriptions: list[SubscriptionPut] = []
+    limits: list[LimitPut] = []
+    seeks: int = 0
+    sought: list[tuple[str, int, int, int]] = []
+    keys: list[KeyPut] = []
+    joined: list[tuple[bytes, bytes]] = []
+
+    def encode(self) -> bytes:
+        return _encoder.encode(self)
+
+
+_QUEUES: Final = np.dtype([("key", ">u8"), ("first", ">u8"), ("next", ">u8")])
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def queue_key(topic_id: int, queue: int) -> int:
+    """Topic id and queue as one number, the order of index runs."""
+    return topic_id << 8 | queue
+
+
+class State:
+    """See the module."""
+
+    def __init__(self, producers: ProducerTable) -> None:
+        built_in = TopicConfig(queues=_BUILT_IN_QUEUES)
+        self.topics_by_id: dict[int, Topic] = {
+            SCHEDULE_ID: Topic(SCHEDULE_ID, SCHEDULE_TOPIC, built_in),
+            HALF_ID: Topic(HALF_ID, HALF_TOPIC, built_in),
+        }
+        self.topics: dict[str, Topic] = {topic.name: topic for topic in self.topics_by_id.values()}
+        self.next_topic_id = _FIRST_TOPIC_ID
+        self.first: dict[int, int] = {}  # per queue key, the oldest offset the journal still has; missing = 0
+        self.next: dict[int, int] = {}  # per queue key, the next offset to give; missing = 0
+        self.positions = PositionTable()
+        self.producers = producers
+        self.transactions: dict[bytes, OpenTransaction] = {}
+        self.transaction_groups: dict[int, str] = {}  # by producer, the ones named longest ago first
+        self.archived = 0  # journal offset: everything below is in the archive
+        self.expiring: set[int] = set()  # ids of topics that had messages with an expiry of their own
+        self.retrying = RetryCounts()
+        self.subscriptions: dict[tuple[str, int], SubscriptionPut] = {}  # by group and topic id
+        self.limits: dict[tuple[int, str], LimitPut] = {}  # by topic id, 0 for an app, and app
+        self.seeks = 0  # how often a position was set that was there before
+        self.sought: dict[tuple[str, int, int], int] = {}  # by group, topic id and queue, which of them was the last
+        self.keys = KeyTable()
+        self.joined = JoinedTransactions()
+
+    # --- applying ---------------------------------------------------------------------------------------------------
+
+    def apply_event(self, event: Event) -> None:
+        """Take in one event. Events about topics that are gone change nothing."""
+        match event:
+            case Settled(group, topic_id, queue):
+                if topic_id in self.topics_by_id:
+                    ranges = bitmap_ranges(event.start, event.count, event.bitmap)
+                    self.positions.settle(group, topic_id, queue, ranges)
+                    if event.outcome in (Outcome.RETRIED, Outcome.CARRIED):
+                        self._on_the_way(event)
+            case PositionSet(group, topic_id, queue, offset):
+                if topic_id in self.topics_by_id:
+                    if self.positions.get(group, topic_id, queue) is not None:
+                        self.seeks += 1
+                        self.sought[group, topic_id, queue] = self.seeks
+                    self.positions.set(group, topic_id, queue, offset)
+            case PositionDropped(group, topic_id_or_all):
+                self.positions.drop_group(group, topic_id_or_all)
+                for key in [key for key in self.subscriptions if key[0] == group and topic_id_or_all in (None, key[1])]:
+                    del self.subscriptions[key]
+                for place in [p for p in self.sought if p[0] == group and topic_id_or_all in (None, p[1])]:
+                    del self.sought[place]
+            case TopicPut(topic_id, name, config):
+                topic = Topic(topic_id, name, config)
+                self.topics_by_id[topic_id] = topic
+                self.topics[name] = topic
+                self.next_topic_id = max(self.next_topic_id, topic_id + 1)
+            case TopicDropped(topic_id):
+                self._drop_topic(topic_id)
+            case TransactionEnded(message_id):
+                self._end_transactions(message_id)
+            case TransactionGroup(producer_id, group):
+                self._name_group(producer_id, group)
+            case TransactionsEnded(message_ids):
+                self._end_transactions(message_ids)
+            case TransactionsJoined(pairs):
+                self.joined.join(pairs)
+            case Archived(offset):
+                self.archived = max(self.archived, offset)
+            case SubscriptionPut(group, topic_id):
+                if topic_id in self.topics_by_id:
+                    self.subscriptions[group, topic_id] = event
+            case LimitPut(topic_id, app):
+                self._limit(event, topic_id, app)
+            case KeyPut():
+                self.keys.apply(event)
+            case DelaysDone() | EpochStarted() | SnapshotTaken():
+                pass  # the wheel's, the journal's, and for an open without a checkpoint
+
+    def _on_the_way(self, event: Settled) -> None:
+        name = self.topics_by_id[event.topic_id].name
+        if retry_topic_parts(name) is None:
+            if event.outcome == Outcome.CARRIED:
+                return
+            name = retry_topic_name(event.group, event.topic_id)
+        target = self.topics.get(name)
+        if target is not None:
+            bits = int.from_bytes(event.bitmap, "little") if event.bitmap else (1 << event.count) - 1
+            self.retrying.left(queue_key(target.id, event.queue), bits.bit_count())
+
+    def _limit(self, event: LimitPut, topic_id: int, app: str) -> None:
+        self.limits.pop((topic_id, app), None)
+        is_limit = event.messages is not None or event.bytes is not None
+        if is_limit and (not topic_id or topic_id in self.topics_by_id):
+            self.limits[topic_id, app] = event
+
+    def _drop_topic(self, topic_id: int) -> None:
+        topic = self.topics_by_id.pop(topic_id, None)
+        if topic is None:
+            return
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+        for counters in (self.first, self.next):
+            for key in [key for key in counters if key >> 8 == topic_id]:
+                del counters[key]
+        self.positions.drop_topic(topic_id)
+        self.producers.drop_topic(topic_id)
+        self.expiring.discard(topic_id)
+        self.retrying.drop(topic_id)
+        self.limits.pop((topic_id, ""), None)
+        for mine in [mine for mine in self.subscriptions if mine[1] == topic_id]:
+            del self.subscriptions[mine]
+        for place in [place for place in self.sought if place[1] == topic_id]:
+            del self.sought[place]
+
+    def apply_batch(self, unit: Unit, row: Row) -> bool:
+        """Take in one batch of messages; returns whether its topic is still there."""
+        if row.topic_id not in self.topics_by_id:
+            return False
+        key = queue_key(row.topic_id, row.queue)
+        self.next[key] = row.first_queue_offset + row.records
+        if row.flags & EXPIRING:
+            self.expiring.add(row.topic_id)
+        self.retrying.arrived(key, row.records)
+        return True
+
+    def remember_producers(self, unit: Unit) -> None:
+        """Keep what makes resent batches of a unit recognisable."""
+        start, end, stored_at_ms = unit.start, unit.end, unit.header.stored_at_ms
+        remember = self.producers.remember
+        for producer_id, epoch, first_sequence, records, topic_id, queue, flags, _, first_offset, _, _ in unit.rows:
+            if producer_id and topic_id:
+                place = Place(first_sequence, records, first_offset, start, end)
+                remember(producer_id, epoch, flags & NAMED != 0, topic_id << 8 | queue, place, stored_at_ms)
+
+    def open_transaction(self, message_id: MessageId, journal_offset: int, length: int, stored_at_ms: int) -> None:
+        """A half message was stored, or stored again to outlive its segment."""
+        raw = message_id.to_bytes()
+        before = self.transactions.get(raw)
+        if before is None:
+            group = self.transaction_groups.get(message_id.producer_id, "")
+        else:
+            stored_at_ms, group = before.stored_at_ms, before.group
+        self.transactions[raw] = OpenTransaction(journal_offset, length, stored_at_ms, group)
+
+    def _end_transactions(self, packed: bytes) -> None:
+        ids = [packed[at : at + 16] for at in range(0, len(packed), 16)]
+        for message_id in ids:
+            self.transactions.pop(message_id, None)
+        self.joined.ended(ids, self.transactions)
+
+    def _name_group(self, producer_id: int, group: str) -> None:
+        self.transaction_groups.pop(producer_id, None)
+        self.transaction_groups[producer_id] = group
+        if len(self.transaction_groups) > _TRANSACTION_GROUPS_MAX:
+            del self.transaction_groups[next(iter(self.transaction_groups))]
+
+    # --- as bytes ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, before: int) -> bytes:
+        """Everything the units below the journal offset `before` say."""
+        return self.set_aside(before).encode()
+
+    def set_aside(self, before: int, *, with_positions: bool = True) -> Snapshot:
+        """What `snapshot` encodes; nothing of it changes when the state does, so another thread may do that."""
+        queues = np.empty(len(self.next), _QUEUES)
+        if self.next:
+            queues["key"] = np.fromiter(self.next, np.uint64, len(self.next))
+            queues["next"] = np.fromiter(self.next.values(), np.uint64, len(self.next))
+            queues["first"] = np.fromiter((self.first.get(key, 0) for key in self.next), np.uint64, len(self.next))
+        return Snapshot(
+            [topic for topic in self.topics_by_id.values() if topic.id >= _FIRST_TOPIC_ID],
+            self.next_topic_id,
+            queues.tobytes(),
+            self.positions.dump() if with_positions else [],
+            self.producers.dump(before),
+            list(self.transactions.items()),
+            self.archived,
+            sorted(self.expiring),
+            self.retrying.dump(),
+            list(self.transaction_groups.items()),
+            list(self.subscriptions.values()),
+            list(self.limits.values()),
+            self.seeks,
+            [(*place, last) for place, last in self.sought.items()],
+            self.keys.dump(),
+            self.joined.dump(),
+        )
+
+    def restore(self, raw: bytes) -> None:
+        """Become what `snapshot` gave; called on a new state only.
+
+        Raises:
+            RecordCorrupt: the bytes are not a snapshot.
+        """
+        try:
+            snapshot = _decoder.decode(raw)
+            queues = np.frombuffer(snapshot.queues, _QUEUES)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise RecordCorrupt(f"a snapshot of the store's state cannot be read: {error}") from error
+        for topic in snapshot.topics:
+            self.topics_by_id[topic.id] = topic
+            self.topics[topic.name] = topic
+        self.next_topic_id = snapshot.next_topic_id
+        keys = queues["key"].tolist()
+        self.next = dict(zip(keys, queues["next"].tolist(), strict=True))
+        self.first = {key: first for key, first in zip(keys, queues["first"].tolist(), strict=True) if first}
+        self.positions.load(snapshot.positions)
+        self.producers.load(snapshot.producers)
+        self.transactions = dict(snapshot.transactions)
+        self.archived = snapshot.archived
+        self.expiring = set(snapshot.expiring)
+        self.retrying.load(snapshot.retrying)
+        self.subscriptions = {(said.group, said.topic_id): said for said in snapshot.subscriptions}
+        self.transaction_groups = dict(snapshot.transaction_groups)
+        self.limits = {(said.topic_id, said.app): said for said in snapshot.limits}
+        self.seeks = snapshot.seeks
+        self.sought = {(group, topic_id, queue): last for group, topic_id, queue, last in snapshot.sought}
+        self.keys.load(snapshot.keys)
+        self.joined.load(snapshot.joined)
+
+    def start_at_snapshot(self) -> None:
+        """After restoring the snapshot at the journal's start: what lies before it is gone, so queues begin there."""
+        self.first = {key: following for key, following in self.next.items() if following}

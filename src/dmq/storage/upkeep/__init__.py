@@ -1,0 +1,1 @@
+"""Upkeep: `checkpoint`, `checkpointer`, `directory`, `recovery`, `retention`."""

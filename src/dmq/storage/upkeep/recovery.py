@@ -1,0 +1,192 @@
+"""Recovery: from whatever a crash left to a journal that can be written to, and everything derived from it.
+
+The checkpoint, if it is good, tells where to begin; units from there on are verified and applied. A unit that does not
+check out is a torn tail (cut, kept in `salvage/`) or damage (passed over, reported, never cut): see `scanning`. If the
+checkpoint or a file it names is wrong, everything derived is built anew from the journal's first snapshot.
+
+What always holds: the bytes recovery keeps are durable when it returns, even if an fsync failed before the crash,
+because the part not known to be durable is written again before it is flushed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from dmq.storage.files import Files
+from dmq.storage.journal.journal import FOLDER, Journal
+from dmq.storage.journal.scanner import Scanner
+from dmq.storage.journal.unit import SNAPSHOT
+from dmq.storage.state.derived import Derived
+from dmq.storage.upkeep.checkpoint import Checkpoint
+
+__all__ = ["SALVAGE", "Recovered", "recover_journal", "replay", "start_derived", "usable"]
+
+log = logging.getLogger(__name__)
+
+SALVAGE: Final = "salvage"
+_COPY: Final = 4 << 20
+
+
+class Recovered:
+    """What recovery found, for logs, statistics and tests."""
+
+    def __init__(self) -> None:
+        self.units = 0
+        self.cut_bytes = 0
+        self.rebuilt = False
+        self.epoch = 0
+        self.stored_at_ms = 0
+        self.flushed_through = 0
+
+
+def start_derived(derived: Derived, journal: Journal, scanner: Scanner) -> None:
+    """Begin a rebuild: take the state from the snapshot the journal opens with."""
+    while derived.applied < journal.end:
+        segment = journal.segment_at(derived.applied)
+        unit = None if segment is None else scanner.unit_at(segment.start)
+        if unit is not None and unit.header.flags & SNAPSHOT:
+            derived.state.restore(derived.snapshot_in(unit))
+            derived.state.start_at_snapshot()
+            derived.applied = unit.start
+            derived.incomplete = False
+            return
+        # Without its snapshot a segment's records cannot be placed; the next segment has one.
+        following = next((s.start for s in journal.segments if s.start > derived.applied), journal.end)
+        derived.pass_damage(derived.applied, following)
+
+
+def replay(
+    derived: Derived,
+    journal: Journal,
+    scanner: Scanner,
+    recovered: Recovered,
+    *,
+    end: int | None,
+    known_durable: int,
+    checkpoint: Callable[[], None],
+) -> int | None:
+    """Apply the units from `derived.applied` on.
+
+    Parameters:
+        end: stop there, for a rebuild of a live store; None goes on to the end of the journal.
+        known_durable: an offset below which everything is known to have been durable.
+        checkpoint: called after every unit; may write what has gathered in memory.
+
+    Returns the offset of a torn tail, None if the journal ends well.
+    """
+    limit = journal.end if end is None else end
+    while derived.applied < limit:
+        unit = scanner.unit_at(derived.applied)
+        if unit is not None:
+            derived.apply(unit, recovered=True)
+            recovered.units += 1
+            recovered.epoch = max(recovered.epoch, unit.header.epoch)
+            recovered.stored_at_ms = max(recovered.stored_at_ms, unit.header.stored_at_ms)
+            recovered.flushed_through = max(recovered.flushed_through, unit.header.flushed_through)
+            checkpoint()
+            continue
+        bad = derived.applied
+        if end is None and bad >= known_durable and not scanner.was_durable(bad):
+            return bad
+        following = scanner.next_valid(bad + 1)
+        resume = limit if following is None else min(following.start, limit)
+        derived.pass_damage(bad, max(resume, min(known_durable, limit)) if following is None else resume)
+    return None
+
+
+def recover_journal(
+    files: Files, journal: Journal, torn_at: int | None, recovered: Recovered, known_durable: int
+) -> None:
+    """Cut a torn tail, and make what is kept durable.
+
+    Parameters:
+        torn_at: what `replay` returned.
+        known_durable: no byte below this is written again.
+    """
+    if torn_at is not None:
+        _cut(files, journal, torn_at, recovered)
+    if not journal.segments:
+        return
+    segment = journal.tail
+    file = files.open(segment.path, write=True)
+    try:
+        # After a failed fsync the page cache may show bytes the disk never got and will not get by itself.
+        at = max(0, min(max(recovered.flushed_through, known_durable), segment.end) - segment.start)
+        while at < segment.size:
+            chunk = file.read(at, min(_COPY, segment.size - at))
+            if not chunk:
+                break
+            file.write(at, (chunk,))
+            at += len(chunk)
+        file.sync()
+    finally:
+        file.close()
+    files.sync_dir(FOLDER)
+    journal.end = journal.flushed = segment.end
+
+
+def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> None:
+    """Move everything from an offset on into `salvage/`, and end the journal there."""
+    files.mkdir(SALVAGE)
+    files.sync_dir("")
+    for segment in reversed([s for s in journal.segments if s.end > torn_at or s.start >= torn_at]):
+        keep = max(0, torn_at - segment.start)
+        recovered.cut_bytes += _salvage(files, segment.path, segment.start, keep, segment.size)
+        journal.forget_reads(segment)
+        if keep:
+            file = files.open(segment.path, write=True)
+            try:
+                file.truncate(keep)
+                file.sync()
+            finally:
+                file.close()
+            journal.shorten(segment, keep)
+        else:
+            files.unlink(segment.path)
+            journal.forget(segment)
+    files.sync_dir(FOLDER)
+    log.warning(
+        "journal tail cut", extra={"offset": torn_at, "bytes": recovered.cut_bytes, "kept_in": files.describe(SALVAGE)}
+    )
+
+
+def _salvage(files: Files, path: str, start: int, keep: int, size: int) -> int:
+    """Copy [keep, size) of a segment into the salvage folder; returns how many bytes there were but for zeros."""
+    source = files.open(path)
+    try:
+        data = bytearray()
+        at = keep
+        while at < size:
+            chunk = source.read(at, min(_COPY, size - at))
+            if not chunk:
+                break
+            data += chunk
+            at += len(chunk)
+    finally:
+        source.close()
+    data = data.rstrip(b"\0")
+    if not data:
+        return 0
+    name = f"{SALVAGE}/{start + keep:020d}"
+    number = 0
+    while files.exists(f"{name}-{number}.cut"):
+        number += 1
+    target = files.open(f"{name}-{number}.cut", create=True, write=True)
+    try:
+        target.write(0, (data,))
+        target.sync()
+    finally:
+        target.close()
+    files.sync_dir(SALVAGE)
+    return len(data)
+
+
+def usable(checkpoint: Checkpoint | None, journal: Journal) -> bool:
+    """Whether a checkpoint can be the start of recovery for this journal."""
+    return (
+        checkpoint is not None
+        and checkpoint.journal_id == journal.id
+        and (checkpoint.offset >= journal.start or not journal.segments)
+    )

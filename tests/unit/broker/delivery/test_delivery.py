@@ -1,0 +1,159 @@
+"""What a broker does for a lone message, and what acks cost it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from dmq.protocol import Command, Kind, Status, decode_request, one_way_head, request_head
+from dmq.protocol.consume import Outcome, Push, Settle, Settlement, Subscribe
+from dmq.storage.state.events import Settled
+from tests.unit.broker.turns import Peer, Rig, running
+
+PATIENCE = 20.0
+
+
+def in_a_broker(test: Callable[[Rig], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with running(offline_delay_ms=0) as rig:
+            await test(rig)
+
+    asyncio.run(run())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it never happened"
+        await asyncio.sleep(0.001)
+
+
+async def subscribed(rig: Rig) -> Peer:
+    """A peer that consumes `orders` and also sends."""
+    (peer,) = await rig.connect(1)
+    peer.feed(request_head(Command.SUBSCRIBE, Subscribe(1, "orders", "billing", prefetch_messages=100), 900))
+    await until(lambda: peer.wire.frames)
+    await rig.settle()
+    peer.wire.frames.clear()
+    return peer
+
+
+def pushes(peer: Peer) -> list[Push]:
+    return [decode_request(frame) for frame in peer.wire.frames if frame.kind == Kind.ONE_WAY]
+
+
+def ack(lease: int, epoch: int, first: int, count: int, queue: int = 0) -> Settle:
+    said = Settlement(queue, epoch, lease, Outcome.ACK, [(first, count)])
+    return Settle("orders", "billing", [said])
+
+
+def test_the_answer_to_a_send_and_the_push_it_causes_leave_in_one_write() -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.wire.writes = 0
+        peer.send([b"a"])
+        await until(lambda: peer.wire.frames)
+        assert len(peer.wire.frames) == 2
+        assert len(pushes(peer)) == 1
+        assert peer.wire.writes == 1
+
+    in_a_broker(run)
+
+
+def test_acks_wait_for_the_next_unit() -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a", b"b", b"c"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        units = rig.broker.writer.units
+        for index in range(3):
+            peer.feed(
+                one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset + index, 1, lease.queue))
+            )
+        peer.send([b"d"], sequence=3)
+        await until(lambda: len(pushes(peer)) == 2)
+        assert rig.broker.writer.units == units + 1
+        position = rig.store.position("billing", "orders", lease.queue)
+        assert position is not None
+        assert position.floor == lease.end_offset
+
+    in_a_broker(run)
+
+
+def test_acks_that_nothing_follows_are_written_soon() -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
+
+        def is_written() -> bool:
+            position = rig.store.position("billing", "orders", lease.queue)
+            return position is not None and position.floor == lease.end_offset
+
+        await until(is_written)
+
+    in_a_broker(run)
+
+
+def test_an_ack_that_somebody_waits_for_is_written_in_its_turn() -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        units = rig.broker.writer.units
+        said = ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)
+        peer.feed(request_head(Command.SETTLE, said, 901))
+        await rig.turn()
+        await rig.turn()
+        assert rig.broker.writer.units == units + 1
+
+    in_a_broker(run)
+
+
+def test_an_ack_that_comes_after_the_end_is_refused_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        await rig.broker.stop(0.0)
+        peer.wire.frames.clear()
+        said = ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)
+        peer.feed(one_way_head(Command.SETTLE, said))
+        peer.feed(request_head(Command.SETTLE, said, 901))
+        await until(lambda: peer.wire.frames)
+        assert peer.answers() == [Status.BROKER_STOPPING]
+        rig.broker.write_lazily([Settled("billing", 16, 0, 0, 1)])
+        rig.broker.write_events([Settled("billing", 16, 0, 0, 1)])
+        await rig.broker.writer.drain()
+
+    with caplog.at_level(logging.DEBUG, "dmq.broker"):
+        in_a_broker(run)
+    told = {(record.levelname, record.message) for record in caplog.records}
+    assert ("DEBUG", "events came too late") in told
+    assert not {level for level, _ in told} & {"WARNING", "ERROR", "CRITICAL"}
+
+
+def test_acks_that_come_while_the_broker_closes_are_written() -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        peer.send([b"a", b"b"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
+        closing = asyncio.ensure_future(rig.broker.writer.close())
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset + 1, 1, lease.queue)))
+        await closing
+        position = rig.store.position("billing", "orders", lease.queue)
+        assert position is not None
+        assert position.floor == lease.end_offset
+
+    in_a_broker(run)

@@ -1,0 +1,92 @@
+"""Messages of a batch that is gone through in order: what they say is what each says when asked by itself."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+
+from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage
+from dmq.errors import RecordCorrupt
+from dmq.model import Message
+from dmq.protocol import Buffer, pack_records
+from dmq.protocol.consume import Lease
+from dmq.records import encode_batch
+from dmq.records.compression import Compressor
+from tests.unit.client.deliveries import core, frame
+
+MANY = 300  # more than are opened at a time
+
+
+def opened(leases: Sequence[Lease], body: Buffer) -> Batch[ReceivedMessage]:
+    return Batch(ReceivedMessage, core().pulled(leases, body), OpenedMessage)
+
+
+def asked(batch: Batch[ReceivedMessage]) -> list[tuple[bytes, str | None]]:
+    return [(batch[at].body, batch[at].key) for at in range(len(batch))]
+
+
+def gone_through(batch: Batch[ReceivedMessage]) -> list[tuple[bytes, str | None]]:
+    return [(message.body, message.key) for message in batch]
+
+
+@pytest.mark.parametrize("keys", ["all", "none", "some", "not ascii"])
+def test_bodies_and_keys_are_those_of_each_message(keys: str) -> None:
+    messages = [
+        Message(
+            f"body {n}".encode() * (n % 7 + 1),
+            {"all": f"k-{n}", "none": None, "some": f"k-{n}" if n % 3 else None, "not ascii": f"ключ {n}"}[keys],
+            tag="t" if n % 5 == 0 and keys == "all" else None,
+        )
+        for n in range(MANY)
+    ]
+    batch = opened(*frame(1, messages))
+    assert gone_through(batch) == asked(batch) == [(message.body, message.key) for message in messages]
+    assert gone_through(batch) == asked(batch), "a batch can be gone through again"
+
+
+def test_opened_messages_are_settled_and_described_like_others() -> None:
+    batch = opened(*frame(1, [Message(b"%d" % n, f"k-{n}") for n in range(MANY)], first=40))
+    taken = [*batch]
+    assert {type(message) for message in taken} == {OpenedMessage}
+    assert [message.offset for message in taken] == [*range(40, 40 + MANY)]
+    assert [message.value for message in taken[:2]] == [message.raw for message in taken[:2]] == [b"0", b"1"]
+    taken[5].ack()
+    assert batch[5].is_settled
+    assert not batch[6].is_settled
+
+
+def test_bodies_that_are_compressed_are_expanded() -> None:
+    messages = [Message(b"again and " * 100, f"k-{n}") for n in range(MANY)]
+    encoded = encode_batch("orders", "shop", messages, sent_at_ms=1, compressor=Compressor("zstd"))
+    lease = Lease(0, 1, 1, 0, MANY, MANY, 1, 30_000, ids=[(MANY, 7, 0)])
+    batch = opened([lease], pack_records(encoded.lengths) + bytes(encoded.data))
+    assert gone_through(batch) == [(message.body, message.key) for message in messages]
+
+
+def test_a_key_that_is_no_text_is_told_by_the_message_that_has_it() -> None:
+    leases, body = frame(1, [Message(b"b", f"k-{n:03}") for n in range(MANY)])
+    broken = bytes(body).replace(b"k-007", b"k-\xff\xff7")
+    batch = opened(leases, broken)
+    found = [*batch]
+    assert found[6].key == "k-006"
+    with pytest.raises((UnicodeDecodeError, RecordCorrupt)):
+        _ = found[7].key
+    assert found[200].key == "k-200"
+
+
+def test_typed_bodies_are_decoded_when_they_are_asked_for() -> None:
+    messages = [Message(b'{"n": %d}' % n if n != 3 else b"{", f"k-{n}") for n in range(MANY)]
+    batch = Batch(ReceivedMessage, core(type=dict).pulled(*frame(1, messages)), OpenedMessage)
+    taken = [*batch]
+    assert taken[4].body == {"n": 4}
+    assert taken[3].raw == b"{"
+
+
+def test_some_messages_of_a_delivery_are_opened_alone() -> None:
+    made = core()
+    (part,) = made.pulled(*frame(1, [Message(struct.pack(">I", n), f"k-{n}") for n in range(MANY)]))
+    delivery, indexes = part
+    batch: Batch[ReceivedMessage] = Batch(ReceivedMessage, [(delivery, indexes[17:250])], OpenedMessage)
+    assert gone_through(batch) == [(struct.pack(">I", n), f"k-{n}") for n in range(17, 250)]

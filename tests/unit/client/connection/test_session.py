@@ -1,0 +1,246 @@
+"""One connection's conversation, byte by byte and without a connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmq.client.connection.session import Pending, Received, Session
+from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
+from dmq.protocol import (
+    Buffer,
+    Command,
+    Frame,
+    FrameParser,
+    Kind,
+    Status,
+    build_frame,
+    decode_request,
+    decode_response,
+    error_frame,
+    one_way_head,
+    request_head,
+    response_head,
+)
+from dmq.protocol.session import Heartbeat, Hello, HelloReply, Limits, ServerReboot, Stats, StatsReply
+from dmq.testing import FakeClock
+
+LIMITS = Limits(1 << 20, 1 << 19, 10_000, 1000, 1 << 24, 5_000)
+
+
+class Talk:
+    """A session, and the broker's side of it."""
+
+    def __init__(self, outstanding_max: int = 100, hello: bool = True) -> None:
+        self.clock = FakeClock()
+        self.session = Session(Hello("shop"), self.clock, outstanding_max=outstanding_max)
+        self.parser = FrameParser(1 << 20)
+        self.answers: list[Frame | DMQError] = []
+        (self.hello,) = self.sent([self.session.greet()])
+        if hello:
+            self.say(response_head(Command.HELLO, HelloReply("b", "", 1, LIMITS), self.hello.correlation))
+
+    def sent(self, output: list[Buffer]) -> list[Frame]:
+        return self.parser.feed(b"".join(output))
+
+    def say(self, data: bytes) -> Received:
+        room = self.session.get_buffer()
+        room[: len(data)] = data
+        received = self.session.receive(len(data))
+        for pending, frame in received.answers:
+            pending.on_answer(frame)
+        return received
+
+    def ask(self) -> Frame:
+        _, output = self.session.request(Command.STATS, Stats(), on_answer=self.answers.append)
+        return self.sent(output)[0]
+
+
+def test_the_hello_comes_first_and_makes_the_session_ready() -> None:
+    talk = Talk(hello=False)
+    assert decode_request(talk.hello).app == "shop"
+    with pytest.raises(NotConnected, match="hello"):
+        talk.ask()
+    talk.say(response_head(Command.HELLO, HelloReply("b", "", 1, LIMITS), talk.hello.correlation))
+    assert talk.session.is_ready
+    assert talk.session.limits == LIMITS
+
+
+def test_a_refused_hello_ends_the_session_with_the_reason() -> None:
+    talk = Talk(hello=False)
+    talk.say(error_frame(VersionMismatch("too old"), Command.HELLO, talk.hello.correlation))
+    assert isinstance(talk.session.closed_by, VersionMismatch)
+
+
+def test_a_version_nobody_asked_for_is_refused() -> None:
+    talk = Talk(hello=False)
+    talk.say(response_head(Command.HELLO, HelloReply("b", "", 9, LIMITS), talk.hello.correlation))
+    assert isinstance(talk.session.closed_by, VersionMismatch)
+
+
+def test_answers_find_their_requests_in_any_order() -> None:
+    talk = Talk()
+    first, second = talk.ask(), talk.ask()
+    talk.say(response_head(Command.STATS, StatsReply({"b": 2.0}), second.correlation))
+    talk.say(response_head(Command.STATS, StatsReply({"a": 1.0}), first.correlation))
+    assert [frame.correlation for frame in talk.answers if isinstance(frame, Frame)] == [
+        second.correlation,
+        first.correlation,
+    ]
+    assert talk.session.outstanding == 0
+
+
+def test_an_answer_to_nobody_is_dropped() -> None:
+    talk = Talk()
+    received = talk.say(response_head(Command.STATS, StatsReply({}), 77))
+    assert received == Received([], [], [])
+    assert talk.session.is_ready
+
+
+def test_an_answer_that_was_given_up_is_dropped() -> None:
+    talk = Talk()
+    pending, output = talk.session.request(Command.STATS, Stats(), on_answer=talk.answers.append)
+    assert talk.session.forget(pending)
+    assert not talk.session.forget(pending)
+    talk.say(response_head(Command.STATS, StatsReply({}), talk.sent(output)[0].correlation))
+    assert talk.answers == []
+
+
+def test_requests_without_an_answer_are_bounded() -> None:
+    talk = Talk(outstanding_max=2)
+    talk.ask()
+    talk.ask()
+    with pytest.raises(Busy):
+        talk.ask()
+
+
+def test_a_frame_over_the_limit_is_not_sent() -> None:
+    talk = Talk()
+    with pytest.raises(MessageTooLarge):
+        talk.session.request(Command.STATS, Stats(), [bytes(1 << 20)], on_answer=talk.answers.append)
+    assert talk.session.outstanding == 0
+
+
+def test_pushes_come_decoded() -> None:
+    talk = Talk()
+    (push,) = talk.say(one_way_head(Command.SERVER_REBOOT, ServerReboot("b", 500))).pushes
+    assert push.header == ServerReboot("b", 500)
+
+
+def test_a_push_of_a_newer_broker_is_skipped_and_one_that_cannot_be_read_ends_it() -> None:
+    talk = Talk()
+    assert talk.say(build_frame(Kind.ONE_WAY, 0x7000, b"\x90")).pushes == []
+    assert talk.session.is_ready
+    talk.say(build_frame(Kind.ONE_WAY, Command.SERVER_REBOOT, b"\xc1"))
+    assert isinstance(talk.session.closed_by, ProtocolError)
+
+
+def test_a_heartbeat_of_the_broker_is_answered_and_another_request_refused() -> None:
+    talk = Talk()
+    (beat,) = talk.sent(talk.say(request_head(Command.HEARTBEAT, Heartbeat(5), 9)).output)
+    assert (beat.kind, beat.status, beat.correlation) == (Kind.RESPONSE, 0, 9)
+    (refused,) = talk.sent(talk.say(request_head(0x7001, Heartbeat(), 10)).output)
+    assert refused.status == Status.UNKNOWN_COMMAND
+
+
+def test_a_heartbeat_goes_out_when_nothing_else_does() -> None:
+    talk = Talk()
+    talk.clock.advance(4)
+    assert talk.session.tick() == []
+    talk.clock.advance(2)
+    (beat,) = talk.sent(talk.session.tick())
+    assert (beat.kind, beat.command) == (Kind.REQUEST, Command.HEARTBEAT)
+    assert talk.session.tick() == []
+    talk.say(response_head(Command.HEARTBEAT, Heartbeat(), beat.correlation))
+    assert talk.session.is_ready
+
+
+def test_a_heartbeat_goes_out_also_while_only_we_speak() -> None:
+    talk = Talk()
+    for _ in range(3):
+        talk.clock.advance(2)
+        talk.session.one_way(Command.HEARTBEAT, Heartbeat())
+    assert len(talk.session.tick()) == 1
+
+
+def test_a_broker_that_is_silent_for_three_heartbeats_is_gone() -> None:
+    talk = Talk()
+    talk.clock.advance(29)
+    talk.session.tick()
+    talk.clock.advance(2)
+    with pytest.raises(NotConnected, match="silent"):
+        talk.session.tick()
+
+
+def test_a_broker_that_stops_within_a_frame_is_gone() -> None:
+    talk = Talk()
+    talk.say(one_way_head(Command.SERVER_REBOOT, ServerReboot("b", 500))[:10])
+    talk.clock.advance(6)
+    with pytest.raises(NotConnected, match="middle"):
+        talk.session.tick()
+
+
+def test_what_came_before_garbage_is_answered() -> None:
+    talk = Talk()
+    asked = talk.ask()
+    talk.say(response_head(Command.STATS, StatsReply({}), asked.correlation) + b"GET / HTTP/1.1\r\n\r\n")
+    assert len(talk.answers) == 1
+    assert isinstance(talk.session.closed_by, ProtocolError)
+
+
+def test_the_brokers_last_word_ends_the_session() -> None:
+    talk = Talk()
+    talk.say(error_frame(Busy("too many connections")))
+    assert isinstance(talk.session.closed_by, Busy)
+
+
+def test_the_end_hands_back_every_request_once() -> None:
+    talk = Talk()
+    talk.ask()
+    talk.ask()
+    reason = NotConnected("gone")
+    assert len(talk.session.fail(reason)) == 2
+    assert talk.session.fail(NotConnected("later")) == []
+    assert talk.session.closed_by is reason
+    with pytest.raises(NotConnected, match="gone"):
+        talk.ask()
+
+
+def test_an_answer_that_cannot_be_read_is_the_askers_business() -> None:
+    talk = Talk()
+    asked = talk.ask()
+    talk.say(build_frame(Kind.RESPONSE, Command.STATS, b"\xc1", correlation=asked.correlation))
+    assert len(talk.answers) == 1
+    assert talk.session.is_ready
+    assert not isinstance(talk.answers[0], InvalidRequest)
+
+
+def lone(talk: Talk) -> tuple[Pending, bytes]:
+    """A request, and the bytes of its answer."""
+    pending, output = talk.session.request(Command.STATS, Stats(), on_answer=talk.answers.append)
+    return pending, response_head(Command.STATS, StatsReply({"a": 1.0}), talk.sent(output)[0].correlation)
+
+
+def test_an_answer_that_comes_alone_is_taken_off_at_once() -> None:
+    talk = Talk()
+    pending, answer = lone(talk)
+    frame = talk.session.take_lone(answer, pending)
+    assert frame is not None
+    assert decode_response(frame).values == {"a": 1.0}
+    assert frame == FrameParser().feed(answer)[0]
+    assert talk.session.outstanding == 0
+    assert talk.session.take_lone(answer, pending) is None, "it is taken once"
+
+
+def test_bytes_that_are_more_or_less_than_the_answer_are_left_to_be_fed() -> None:
+    talk = Talk()
+    pending, answer = lone(talk)
+    other, stranger = lone(talk)
+    push = one_way_head(Command.SERVER_REBOOT, ServerReboot("x", 5))
+    for data in (b"", answer[:10], answer[:-1], answer + push, push + answer, stranger, b"GET / HTTP/1.1" * 3):
+        assert talk.session.take_lone(data, pending) is None
+    assert talk.session.outstanding == 2
+    received = talk.session.feed(push + answer + stranger[:7])
+    assert [answered for answered, _ in received.answers] == [pending]
+    assert len(received.pushes) == 1
+    assert talk.session.take_lone(stranger[7:], other) is None, "the beginning is with the parser"
+    assert [answered for answered, _ in talk.session.feed(stranger[7:]).answers] == [other]

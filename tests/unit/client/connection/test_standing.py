@@ -1,0 +1,114 @@
+"""Where a client stands when connections come and go."""
+
+from __future__ import annotations
+
+from dmq.client.connection.failover import Failover, Standing
+from dmq.client.connection.url import Address
+from dmq.errors import NotConnected
+
+A, B = Address("a", 1), Address("b", 2)
+GONE = NotConnected("gone")
+
+
+class Fake:
+    """A connection to look at."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.broker = address.host
+        self.is_usable = True
+
+
+def standing(*addresses: Address, reconnect: bool = True) -> Standing[Fake]:
+    return Standing(Failover(addresses or (A, B)), reconnect)
+
+
+def test_interruptions_and_resumptions_alternate() -> None:
+    here = standing()
+    first, second = Fake(A), Fake(B)
+    assert not here.use(first), "the first connection ends no interruption"
+    loss = here.lost(first, GONE)
+    assert (loss.is_interruption, loss.must_connect, loss.closed_by) == (True, True, None)
+    assert not here.lost(first, GONE).is_interruption
+    assert here.use(second)
+    assert here.current() is second
+
+
+def test_plain_mode_is_closed_by_the_first_loss() -> None:
+    here = standing(reconnect=False)
+    first = Fake(A)
+    here.use(first)
+    loss = here.lost(first, GONE)
+    assert loss.is_interruption
+    assert not loss.must_connect
+    assert loss.closed_by is here.closed_by
+    assert not here.begin_connecting()
+    assert here.others(A) == []
+
+
+def test_one_thread_at_a_time_looks_for_a_connection() -> None:
+    here = standing()
+    assert here.begin_connecting()
+    assert not here.begin_connecting()
+    here.use(Fake(A))
+    assert here.begin_connecting()
+
+
+def test_a_connection_that_cannot_be_used_is_not_in_use() -> None:
+    here = standing()
+    first = Fake(A)
+    here.use(first)
+    first.is_usable = False
+    assert here.current() is None
+    assert here.known(A) is None
+
+
+def test_moving_away_from_a_rebooting_broker_is_no_interruption() -> None:
+    here = standing()
+    first, second = Fake(A), Fake(B)
+    here.use(first)
+    assert here.rebooting(first)
+    assert here.current() is None
+    assert here.known(A) is first
+    assert not here.is_retired(first, 0, True), "not before there is another one"
+    assert not here.use(second)
+    assert not here.is_retired(first, 3, False), "not while something runs there"
+    assert here.is_retired(first, 3, True)
+    assert not here.lost(first, GONE).is_interruption
+
+
+def test_a_rebooting_broker_that_goes_too_early_is_an_interruption() -> None:
+    here = standing()
+    first = Fake(A)
+    here.use(first)
+    here.rebooting(first)
+    assert here.lost(first, GONE).is_interruption
+    assert here.use(Fake(B))
+
+
+def test_the_only_broker_is_kept_while_it_reboots() -> None:
+    here = standing(A)
+    first = Fake(A)
+    here.use(first)
+    assert not here.rebooting(first)
+    assert here.current() is first
+
+
+def test_one_connection_to_a_broker_is_enough() -> None:
+    here = standing()
+    here.use(Fake(A))
+    beside, late = Fake(B), Fake(B)
+    assert here.keep_beside(beside) is beside
+    assert here.keep_beside(late) is beside
+    assert len(here.connections()) == 2
+
+
+def test_closing_hands_out_all_connections_once() -> None:
+    here = standing()
+    first, second = Fake(A), Fake(B)
+    here.use(first)
+    here.keep_beside(second)
+    assert {*here.close(GONE)} == {first, second}
+    assert here.close(NotConnected("later")) == []
+    assert here.closed_by is GONE
+    assert here.keep_beside(Fake(B)) is None

@@ -1,0 +1,263 @@
+"""What is read ahead between two pulls: when, how much, and what becomes of it if it is not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from dmq.client.connection.session import OnAnswer, Pending
+from dmq.client.connection.session import Push as Pushed
+from dmq.client.consumer.message import Batch, ReceivedMessage
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.subscription import Ask, Pulling
+from dmq.errors import DMQError, NotConnected
+from dmq.model import Message
+from dmq.protocol import Buffer, Command, FrameParser, Header, response_head
+from dmq.protocol.consume import Pull, PullReply, Settle
+from dmq.protocol.session import ServerReboot
+from dmq.testing import FakeClock
+from tests.unit.client.deliveries import bodies, frame, said
+from tests.unit.client.lines import FakeLines, FakeLink
+
+
+class NamedLink(FakeLink):
+    """A link that keeps what was told before a request, too."""
+
+    client_id = "me"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together: list[tuple[Pull, list[Settle]]] = []
+        self.on_answer: OnAnswer = lambda answer: None
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = (),
+        *,
+        on_answer: OnAnswer,
+        flags: int = 0,
+        attended: bool = True,
+        before: Sequence[tuple[int, Header]] = (),
+    ) -> Pending:
+        pending = super().submit(command, header, body, on_answer=on_answer, flags=flags, attended=attended)
+        assert command == Command.PULL
+        assert isinstance(header, Pull)
+        self.together.append((header, [said for _, said in before if isinstance(said, Settle)]))
+        self.on_answer = on_answer
+        return pending
+
+
+class Puller(Pulling):
+    """A consumer whose pulls a test answers itself."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = FakeClock()
+        self.link = NamedLink()
+        self.lines = FakeLines(self.clock, self.link)
+        options = {"prefetch": 10} | options
+        made = ConsumerOptions("orders", "billing", **options)
+        super().__init__(made, 1, self.lines, self.clock, lambda delivery, seconds: None)  # type: ignore[arg-type]
+        self.numbers = count(1)
+
+    def wake(self, count: int = 0, *, nudge: bool = False) -> None:
+        pass
+
+    def _report(self, is_urgent: bool) -> None:
+        if is_urgent:
+            self._flush()
+
+    def answered(self, *texts: str, queue: int = 0) -> Any:
+        """What a broker answers to a pull: one lease."""
+        number = next(self.numbers)
+        leases, body = frame(number, bodies(*texts), first=100 * number, queue=queue)
+        return leases, body
+
+    def pull(self, ask: Ask, *texts: str) -> Batch[ReceivedMessage]:
+        """A pull; the broker has these if nothing was read ahead."""
+        parts = self._from_stock(ask)
+        if not parts:
+            self._flush()
+            parts = self._core.pulled(*self.answered(*texts)) if texts else []
+        batch = Batch(ReceivedMessage, parts)
+        self._read_ahead(self.lines.current(), ask, len(batch))  # type: ignore[arg-type]
+        return batch
+
+    def arrive(self, *texts: str, queue: int = 0) -> None:
+        """What was read ahead arrives."""
+        leases, body = self.answered(*texts, queue=queue)
+        head = response_head(Command.PULL, PullReply(leases), 1, len(body))
+        (answer,) = FrameParser(1 << 20).feed(head + bytes(body))
+        self.link.on_answer(answer)
+
+    @property
+    def told(self) -> list[tuple[int, str, list[tuple[int, int]]]]:
+        """What the broker was told, apart from what went with requests."""
+        return said(self.link.told)
+
+    def repeat(self, ask: Ask) -> Batch[ReceivedMessage]:
+        """Two pulls that got all they asked for: the next batch is asked for then."""
+        self.pull(ask, *"abcdef"[: ask.max_messages]).ack()
+        return self.pull(ask, *"ghijkl"[: ask.max_messages])
+
+
+TWO = Ask(2)
+
+
+def texts(batch: Batch[ReceivedMessage]) -> list[bytes]:
+    return [message.body for message in batch]
+
+
+def test_the_third_pull_of_the_same_is_asked_for_with_the_second() -> None:
+    puller = Puller()
+    puller.pull(TWO, "a", "b").ack()
+    assert puller.link.together == []
+    batch = puller.pull(TWO, "c", "d")
+    ((asked, _),) = puller.link.together
+    assert (asked.max_messages, asked.wait_ms) == (2, 0)
+    batch.ack()
+    puller.arrive("e", "f")
+    assert texts(puller.pull(TWO)) == [b"e", b"f"]
+
+
+def test_words_about_a_batch_leave_with_the_next_request() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.arrive("e", "f")
+    told = puller.told
+    puller.pull(TWO)
+    (_, words) = puller.link.together[-1]
+    assert said(words) == [(2, "ACK", [(200, 2)])]
+    assert puller.told == told  # nothing else was said
+
+
+def test_a_pull_that_gets_less_than_it_asked_for_reads_nothing_ahead() -> None:
+    puller = Puller()
+    puller.pull(TWO, "a", "b").ack()
+    puller.pull(TWO, "c").ack()
+    puller.pull(TWO, "d", "e")
+    assert puller.link.together == []
+
+
+@pytest.mark.parametrize(("got", "reads_ahead"), [(8, True), (2, True), (1, False)])
+def test_with_a_filter_a_good_part_of_what_was_asked_for_is_enough(got: int, reads_ahead: bool) -> None:
+    puller = Puller(tags="paid", prefetch=20)
+    eight = Ask(8)
+    for number in (1, 2):
+        leases, body = frame(number, [Message(b"%d" % index, tag="paid") for index in range(got)], first=100 * number)
+        batch = Batch(ReceivedMessage, puller._core.pulled(leases, body))
+        puller._read_ahead(puller.lines.current(), eight, len(batch))  # type: ignore[arg-type]
+        assert bool(puller.link.together) == (reads_ahead and number == 2)
+        batch.ack()
+
+
+@pytest.mark.parametrize(
+    ("ask", "options"),
+    [
+        (Ask(6), {}),  # twice as many would be more than the prefetch
+        (TWO, {"ordered": True}),
+        (TWO, {"parallel": 4}),
+    ],
+)
+def test_nothing_is_read_ahead_where_it_would_be_too_much(ask: Ask, options: dict[str, Any]) -> None:
+    puller = Puller(**options)
+    puller.repeat(ask)
+    assert puller.link.together == []
+
+
+def test_nothing_is_read_ahead_while_an_earlier_batch_is_in_hand() -> None:
+    puller = Puller()
+    puller.pull(TWO, "a", "b")
+    puller.pull(TWO, "c", "d")
+    assert puller.link.together == []
+
+
+def test_a_pause_gives_back_what_was_read_ahead_and_stops_it() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.arrive("e", "f")
+    puller._set_paused(True)
+    assert (3, "RELEASE", [(300, 2)]) in puller.told
+    puller.pull(TWO, "g", "h").ack()
+    puller.pull(TWO, "i", "j")
+    assert len(puller.link.together) == 1
+
+
+def test_what_arrives_after_the_end_goes_back_untried() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.stop()
+    puller.arrive("e", "f")
+    assert (3, "RELEASE", [(300, 2)]) in puller.told
+
+
+def test_a_pull_from_another_queue_gives_back_what_was_read_ahead() -> None:
+    puller = Puller()
+    puller.repeat(Ask(2, queue=1)).ack()
+    puller.arrive("e", "f", queue=1)
+    assert texts(puller.pull(Ask(2, queue=2), "g")) == [b"g"]
+    assert (3, "RELEASE", [(300, 2)]) in puller.told
+
+
+def test_a_smaller_pull_takes_a_part_of_what_was_read_ahead() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.arrive("e", "f")
+    assert texts(puller.pull(Ask(1))) == [b"e"]
+    assert texts(puller.pull(Ask(5))) == [b"f"]
+
+
+def test_leases_of_what_was_read_ahead_run_from_when_it_was_asked_for() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.clock.advance(31)  # the answer lay unread for so long
+    puller.arrive("e", "f")
+    assert texts(puller.pull(TWO, "g", "h")) == [b"g", b"h"]
+
+
+def test_a_consumer_that_does_not_get_on_gives_back_what_was_read_ahead() -> None:
+    puller = Puller()
+    puller.repeat(TWO)  # and never says a word of it
+    puller.arrive("e", "f")
+    puller.lines.advance(29)
+    assert (3, "RELEASE", [(300, 2)]) in puller.told
+    assert puller._core.prefetched == (0, 0)
+
+
+def test_a_seek_drops_what_was_read_ahead() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.arrive("e", "f")
+    puller._core.sought()
+    assert texts(puller.pull(TWO, "a", "b")) == [b"a", b"b"]
+    assert not any(outcome == "RELEASE" for _, outcome, _ in puller.told)
+
+
+def test_a_broker_that_drains_gets_back_what_was_read_ahead() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.arrive("e", "f")
+    puller.pushed(puller.link, Pushed(Command.SERVER_REBOOT, ServerReboot("one"), b""))
+    assert (3, "RELEASE", [(300, 2)]) in puller.told
+
+
+@pytest.mark.parametrize("error", [NotConnected("the connection broke")])
+def test_a_request_that_is_lost_is_asked_again_by_the_next_pull(error: DMQError) -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.link.on_answer(error)
+    assert texts(puller.pull(TWO, "e", "f")) == [b"e", b"f"]
+    assert len(puller.link.together) == 2
+
+
+def test_words_that_could_not_leave_are_kept() -> None:
+    puller = Puller()
+    puller.repeat(TWO).ack()
+    puller.arrive("e", "f")
+    puller.link.is_usable = False
+    puller.pull(TWO)
+    assert said(puller._core.reports()) == [(2, "ACK", [(200, 2)])]

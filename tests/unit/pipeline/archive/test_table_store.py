@@ -1,0 +1,214 @@
+"""Files of the archive's tables, and the commits that name them."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from dmq.errors import ArchiveConflict, InvalidSettings
+from dmq.pipeline.archive.parquet import Written, write_days, write_parquet
+from dmq.pipeline.archive.table_store import Archive, Table
+from dmq.pipeline.tables import CONSUME_EVENT, SCHEMAS
+
+DAY = date(2030, 1, 31)
+NEXT = date(2030, 2, 1)
+
+
+def events(first: int, count: int, dt: date = DAY, *, error: str | None = None) -> pa.Table:
+    at = datetime(dt.year, dt.month, dt.day, 12, tzinfo=UTC)
+    rows = [
+        {
+            "message_id": f"{first + number:026d}",
+            "topic": "orders",
+            "group": "billing",
+            "attempt": 1,
+            "outcome": "acked",
+            "at": at,
+            "error": error,
+            "broker": "00000000000000ab",
+            "journal_offset": first + number,
+            "dt": dt,
+        }
+        for number in range(count)
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMAS[CONSUME_EVENT])
+
+
+def table_at(folder: Path) -> Table:
+    return Archive.create(str(folder)).table(CONSUME_EVENT)
+
+
+def written(table: Table, first: int, count: int, dt: date = DAY) -> list[Written]:
+    return write_days(events(first, count, dt), table.folder, sort_by=["message_id"])
+
+
+def ids(table: Table) -> list[str]:
+    files = table.files()
+    return sorted(pq.ParquetFile(file).read(["message_id"])[0].to_pylist()[0] for file in files) if files else []
+
+
+def test_a_table_that_was_never_committed_to_has_no_files_and_makes_no_folder(tmp_path: Path) -> None:
+    table = table_at(tmp_path / "archive")
+    assert not table.exists()
+    assert table.files() == []
+    assert table.version_of("x") is None
+    assert not (tmp_path / "archive").exists()
+
+
+def test_a_version_is_committed_once(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    files = written(table, 0, 3)
+    assert table.commit(files, app_id="x", version=10, after=None)
+    assert not table.commit(written(table, 0, 3), app_id="x", version=10, after=None)
+    assert table.rows() == 3
+    assert table.version_of("x") == 10
+    assert table.version_of("y") is None
+
+
+def test_a_commit_on_another_version_than_expected_is_refused(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit(written(table, 0, 3), app_id="x", version=10)
+    for version, after in ((5, None), (20, 5), (20, None)):
+        with pytest.raises(ArchiveConflict, match="one run at a time"):
+            table.commit(written(table, 0, 3), app_id="x", version=version, after=after)
+    assert table.rows() == 3
+
+
+def test_of_many_writers_at_once_each_version_is_in_the_table_once(tmp_path: Path) -> None:
+    versions = range(1, 9)
+    table_at(tmp_path).commit([], app_id="y", version=0)
+    committed: list[int] = []
+    conflicts: list[ArchiveConflict] = []
+
+    def write() -> None:
+        table = table_at(tmp_path)
+        for version in versions:
+            try:
+                if table.commit(written(table, version, 1), app_id="x", version=version):
+                    committed.append(version)
+            except ArchiveConflict as error:
+                conflicts.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    table = table_at(tmp_path)
+    assert len(committed) == len(set(committed)) == table.rows()
+    assert table.version_of("x") == versions[-1]
+    assert ids(table) == [f"{version:026d}" for version in sorted(committed)]
+
+
+def test_versions_of_different_apps_do_not_touch_each_other(tmp_path: Path) -> None:
+    table, other = table_at(tmp_path), table_at(tmp_path)
+    table.commit(written(table, 0, 1), app_id="x", version=1)
+    other.commit(written(other, 1, 1), app_id="y", version=7)
+    table.commit(written(table, 2, 1), app_id="x", version=2, after=1)
+    assert (other.version_of("x"), other.version_of("y"), other.rows()) == (2, 7, 3)
+
+
+def test_versions_outlive_checkpoints_of_the_log(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit([], app_id="early", version=3)
+    for version in range(60):
+        table.commit([], app_id="x", version=version)
+    assert list((tmp_path / CONSUME_EVENT / "_delta_log").glob("*.checkpoint.parquet"))
+    assert table_at(tmp_path).version_of("early") == 3
+
+
+def test_days_are_replaced_and_others_stay(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit(written(table, 0, 3) + written(table, 10, 4, NEXT), app_id="x", version=1)
+    assert table.replace([DAY], written(table, 100, 1), app_id="r", version=1)
+    assert not table.replace([DAY], written(table, 200, 2), app_id="r", version=1)
+    assert (table.rows(), ids(table)) == (5, [f"{10:026d}", f"{100:026d}"])
+    table.replace([DAY, NEXT], [])
+    assert table.rows() == 0
+    with pytest.raises(ValueError, match="other days"):
+        table.replace([DAY], written(table, 1, 1, NEXT))
+
+
+def test_files_are_swapped_only_while_they_are_there(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit(written(table, 0, 2) + written(table, 2, 2), app_id="x", version=1)
+    old = table.live_files()
+    table.swap(old, written(table, 0, 4))
+    assert (len(table.files()), table.rows()) == (1, 4)
+    with pytest.raises(ArchiveConflict, match="replaced meanwhile"):
+        table.swap(old, written(table, 0, 4))
+
+
+def test_files_are_chosen_by_day_and_by_the_values_in_them(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit(written(table, 0, 3) + written(table, 10, 3) + written(table, 20, 3, NEXT), app_id="x", version=1)
+    assert len(table.files()) == 3
+    assert [file.dt for file in table.live_files(NEXT)] == [NEXT]
+    assert len(table.files([DAY, NEXT])) == 3
+    assert len(table.files(where={"journal_offset": (11, 11)})) == 1
+    assert len(table.files(where={"journal_offset": (2, 10)})) == 2
+    assert len(table.files(where={"journal_offset": (None, 19)})) == 2
+    assert table.files(where={"message_id": (f"{5:026d}", f"{5:026d}")}) == []
+    assert table.files(where={"error": ("a", None)}) == []  # all are missing there
+    assert len(table.files(DAY, where={"topic": ("orders", "orders")})) == 2
+
+
+def test_a_long_text_is_found_by_its_shortened_bounds(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    text = "e" * 100
+    table.commit(write_days(events(0, 2, error=text), table.folder), app_id="x", version=1)
+    assert len(table.files(where={"error": (text, text)})) == 1
+    assert table.files(where={"error": ("f", None)}) == []
+    assert table.files(where={"error": (None, "e" * 31)}) == []
+
+
+def test_other_engines_read_the_table_with_its_days(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit(written(table, 0, 3) + written(table, 10, 2, NEXT), app_id="x", version=1)
+    query = f"SELECT dt, count(*) FROM read_parquet({table.files()!r}) GROUP BY dt ORDER BY dt"
+    by_name = duckdb.execute(query).fetchall()
+    assert by_name == [(DAY, 3), (NEXT, 2)]
+    seen = DeltaTable(table.uri).to_pyarrow_table()
+    assert sorted(seen["dt"].to_pylist()) == [DAY] * 3 + [NEXT] * 2
+
+
+def test_vacuum_takes_what_no_commit_names_and_nothing_else(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    table.commit(written(table, 0, 3), app_id="x", version=1)
+    (orphan,) = written(table, 10, 3)
+    assert table.vacuum(24) == []
+    assert table.vacuum(0, dry_run=True) == [orphan.path]
+    assert (tmp_path / CONSUME_EVENT / orphan.path).exists()
+    table.vacuum(0)
+    assert not (tmp_path / CONSUME_EVENT / orphan.path).exists()
+    assert table.rows() == 3
+
+
+def test_a_file_holds_one_day_in_order_with_what_the_log_says_of_it(tmp_path: Path) -> None:
+    rows = pa.concat_tables([events(5, 2), events(0, 2)])
+    found = write_parquet(rows, str(tmp_path), sort_by=["message_id"], bloom=["message_id"])
+    assert (found.rows, found.dt) == (4, DAY)
+    assert found.bytes == (tmp_path / found.path).stat().st_size
+    read = pq.ParquetFile(tmp_path / found.path).read()
+    assert read["journal_offset"].to_pylist() == [0, 1, 5, 6]
+    assert read.schema.equals(SCHEMAS[CONSUME_EVENT])
+    with pytest.raises(ValueError, match="one dt"):
+        write_parquet(pa.concat_tables([events(0, 1), events(1, 1, NEXT)]), str(tmp_path))
+
+
+def test_the_address_of_an_archive_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidSettings, match="is a file"):
+        Archive.create(str(tmp_path / "file"))
+    with pytest.raises(InvalidSettings, match="no archive can lie"):
+        Archive.create("gopher://x/y")
+    with pytest.raises(InvalidSettings, match="has no table"):
+        Archive.create(str(tmp_path)).table("nothing")
+    assert Archive.create(f"file://{tmp_path}/a%20b").uri == f"{tmp_path}/a b"

@@ -1,0 +1,108 @@
+"""Dividing a read: everything once, whatever the shape of the queues."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmq.pipeline.source.offsets import Place
+from dmq.pipeline.source.partition_plan import JournalPiece, QueuePiece, QueueRange, Wanted, plan, share_out
+
+
+def wanted(queue: int, count: int, start: int, end: int, size: float = 100.0, topic: str = "orders") -> Wanted:
+    return Wanted(QueueRange(topic, 7, queue, 10, 10 + count), start, end, size)
+
+
+def test_nothing_wanted_is_no_piece() -> None:
+    assert plan([]) == []
+
+
+def test_queues_that_fill_the_journal_are_read_as_ranges_of_it() -> None:
+    parts = [wanted(queue, 1000, 5000, 405_000) for queue in range(4)]
+    pieces = plan(parts, piece_bytes=100_000)
+    assert [(piece.start, piece.end) for piece in pieces if isinstance(piece, JournalPiece)] == [
+        (5000, 105_000),
+        (105_000, 205_000),
+        (205_000, 305_000),
+        (305_000, 405_000),
+    ]
+    assert all(isinstance(piece, JournalPiece) and len(piece.ranges) == 4 for piece in pieces)
+
+
+def test_a_piece_knows_only_the_queues_that_reach_into_it() -> None:
+    pieces = plan([wanted(0, 1000, 0, 100_000), wanted(1, 1000, 100_000, 200_000)], 2)
+    assert [[part.queue for part in piece.ranges] for piece in pieces if isinstance(piece, JournalPiece)] == [[0], [1]]
+
+
+def test_a_few_messages_far_apart_are_gathered_queue_by_queue() -> None:
+    pieces = plan([wanted(0, 100, 0, 10**9), wanted(1, 100, 0, 10**9)])
+    assert pieces == [QueuePiece(QueueRange("orders", 7, queue, 10, 110)) for queue in (0, 1)]
+
+
+def test_as_many_partitions_as_are_asked_for() -> None:
+    assert len(plan([wanted(0, 1000, 0, 100_000)], 7)) == 7
+    assert len(plan([wanted(0, 1000, 0, 10**9)], 7)) == 7
+    assert len(plan([wanted(0, 3, 0, 10**9)], 7)) == 3, "a message is not divided"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 10**6), st.integers(1, 10**6)), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.integers(1000, 10**6),
+)
+def test_every_offset_is_in_one_piece(shapes: list[tuple[int, int, int]], least: int, piece_bytes: int) -> None:
+    parts = [wanted(queue, count, at, at + size, 50) for queue, (count, at, size) in enumerate(shapes)]
+    pieces = plan(parts, least, piece_bytes=piece_bytes)
+    assert pieces == plan([*reversed(parts)], least, piece_bytes=piece_bytes), "a function of what is wanted"
+    if isinstance(pieces[0], QueuePiece):
+        for part in parts:
+            mine = sorted(
+                offset
+                for piece in pieces
+                if isinstance(piece, QueuePiece) and piece.range.queue == part.range.queue
+                for offset in range(piece.range.start, piece.range.end)
+            )
+            assert mine == [*range(part.range.start, part.range.end)]
+    else:
+        for part in parts:
+            spans = sorted(
+                (piece.start, piece.end)
+                for piece in pieces
+                if isinstance(piece, JournalPiece) and part.range in piece.ranges
+            )
+            assert spans[0][0] <= part.journal_start
+            assert spans[-1][1] >= part.journal_end
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(spans)), "no gap and no overlap"
+
+
+def place(number: int) -> Place:
+    return Place("orders", number)
+
+
+def test_a_limit_is_shared_in_proportion_to_what_waits() -> None:
+    start, end = {place(0): 0, place(1): 100}, {place(0): 900, place(1): 200, place(2): 1000}
+    assert share_out(start, end, 2000) == end
+    assert share_out(start, end, 200) == {place(0): 90, place(1): 110, place(2): 100}
+    assert share_out(start, end, 1) == {place(0): 0, place(1): 100, place(2): 1}
+
+
+def test_a_queue_that_fell_back_is_left_where_it_is() -> None:
+    assert share_out({place(0): 9, place(1): 0}, {place(0): 3, place(1): 50}, 10) == {place(0): 3, place(1): 10}
+
+
+def test_a_limited_reader_gets_everything_in_the_end() -> None:
+    rng = random.Random(5)
+    start = {place(number): rng.randrange(100) for number in range(9)}
+    end = {at: offset + rng.choice([0, 1, 1000, 30_000]) for at, offset in start.items()}
+    rounds = 0
+    while start != end:
+        following = share_out(start, end, 777)
+        read = sum(following[at] - start[at] for at in start)
+        assert all(start[at] <= following[at] <= end[at] for at in start)
+        assert read == min(777, sum(end[at] - start[at] for at in start))
+        start = following
+        rounds += 1
+        assert rounds < 500

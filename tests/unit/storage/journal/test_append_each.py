@@ -1,0 +1,92 @@
+"""`append_each`: items that have nothing to do with each other, of which some are at fault."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from dmq.errors import DiskFull, DMQError, SequenceConflict, StaleEpoch, UnknownTopic
+from dmq.model import Message
+from dmq.records import encode_batch
+from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.visibility import Durability
+from dmq.storage.state.events import PositionSet
+from dmq.storage.store import MessageStore
+from dmq.testing import FakeClock, MemoryFiles
+
+
+def batch(
+    producer: int, sequence: int, *, queue: int = 0, topic: str = "orders", epoch: int = 0, size: int = 1
+) -> Batch:
+    encoded = encode_batch(topic, "shop", [Message(b"x" * size)], sent_at_ms=1)
+    return Batch(
+        topic=topic,
+        queue=queue,
+        data=encoded.data,
+        lengths=encoded.lengths,
+        producer_id=producer,
+        producer_epoch=epoch,
+        first_sequence=sequence,
+    )
+
+
+def make_store(files: MemoryFiles) -> MessageStore:
+    store = MessageStore(files, clock=FakeClock(), checkpoint_inline=False)
+    store.create_topic("orders")
+    return store
+
+
+def test_who_is_at_fault_is_told_and_the_others_are_written_in_order() -> None:
+    store = make_store(MemoryFiles())
+    store.append([batch(1, 10, epoch=4)], Durability.STORED)
+    event = PositionSet("billing", store.topic("orders").id, 0, 1)
+    outcomes = store.append_each(
+        [
+            batch(2, 0),
+            batch(3, 0, topic="nowhere"),
+            batch(1, 11, epoch=3),
+            event,
+            batch(1, 5, epoch=4),
+            batch(2, 0),
+            batch(4, 0),
+            batch(1, 10, epoch=4),
+        ],
+        Durability.STORED,
+    )
+    kinds = [outcome.first_offset if isinstance(outcome, Placement) else type(outcome) for outcome in outcomes]
+    assert kinds == [1, UnknownTopic, StaleEpoch, 0, SequenceConflict, 1, 2, 0]
+    duplicates = [outcome.duplicate for outcome in outcomes if isinstance(outcome, Placement)]
+    assert duplicates == [False, False, True, False, True]
+    assert store.bounds("orders", 0) == (0, 3)
+    position = store.position("billing", "orders", 0)
+    assert position is not None
+    store.close()
+
+
+def test_nothing_is_written_if_all_are_at_fault() -> None:
+    store = make_store(MemoryFiles())
+    end = store.end
+    outcomes = store.append_each([batch(1, 0, topic="a"), batch(1, 0, topic="b")], Durability.FLUSHED)
+    assert all(isinstance(outcome, DMQError) for outcome in outcomes)
+    assert store.end == end
+    store.close()
+
+
+def test_a_full_disk_tells_who_was_written_before() -> None:
+    files = MemoryFiles()
+    store = make_store(files)
+    items = [batch(1, 0, size=4 << 20), batch(2, 0, topic="nowhere"), batch(3, 0, size=4 << 20)]
+    files.fail("write", 2, errno.ENOSPC)
+    with pytest.raises(DiskFull) as caught:
+        store.append_each(items, Durability.STORED)
+    assert [*caught.value.detail["placed"]] == [0]
+    files.heal()
+    first, refused, third = store.append_each(items, Durability.STORED)
+    assert isinstance(first, Placement)
+    assert first.duplicate
+    assert isinstance(refused, UnknownTopic)
+    assert isinstance(third, Placement)
+    assert not third.duplicate
+    assert store.bounds("orders", 0) == (0, 2)
+    store.close()

@@ -1,0 +1,87 @@
+"""Many records by their offsets are what each is alone."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmq.model import Message, MessageId, TopicConfig
+from dmq.records import encode_batch, key_hash
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.state.events import TransactionGroup
+from dmq.storage.state.state import SCHEDULE_TOPIC
+from dmq.storage.store import MessageStore
+from dmq.testing import FakeClock, MemoryFiles
+
+NOW = 1_700_000_000_000
+
+
+def batch(topic: str, queue: int, count: int, producer: int, sequence: int, *, due: bool = False) -> Batch:
+    messages = [Message(b"%d" % n, key=f"k-{n}" if n % 3 else None) for n in range(count)]
+    encoded = encode_batch("orders" if due else topic, "shop", messages, sent_at_ms=NOW)
+    return Batch(
+        topic=topic,
+        queue=queue,
+        data=encoded.data,
+        lengths=encoded.lengths,
+        hash_index=encoded.hash_index,
+        hashes=encoded.hashes,
+        dues=[NOW + n for n in range(count)] if due else (),
+        producer_id=producer,
+        first_sequence=sequence,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_many_records_by_their_offsets_are_what_each_is_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    store = MessageStore(MemoryFiles(), clock=FakeClock(NOW))
+    store.create_topic("orders", TopicConfig(queues=2))
+    sequence = 0
+    for _ in range(rng.randint(1, 6)):
+        items = []
+        for _ in range(rng.randint(1, 4)):
+            count = rng.choice((1, 3, 40))
+            items.append(
+                batch(SCHEDULE_TOPIC, 3, count, 9, sequence, due=True)
+                if rng.random() < 0.5
+                else batch("orders", rng.randint(0, 1), count, 9, sequence)
+            )
+            sequence += count
+        store.append(items)
+    store.flush()
+    places = [found.journal_offset for n in range(sequence) for found in store.find(message_id=MessageId(9, n))]
+    chosen = rng.sample(places, rng.randint(0, len(places)))
+    parts, lost = store.gather([*chosen, 1])
+    assert lost == [1]
+    seen = []
+    for part in parts:
+        for index, offset in enumerate(part.offsets.tolist()):
+            alone = store.record_at(offset)
+            assert alone is not None
+            assert part.message_id(index) == alone.message_id
+            assert bytes(part.record(index).attribute_bytes) == bytes(alone.record.attribute_bytes)
+            key = alone.record.key
+            assert int(part.hashes[index]) == (0 if key is None else key_hash(key))
+            is_due = alone.topic == SCHEDULE_TOPIC
+            assert part.dues.tolist()[index : index + 1] == ([NOW + int(alone.record.body)] if is_due else [])
+            seen.append(offset)
+    assert sorted(seen) == sorted(chosen)
+    store.close()
+
+
+def test_the_group_of_a_producer_outlives_a_restart() -> None:
+    files = MemoryFiles()
+    store = MessageStore(files, clock=FakeClock(NOW))
+    store.append([TransactionGroup(9, "pay"), batch("%HALF%", 1, 2, 9, 0)])
+    store.flush()
+    assert {half.group for half in store.transactions().values()} == {"pay"}
+    store = MessageStore(files.kill(), clock=FakeClock(NOW))
+    assert {half.group for half in store.transactions().values()} == {"pay"}
+    store.append([batch("%HALF%", 1, 1, 9, 2)])
+    store.flush()
+    assert [half.group for half in store.transactions().values()] == ["pay"] * 3
+    store.close()
