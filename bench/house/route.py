@@ -1,0 +1,142 @@
+"""How many files of DMQ one message passes. Run by the Python of the tree that is measured: `python route.py`.
+
+A broker on a real disk and a client run in this process, each with its own threads, and a profile function notes every
+call of a function of `dmq`. A route is measured after the same thing was done five times, so that nothing is made for
+the first time. Of ten rounds the one with the fewest files counts: the timers of broker and client, which have nothing
+to do with the message, only ever add files.
+
+What is counted: the files in which a function was called, and the switches. A switch is a call whose file is not the
+file of the call before it in the same thread; a return is no switch.
+
+This file imports nothing but the standard library and names of DMQ that are the same in every version, since it also
+measures earlier checkouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import dmq
+from dmq.broker.server import BrokerServer
+from dmq.settings import BrokerSettings, Settings
+
+ROOT = f"{Path(dmq.__file__).parent}/"
+WARM_UP = 5
+ROUNDS = 10
+TOPIC = "orders"
+BODY = b"x" * 100
+# The broker writes an ack with the next unit, or 5 ms later if there is none.
+SETTLED_SECONDS = 0.1
+
+
+class Trace:
+    """The files of `dmq` in which functions are called, thread by thread, while it is on."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, list[str]] = defaultdict(list)
+        self._is_on = False
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, argument: object) -> None:
+        if self._is_on and event == "call" and (file := frame.f_code.co_filename).startswith(ROOT):
+            self._calls[threading.get_ident()].append(file[len(ROOT) :])
+
+    def round(self, act: Callable[[], None]) -> tuple[list[str], int]:
+        """The files an act passes, and how often it goes from one to another."""
+        self._calls.clear()
+        self._is_on = True
+        act()
+        self._is_on = False
+        switches = sum(a != b for calls in self._calls.values() for a, b in pairwise(calls))
+        return sorted({file for calls in self._calls.values() for file in calls}), switches
+
+
+class Broker:
+    """A broker in a thread of its own."""
+
+    def __init__(self, folder: str) -> None:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(folder)), daemon=True)
+        self._thread.start()
+        if not self._ready.wait(30):
+            raise SystemExit("the broker did not start")
+
+    async def _serve(self, folder: str) -> None:
+        settings = BrokerSettings(data=folder, port=0, metrics_port=0, telnet_port=None)
+        server = BrokerServer(Settings(broker=settings))
+        await server.start()
+        self.port = server.port
+        self._loop = asyncio.get_running_loop()
+        self._ending = self._loop.create_future()
+        self._ready.set()
+        await self._ending
+        await server.stop()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._ending.set_result, None)
+        self._thread.join()
+
+
+def routes(client: dmq.Client, trace: Trace) -> dict[str, Any]:
+    client.admin.create_topic(TOPIC, queues=1)
+    producer = client.producer()
+
+    def send() -> None:
+        producer.send(TOPIC, BODY)
+
+    found = {"send": _shortest(trace, send)}
+    pushed = iter(client.consumer(TOPIC, group="pushed"))
+
+    def send_push_ack() -> None:
+        producer.send(TOPIC, BODY)
+        next(pushed).ack()
+        time.sleep(SETTLED_SECONDS)
+
+    for _ in range(WARM_UP + ROUNDS):
+        next(pushed).ack()
+    found["send_push_ack"] = _shortest(trace, send_push_ack)
+    consumer = client.consumer(TOPIC, group="pulled")
+
+    def pull_ack() -> None:
+        (message,) = consumer.pull(max_messages=1)
+        message.ack()
+        time.sleep(SETTLED_SECONDS)
+
+    found["pull_ack"] = _shortest(trace, pull_ack)
+    return found
+
+
+def _shortest(trace: Trace, act: Callable[[], None]) -> dict[str, Any]:
+    for _ in range(WARM_UP):
+        act()
+    time.sleep(2 * SETTLED_SECONDS)
+    files, switches = min((trace.round(act) for _ in range(ROUNDS)), key=lambda taken: (len(taken[0]), taken[1]))
+    return {"files": files, "switches": switches}
+
+
+def main() -> None:
+    trace = Trace()
+    with tempfile.TemporaryDirectory() as folder:
+        broker = Broker(folder)
+        try:
+            with dmq.connect(f"dmq://127.0.0.1:{broker.port}", app="house") as client:
+                found = routes(client, trace)
+        finally:
+            broker.stop()
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
