@@ -135,7 +135,7 @@ def positional_calls(tree: SourceTree) -> list[str]:
 
 
 def half_classes(tree: SourceTree) -> list[str]:
-    """Base classes with one child, in another file of the package, that nobody else needs at run time."""
+    """Base classes with one child, in the same package, that nobody else needs at run time: one class in two halves."""
     found = imports(tree)
     homes = {(one.importer, one.name): one.imported for one in found if one.name}
     bases = {(one.module.name, one.name): one for one in tree.classes}
@@ -148,7 +148,6 @@ def half_classes(tree: SourceTree) -> list[str]:
         for (home, name), heirs in children.items()
         if (base := bases.get((home, name)))
         and len(heirs) == 1
-        and heirs[0].module is not base.module
         and heirs[0].module.package == base.module.package
         and "Protocol" not in _base_names(base)
         and _importers(found, home, name) <= {heirs[0].module.name}

@@ -81,7 +81,7 @@ def _rules(tree: SourceTree) -> list[Row]:
         row("files named by a participle", 82, rules.participles(tree)),
         row("public class names defined more than once", 65, rules.duplicate_classes(tree), "0 within a package"),
         row("… within a package", 11, rules.duplicate_classes_in_package(tree)),
-        row("base classes that only halve a file", 7, rules.half_classes(tree)),
+        row("base classes that only halve a class", 7, rules.half_classes(tree)),
         row("modules that take the whole Broker", 37, rules.broker_takers(tree), "broker, server, wire/, diagnostics/"),
         row("… others than those", 36, rules.wrong_broker_takers(tree)),
         Row(

@@ -48,8 +48,32 @@ def test_what_a_page_shows_works(
 def test_every_link_leads_somewhere() -> None:
     broken = [
         f"{page.name}: {link}"
-        for page in [ROOT / "docs" / "README.md", *PAGES]
+        for page in [ROOT / "docs" / "README.md", *PAGES, *(ROOT / "docs" / "internals").glob("*.md")]
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
         if not (page.parent / link).exists()
     ]
     assert broken == []
+
+
+GLOSSARY = (ROOT / "docs" / "internals" / "glossary.md").read_text()
+ENTRY = re.compile(r"^\| ([^|]+) \| [^|]+ \| `([\w/]+(?:\.py|/))` \|$", re.MULTILINE)
+
+
+def test_every_entry_of_the_glossary_names_a_file_that_exists() -> None:
+    entries = ENTRY.findall(GLOSSARY)
+    lines = [line for line in GLOSSARY.splitlines() if line.startswith("| ") and "| where |" not in line]
+    assert len(entries) == len(lines), "an entry has a word, a meaning and one path in backticks"
+    assert [path for _, path in entries if not (ROOT / "src" / "dmq" / path).exists()] == []
+
+
+def test_a_word_stands_once_in_the_glossary() -> None:
+    words = [word for word, _ in ENTRY.findall(GLOSSARY)]
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+def test_every_room_has_a_word_in_the_glossary() -> None:
+    package = ROOT / "src" / "dmq"
+    rooms = {path.parent.relative_to(package) for path in package.glob("*/*/__init__.py")}
+    named = {room for _, path in ENTRY.findall(GLOSSARY) for room in (Path(path), Path(path).parent)}
+    # Rooms of the command line hold commands, and those of the tests' tools no word of the broker's.
+    assert sorted(str(room) for room in rooms - named if room.parts[0] not in ("cli", "testing")) == []

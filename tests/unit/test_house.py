@@ -98,6 +98,8 @@ CASES: list[tuple[Rule, dict[str, str], list[str]]] = [
                 class Used: ...
                 class Typed: ...
                 class Two: ...
+                class Near: ...
+                class Own(Near): ...
                 """,
             "dmq/broker/child.py": """
                 from dmq.broker.base import Half, Seam, Two, Typed, Used
@@ -114,7 +116,7 @@ CASES: list[tuple[Rule, dict[str, str], list[str]]] = [
                     from dmq.broker.base import Typed
                 """,
         },
-        ["dmq.broker.base:Half", "dmq.broker.base:Typed"],
+        ["dmq.broker.base:Half", "dmq.broker.base:Near", "dmq.broker.base:Typed"],
     ),
     (
         rules.wrong_broker_takers,
