@@ -14,6 +14,7 @@ from typing import NamedTuple, NewType
 
 import msgspec
 
+from dmq.duration import parse_duration
 from dmq.errors import InvalidMessage, InvalidName
 
 __all__ = [
@@ -88,7 +89,6 @@ class MessageId(NamedTuple):
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
 )  # fmt: skip
-_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def delay_level(level: int | str) -> float:
@@ -103,10 +103,10 @@ def delay_level(level: int | str) -> float:
         name = level
     else:
         raise InvalidMessage(
-            f"{level!r} is no delay level: use 1 to {len(DELAY_LEVELS)}, or one of {', '.join(DELAY_LEVELS)}; any "
+            f"{level!r} is not a delay level: use 1 to {len(DELAY_LEVELS)}, or one of {', '.join(DELAY_LEVELS)}; any "
             "other delay is given in seconds"
         )
-    return float(name[:-1]) * _UNIT_SECONDS[name[-1]]
+    return parse_duration(name) or 0.0
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

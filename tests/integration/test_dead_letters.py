@@ -15,7 +15,7 @@ from dmq.client.admin.admin import Admin
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
-from dmq.token_bucket import Pace
+from dmq.token_bucket import TokenBucket
 from tests.integration.handling import Handling
 from tests.integration.letters import consumed, drained, eventually, reject, rejected
 
@@ -189,13 +189,13 @@ def test_many_are_resent_and_deleted_by_what_they_are(client: Client) -> None:
 
 def test_the_broker_keeps_a_rate_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[tuple[int, float]] = []
-    real = Pace.wait
+    real = TokenBucket.wait
 
-    def wait(pace: Pace, count: int, now: float) -> float:
-        waits.append((count, real(pace, count, now)))
+    def wait(bucket: TokenBucket, count: int, now: float) -> float:
+        waits.append((count, real(bucket, count, now)))
         return 0.0
 
-    monkeypatch.setattr(Pace, "wait", wait)
+    monkeypatch.setattr(TokenBucket, "wait", wait)
     with TestBroker(dead_letters_per_second=10) as broker:
         client = broker.connect()
         client.admin.create_topic("orders", queues=1)

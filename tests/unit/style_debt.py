@@ -99,7 +99,6 @@ PLACES: dict[str, set[str]] = {
         "dmq.pipeline.lookup.lookup",
         "dmq.pipeline.replay",
         "dmq.pipeline.replay.batches",
-        "dmq.pipeline.replay.pace",
         "dmq.pipeline.replay.plan",
         "dmq.pipeline.replay.plan_builder",
         "dmq.pipeline.replay.selection",

@@ -1,9 +1,8 @@
-"""What many commands take: where the broker is, how to show results, places in a queue, times."""
+"""Options that many commands take: the broker's address, the form of results, places in a queue, times."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dmq.duration import parse_duration
 
 if TYPE_CHECKING:
     from dmq.client.client import Client
@@ -38,9 +39,6 @@ __all__ = [
 APP = "dmq-cli"
 CALL_SECONDS = 30.0
 DEFAULT_URL = "dmq://127.0.0.1:9611"
-
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Format(StrEnum):
@@ -76,40 +74,40 @@ def connected(url: str, app: str = APP) -> Iterator[Client]:
     from dmq.client.client import connect
 
     with connect(url, app=app) as client:
-        client.admin.timeout = CALL_SECONDS  # whoever looks at a command that hangs learns nothing
+        client.admin.timeout = CALL_SECONDS  # a command that hangs tells its user nothing
         yield client
 
 
 def parse_seconds(text: str) -> float:
-    """A length of time: `30`, `1.5s`, `10m`, `2h`, `7d`."""
-    found = _TIME.fullmatch(text if text[-1:].isalpha() else f"{text}s")
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no length of time: write 30s, 10m, 2h or 7d")
-    return float(found[1]) * _SECONDS[found[2]]
+    """The seconds of a duration: `30`, `1.5s`, `10m`, `2h`, `7d`."""
+    seconds = parse_duration(text if text[-1:].isalpha() else f"{text}s")
+    if seconds is None:
+        raise typer.BadParameter(f"{text!r} is not a duration: write 30s, 10m, 2h or 7d")
+    return seconds
 
 
 def parse_place(text: str) -> str | int | datetime | timedelta:
-    """A place in a queue: earliest, latest, an offset, a time back from now (10m), or a moment (ISO 8601)."""
+    """A place in a queue: earliest, latest, an offset, a duration back from now (10m), or a moment (ISO 8601)."""
     if text in ("earliest", "latest"):
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    found = _TIME.fullmatch(text)
-    if found is not None:
-        return timedelta(seconds=parse_seconds(text))
+    back = parse_duration(text)
+    if back is not None:
+        return timedelta(seconds=back)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no place in a queue: write earliest, latest, an offset, a time back from now as in 10m, or "
-            "a moment as in 2030-01-31T12:00:00Z"
+            f"{text!r} is not a place in a queue: write earliest, latest, an offset, a duration back from now such as "
+            "10m, or a moment such as 2030-01-31T12:00:00Z"
         ) from None
-    # Without a zone it is what the clock on the wall says.
+    # Without a zone it is local time.
     return moment.astimezone(UTC)
 
 
 def parse_moment(text: str | None) -> datetime | None:
-    """A moment, or one so long back from now."""
+    """A moment, or a duration back from now."""
     if text is None:
         return None
     place = parse_place(text)
@@ -117,7 +115,9 @@ def parse_moment(text: str | None) -> datetime | None:
         return datetime.now().astimezone() - place
     if isinstance(place, datetime):
         return place
-    raise typer.BadParameter(f"{text!r} is no time: write 10m for so long back, or a moment as in 2030-01-31T12:00:00Z")
+    raise typer.BadParameter(
+        f"{text!r} is not a time: write 10m for ten minutes ago, or a moment such as 2030-01-31T12:00:00Z"
+    )
 
 
 def checked_id(text: str) -> str:
@@ -137,6 +137,6 @@ def parse_pairs(pairs: Sequence[str] | None) -> Mapping[str, str]:
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{pair!r} is no NAME=VALUE")
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE")
         parsed[name] = value
     return parsed

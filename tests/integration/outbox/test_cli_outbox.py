@@ -83,7 +83,7 @@ def test_what_is_wrong_is_one_sentence(plain: Engine, tmp_path: Path) -> None:
         (["status", "--database", url, "--prefix", "x_"], 1, "the table x_msgsend is missing"),
         (["status", "--database", "postgresql://u:p@127.0.0.1:1/d"], 1, "cannot be used"),
         (["relay", "--database", url, "--url", f"dmq://127.0.0.1:{free_port()}"], 3, "127.0.0.1"),
-        (["relay", "--database", url, "--poll", "often"], 2, "is no length of time"),
+        (["relay", "--database", url, "--poll", "often"], 2, "is not a duration"),
     ):
         found, out, err = command(*arguments)
         assert (found, out) == (code, ""), err

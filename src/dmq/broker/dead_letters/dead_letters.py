@@ -27,7 +27,7 @@ from dmq.errors import BrokerStopping, Busy, DatabaseDown, DeadLettered, DMQErro
 from dmq.model import MessageId
 from dmq.records import DeadReason, RecordView, moved_record
 from dmq.storage.journal.unit_draft import Batch
-from dmq.token_bucket import Pace
+from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
@@ -156,9 +156,9 @@ class DeadLetters:
         self._broker = broker
         self._thread = LetterThread(make, self._is_back)
         now = broker.clock.monotonic()
-        self._intake = Pace(per_second, now)
+        self._intake = TokenBucket(per_second, now)
         self.drainer = Drainer(broker, self._thread)
-        self.resends = Resends(broker, self._thread, Pace(per_second, now))
+        self.resends = Resends(broker, self._thread, TokenBucket(per_second, now))
         self._waiting_bytes = 0
         self._down_at = 0.0
         self._is_closing = False

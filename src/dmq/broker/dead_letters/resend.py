@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dmq.broker.broker import Broker
     from dmq.broker.dead_letters.dead_letters import LetterThread
     from dmq.deadletters.letter import DeadLetter
-    from dmq.token_bucket import Pace
+    from dmq.token_bucket import TokenBucket
 
 __all__ = ["Resends"]
 
@@ -42,10 +42,10 @@ _TOGETHER: Final = 100
 class Resends:
     """See the module."""
 
-    def __init__(self, broker: Broker, thread: LetterThread, pace: Pace) -> None:
+    def __init__(self, broker: Broker, thread: LetterThread, bucket: TokenBucket) -> None:
         self._broker = broker
         self._thread = thread
-        self._pace = pace
+        self._bucket = bucket
         self._under_way: set[int] = set()
         self.resent = 0
         self.deleted = 0
@@ -89,7 +89,7 @@ class Resends:
         return {n: UnknownMessage(problems[n]) if n in problems else None for n in numbers}
 
     async def _keep_pace(self, count: int) -> None:
-        seconds = self._pace.wait(count, self._broker.clock.monotonic())
+        seconds = self._bucket.wait(count, self._broker.clock.monotonic())
         if seconds:
             await asyncio.sleep(seconds)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from dmq.storage.queries import StoreView
-from dmq.token_bucket import Pace
+from dmq.token_bucket import TokenBucket
 
 __all__ = ["LIMITS_MAX", "Limit", "Limits", "Over", "kept_limits"]
 
@@ -59,8 +59,8 @@ class _Rule:
 
     def __init__(self, limit: Limit, now: float) -> None:
         self.limit = limit
-        self.messages = None if limit.messages is None else Pace(limit.messages, now)
-        self.bytes = None if limit.bytes is None else Pace(limit.bytes, now)
+        self.messages = None if limit.messages is None else TokenBucket(limit.messages, now)
+        self.bytes = None if limit.bytes is None else TokenBucket(limit.bytes, now)
 
     def take_over(self, before: _Rule, now: float) -> None:
         """Go on with what the buckets hold."""

@@ -24,7 +24,6 @@ frame.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
@@ -49,6 +48,7 @@ from dmq.client.admin.reports import (
     WhyReport,
 )
 from dmq.client.arguments import check_seconds, parse_id
+from dmq.duration import parse_duration
 from dmq.errors import InvalidName, InvalidRequest, InvalidSettings, UnknownGroup
 from dmq.model import MessageId, check_name
 from dmq.protocol import Command, Frame, Header, admin, decode_response, unpack_records
@@ -102,8 +102,6 @@ T = TypeVar("T")
 Call: TypeAlias = Generator[tuple[Command, Header], Frame, T]
 When: TypeAlias = str | int | float | datetime | timedelta | Point
 
-_BACK: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MS_MAX: Final = 1 << 62
 
 
@@ -141,12 +139,12 @@ def parse_point(to: When) -> Point:
         return Point(PointKind.BACK, max(0, int(to.total_seconds() * 1000)))
     if isinstance(to, float) and 0 <= to * 1000 <= _MS_MAX:
         return Point(PointKind.TIME, int(to * 1000))
-    found = _BACK.fullmatch(to) if isinstance(to, str) else None
-    if found is not None and (back := float(found[1]) * _UNIT_MS[found[2]]) <= _MS_MAX:
-        return Point(PointKind.BACK, int(back))
+    seconds = parse_duration(to) if isinstance(to, str) else None
+    if seconds is not None and (back := seconds * 1000) <= _MS_MAX:
+        return Point(PointKind.BACK, round(back))
     raise InvalidSettings(
-        f"{to!r} is no place in a queue: use 'earliest', 'latest', an offset, a datetime, seconds since 1970 as a "
-        "float, or a time back from now, as a timedelta or as in '2h'"
+        f"{to!r} is not a place in a queue: use 'earliest', 'latest', an offset, a datetime, seconds since 1970 as a "
+        "float, or a duration back from now: a timedelta, or text such as '2h'"
     )
 
 

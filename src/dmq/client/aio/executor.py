@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.executor import ORDERED_TURN_MAX
-from dmq.client.consumer.handler import RateLimit, TokenBucket, begin_handling, check_policy, check_pool, judge
+from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge
 from dmq.errors import DMQError
+from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from dmq.client.aio.consumer import AioConsumer, AioMessage
@@ -52,7 +53,9 @@ class AioExecutor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = 0
         self._stopping = asyncio.Event()
-        self._bucket = TokenBucket(policy, time.monotonic()) if isinstance(policy, RateLimit) else None
+        self._bucket = (
+            TokenBucket(policy.per_second, time.monotonic(), policy.burst) if isinstance(policy, RateLimit) else None
+        )
         self._error: DMQError | None = None
         # A callable object with an async __call__ is a coroutine function too.
         call = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
@@ -149,7 +152,7 @@ class AioExecutor:
 
     async def _may_start(self) -> bool:
         if self._bucket is not None:
-            pause = self._bucket.take(time.monotonic())
+            pause = self._bucket.wait(1, time.monotonic())
             if pause:
                 try:
                     await asyncio.wait_for(self._stopping.wait(), pause)

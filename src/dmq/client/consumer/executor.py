@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
-from dmq.client.consumer.handler import RateLimit, TokenBucket, begin_handling, check_policy, check_pool, judge
+from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import DMQError
+from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from dmq.client.consumer.consumer import Consumer
@@ -62,7 +63,9 @@ class Executor:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._is_stopping = False  # the same, at hand
-        self._bucket = TokenBucket(policy, time.monotonic()) if isinstance(policy, RateLimit) else None
+        self._bucket = (
+            TokenBucket(policy.per_second, time.monotonic(), policy.burst) if isinstance(policy, RateLimit) else None
+        )
         self._error: DMQError | None = None
         self.finished: Final = threading.Event()
 
@@ -191,7 +194,7 @@ class Executor:
     def _pause(self, bucket: TokenBucket) -> None:
         """Wait until the next handler may start."""
         with self._lock:
-            pause = bucket.take(time.monotonic())
+            pause = bucket.wait(1, time.monotonic())
         if pause:
             self._stopping.wait(pause)
 

@@ -13,7 +13,7 @@ from dmq.client.arguments import delay_ms
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import InvalidSettings
 
-__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "TokenBucket", "Verdict", "begin_handling", "judge"]
+__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "Verdict", "begin_handling", "judge"]
 
 POLICIES: Final = ("caller-runs", "block", "reject")
 
@@ -66,22 +66,6 @@ class RateLimit:
 
 def _is_above(value: Any, low: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > low
-
-
-class TokenBucket:
-    """Counts what a rate limit allows."""
-
-    def __init__(self, limit: RateLimit, now: float) -> None:
-        self._limit = limit
-        self._tokens = limit.burst
-        self._at = now
-
-    def take(self, now: float) -> float:
-        """Take one; returns how long to wait before going on."""
-        limit = self._limit
-        self._tokens = min(limit.burst, self._tokens + max(0.0, now - self._at) * limit.per_second) - 1
-        self._at = max(now, self._at)
-        return max(0.0, -self._tokens / limit.per_second)
 
 
 class Verdict(NamedTuple):

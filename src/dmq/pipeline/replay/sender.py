@@ -21,12 +21,12 @@ from dmq.client.connection.pool import Transport
 from dmq.errors import ArchiveConflict, DMQError, NotConnected, SequenceConflict, TimedOut, UnknownTopic
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.replay.batches import Parcel, first_sequence, parcels
-from dmq.pipeline.replay.pace import Pace
 from dmq.pipeline.replay.plan import Plan, Target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.frame import Flag
 from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProducerStates
+from dmq.token_bucket import TokenBucket
 
 __all__ = ["Progress", "Sent", "find_target", "send_plan", "stored_rows"]
 
@@ -110,7 +110,16 @@ def send_plan(
         DMQError: it cannot go on; what is stored stays, and another call goes on from there.
     """
     stored = stored_rows(transport, plan)
-    run = _Run(transport, rows, plan, Pace(rate), now_ms, patience, on_progress, sum(stored.values()))
+    run = _Run(
+        transport,
+        rows,
+        plan,
+        None if rate is None else TokenBucket(rate, time.monotonic(), burst=0),
+        now_ms,
+        patience,
+        on_progress,
+        sum(stored.values()),
+    )
     found = run.stored
     queues = [queue for queue, count in plan.counts.items() if stored[queue] < count]
     if queues:
@@ -140,7 +149,7 @@ class _Run:
         transport: Transport,
         rows: Folder,
         plan: Plan,
-        pace: Pace,
+        bucket: TokenBucket | None,
         now_ms: Callable[[], int],
         patience: float,
         on_progress: Callable[[Progress], None],
@@ -149,7 +158,7 @@ class _Run:
         self._transport = transport
         self._rows = rows
         self._plan = plan
-        self._pace = pace
+        self._bucket = bucket
         self._now_ms = now_ms
         self._patience = patience
         self._on_progress = on_progress
@@ -162,13 +171,22 @@ class _Run:
         limit = self._transport.connection().limits.body_bytes_max
         found: Iterator[Parcel] = parcels(self._rows, self._plan, queue, start, self._now_ms(), limit)
         for parcel in found:
-            if not self._pace.take(parcel.rows, self.stop) or self.stop.is_set():
+            if self.stop.wait(self._delay(parcel.rows)):
                 return
             self._send(parcel)
             with self._lock:
                 self.stored += parcel.rows
                 progress = Progress(self.stored, self._plan.total)
             self._on_progress(progress)
+
+    def _delay(self, count: int) -> float:
+        """Seconds until `count` messages may be sent; they are counted as sent."""
+        if self._bucket is None:
+            return 0.0
+        with self._lock:
+            seconds = self._bucket.missing(0, time.monotonic())
+            self._bucket.spend(count)
+            return seconds
 
     def _send(self, parcel: Parcel) -> None:
         plan = self._plan

@@ -47,5 +47,5 @@ def test_levels_have_numbers_and_names() -> None:
 
 @pytest.mark.parametrize("level", [0, 19, -1, "11s", ""])
 def test_a_level_that_does_not_exist_is_refused(level: int | str) -> None:
-    with pytest.raises(InvalidMessage, match="no delay level"):
+    with pytest.raises(InvalidMessage, match="not a delay level"):
         delay_level(level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dmq
-from dmq.client.consumer.handler import TokenBucket, check_policy, check_pool, judge
+from dmq.client.consumer.handler import check_policy, check_pool, judge
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import InvalidSettings
 from tests.unit.client.deliveries import bodies, core, frame, one
@@ -40,14 +40,6 @@ def test_any_other_error_is_tried_again_here_then_given_back() -> None:
     assert outcome(ValueError("bug"), tries=2) == ("NACK", -1, "ValueError: bug")
     assert outcome(ValueError("bug"), tries=1, local_retries=0) == ("NACK", -1, "ValueError: bug")
     assert outcome(SystemExit(1), tries=1) == ("NACK", -1, "SystemExit: 1")
-
-
-def test_a_rate_limit_lets_a_burst_through_and_then_its_rate() -> None:
-    bucket = TokenBucket(dmq.RateLimit(10, burst=2), 0.0)
-    assert [bucket.take(0.0), bucket.take(0.0)] == [0.0, 0.0]
-    assert bucket.take(0.0) == pytest.approx(0.1)
-    assert bucket.take(0.0) == pytest.approx(0.2)
-    assert bucket.take(10.0) == 0.0
 
 
 @pytest.mark.parametrize("policy", ["drop", None, 7])

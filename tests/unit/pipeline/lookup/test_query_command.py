@@ -96,7 +96,7 @@ def test_sql_is_answered_as_far_as_the_limit_goes(tables: str, capsys: pytest.Ca
         (("--sql", "SELECT 1", "--topic", "x"), "--sql says all by itself"),
         (("--key", "x", "--trace"), "--trace goes with --id"),
         (("--id", "x"), "is not a message id"),
-        (("--topic", "x", "--since", "latest"), "is no time"),
+        (("--topic", "x", "--since", "latest"), "is not a time"),
     ],
 )
 def test_what_makes_no_sense_is_a_wrong_call(

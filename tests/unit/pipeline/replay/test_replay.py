@@ -13,7 +13,6 @@ from dmq.errors import InvalidRequest, MessageTooLarge, UnknownMessage, WrongFor
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay.batches import Parcel, parcels
-from dmq.pipeline.replay.pace import Pace
 from dmq.pipeline.replay.plan import Done, Plan, Plans, Target
 from dmq.pipeline.replay.plan_builder import make_plan, overview
 from dmq.pipeline.replay.selection import Selection
@@ -263,15 +262,3 @@ def test_a_body_over_the_limit_of_the_broker_is_told(tmp_path: Path) -> None:
     plan, plans = plan_of(archive_of(tmp_path, [message_row(1, body=random.Random(1).randbytes(2000))]))
     with pytest.raises(MessageTooLarge, match="the broker takes 1000"):
         [*parcels(plans.folder.below(plan.folder), plan, 1, 0, 5000, 1000)]
-
-
-# --- the pace -------------------------------------------------------------------------------------------------------
-
-
-def test_a_pace_lets_through_what_the_rate_allows() -> None:
-    now = [100.0]
-    pace = Pace(10.0, lambda: now[0])
-    assert [pace.delay(5) for _ in range(3)] == [0.0, 0.5, 1.0]
-    now[0] = 110.0
-    assert pace.delay(1) == 0.0
-    assert Pace(None).delay(1_000_000) == 0.0
