@@ -20,11 +20,11 @@ from dmq.broker.broker import Broker
 from dmq.broker.wire.commands import HANDLERS
 from dmq.broker.wire.connection import hello
 from dmq.clock import SystemClock
-from dmq.model import Message
+from dmq.model import Durability, Message
 from dmq.net.connection import Connection
 from dmq.net.server import Server
 from dmq.protocol import Command, pack_batch, request_head
-from dmq.protocol.produce import Durability, Produce
+from dmq.protocol.produce import Produce
 from dmq.protocol.session import Hello
 from dmq.records import ANY_QUEUE, encode_batch
 from dmq.settings import Settings

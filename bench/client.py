@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection as Pipe
 
 import dmq
 from dmq.client.producer.accumulator import Accumulator, LaneKey
-from dmq.model import TopicConfig
+from dmq.model import Durability, TopicConfig
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, Header, Kind, decode_request, response_head
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
-from dmq.protocol.produce import Durability, Produce, ProduceReply
+from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Heartbeat, HelloReply, Limits
 
 BODY_BYTES = 200

@@ -18,9 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from bench.loads import PRODUCER, Load, make_topics, queue_of, rss_mb, status_mb
+from dmq.model import SCHEDULE_TOPIC, Durability
 from dmq.storage.files import OsFiles
-from dmq.storage.journal.visibility import Durability
-from dmq.storage.state.state import SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
 
 __all__ = ["Sizes", "ask", "filled", "grow", "open_after_kills"]

@@ -9,6 +9,7 @@ import timeit
 from collections.abc import Callable, Iterator
 
 import dmq
+from dmq.model import Durability
 from dmq.protocol import (
     FRAME_BYTES_MAX,
     Command,
@@ -20,7 +21,7 @@ from dmq.protocol import (
     response_head,
     unpack_batch,
 )
-from dmq.protocol.produce import Durability, Produce, ProduceReply
+from dmq.protocol.produce import Produce, ProduceReply
 from dmq.records import EncodedBatch, encode_batch
 
 ROUNDS = 7

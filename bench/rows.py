@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bench.large import Sizes, filled
 from bench.loads import Spread
-from dmq.storage.journal.visibility import Durability
+from dmq.model import Durability
 
 __all__ = ["SEED", "STORED", "Bench", "Pair", "Row", "paired", "timed", "verdict"]
 

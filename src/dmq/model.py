@@ -1,7 +1,8 @@
-"""The nouns every layer shares: messages, their ids, receipts, topics.
+"""The nouns every layer shares: messages, their ids, receipts, durability, topics, and the names of system topics.
 
 Nothing here does I/O. What always holds: a `MessageId` is given once, at `send()`, and never changes afterwards; a
-topic, group or app name that passed `check_name` fits its length byte in a record and is safe inside a file name.
+topic, group or app name that passed `check_name` fits its length byte in a record and is safe inside a file name;
+a name that begins with `%` belongs to DMQ, and no user can create it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, NewType
+from enum import IntEnum
+from typing import Final, NamedTuple, NewType
 
 import msgspec
 
@@ -20,18 +22,33 @@ from dmq.errors import InvalidMessage, InvalidName
 __all__ = [
     "DEFAULT_PRIORITY",
     "DELAY_LEVELS",
+    "DLQ_PREFIX",
+    "DRAIN_GROUP",
+    "DURABILITIES",
+    "EVENT_TOPIC",
+    "HALF_TOPIC",
     "PRIORITIES",
     "RESULT_PREFIX",
+    "RETRY_PREFIX",
+    "SCHEDULE_TOPIC",
+    "SPOOL_TOPIC",
+    "SYSTEM_PREFIX",
+    "Durability",
     "JournalOffset",
     "Message",
     "MessageId",
     "QueueOffset",
     "Receipt",
     "TopicConfig",
+    "broadcast_name",
     "check_name",
     "check_target",
+    "dead_letter_topic_name",
     "delay_level",
+    "parse_broadcast_name",
     "result_topic_name",
+    "retry_topic_name",
+    "retry_topic_parts",
     "topic_of_results",
 ]
 
@@ -41,9 +58,19 @@ QueueOffset = NewType("QueueOffset", int)
 DEFAULT_PRIORITY = 4
 PRIORITIES = 10  # 0 to 9; a topic that goes by priority has a queue for each
 NAME_BYTES_MAX = 255
-GROUP_BYTES_MAX = 230  # topics of ours are named after groups
-RESULT_PREFIX = "%RESULT%"  # of the topics that carry what consumers made of messages back to their senders
+GROUP_BYTES_MAX = 230  # system topics are named after groups
 QUEUES_MAX = 255  # ids 0-254; 255 is kept free as "no queue"
+
+SYSTEM_PREFIX: Final = "%"  # of every name that is DMQ's own
+SCHEDULE_TOPIC: Final = "%SCHEDULE%"  # delayed messages and retries until they are due
+HALF_TOPIC: Final = "%HALF%"  # prepared messages of transactions until these end
+EVENT_TOPIC: Final = "%EVENT"  # what a record of an event has for a topic; no topic of that name exists
+SPOOL_TOPIC: Final = "%SPOOL"  # a client's spool on its own disk
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+RESULT_PREFIX: Final = "%RESULT%"
+DRAIN_GROUP: Final = "%DRAIN%"  # the group that takes dead letters from the journal into the database
+_BROADCAST_PREFIX: Final = "%BROADCAST%"
 
 _USER_NAME = re.compile(r"[\w.\-]+")
 _SYSTEM_NAME = re.compile(r"%[A-Z]+%[\w.\-%]*|%[A-Z]+")
@@ -131,6 +158,24 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     durability: str
 
 
+class Durability(IntEnum):
+    """What must be true of a batch before its producer gets an answer. Ordered: more is safer.
+
+    The numbers go over the wire. The journal knows STORED, FLUSHED and REPLICATED: a unit is visible once its level
+    is reached.
+    """
+
+    NONE = 0  # nothing: PRODUCE goes one-way and has no answer
+    STORED = 1  # in the journal, in the page cache: survives the process
+    FLUSHED = 2  # fsynced: survives the machine
+    REPLICATED = 3  # fsynced by every in-sync replica
+    CONSUMED = 4  # the named group acked it
+
+
+DURABILITIES: Final[dict[str, Durability]] = {level.name.lower(): level for level in Durability}
+"""By the names users write."""
+
+
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is fixed about a topic beside its name."""
 
@@ -166,6 +211,37 @@ def check_name(name: str, what: str, *, system: bool = False) -> str:
         f"{what} name {name!r} is not allowed: use letters, digits, '.', '_' and '-' (names with % are DMQ's own)",
         name=name,
     )
+
+
+def retry_topic_name(group: str, topic_id: int) -> str:
+    """Where a group gets messages of a topic again. By the topic's id: one created anew is another topic."""
+    return f"{RETRY_PREFIX}{group}%{topic_id}"
+
+
+def retry_topic_parts(name: str) -> tuple[str, int] | None:
+    """Group and topic id of a retry topic's name; None if it is another kind of name."""
+    if not name.startswith(RETRY_PREFIX):
+        return None
+    group, _, topic_id = name[len(RETRY_PREFIX) :].rpartition("%")
+    return (group, int(topic_id)) if group and topic_id.isdecimal() else None
+
+
+def dead_letter_topic_name(group: str) -> str:
+    """Where the dead letters of a group go."""
+    return DLQ_PREFIX + group
+
+
+def broadcast_name(group: str, client_id: str) -> str:
+    """The group name under which the positions of one member of a broadcast group are kept."""
+    return f"{_BROADCAST_PREFIX}{group}%{client_id}"
+
+
+def parse_broadcast_name(name: str) -> tuple[str, str] | None:
+    """Group and client id of such a name; None if it is another kind of name."""
+    if not name.startswith(_BROADCAST_PREFIX):
+        return None
+    group, percent, client_id = name[len(_BROADCAST_PREFIX) :].partition("%")
+    return (group, client_id) if percent else None
 
 
 def check_target(name: str) -> str:

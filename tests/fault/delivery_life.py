@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import dmq
-from dmq.broker.delivery.group import broadcast_name
 from dmq.client.admin.dead_letters import DeadLetter
+from dmq.model import broadcast_name
 from tests.fault import delivery_plan as plan
 from tests.fault.delivery_consuming import consume
 from tests.fault.delivery_log import STALL_S, TICK_S, Log

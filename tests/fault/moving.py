@@ -15,14 +15,12 @@ from dmq.broker.delivery.group import Group, Member, Subscription
 from dmq.broker.delivery.lease import Lease
 from dmq.broker.retry.mover import Moves
 from dmq.errors import DMQError
-from dmq.model import Message, MessageId, TopicConfig
+from dmq.model import SCHEDULE_TOPIC, Durability, Message, MessageId, TopicConfig
 from dmq.records import RecordView, encode_batch
 from dmq.records.copy import release_record
 from dmq.settings import BrokerSettings, StoreSettings
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import DelaysDone, Event, PositionSet, pack_offsets
-from dmq.storage.state.state import SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 

@@ -10,16 +10,14 @@ import random
 from typing import Any, NamedTuple
 
 from dmq.errors import Damaged
-from dmq.model import Message, MessageId, TopicConfig
+from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, Durability, Message, MessageId, TopicConfig
 from dmq.records.encoder import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.file_pool import FilePool
 from dmq.storage.journal.unit import Unit
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.offline.inspection import inspect_units, open_journal
 from dmq.storage.state.events import PositionSet, Settled
-from dmq.storage.state.state import HALF_TOPIC, SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 
-from dmq.model import Message, MessageId, TopicConfig
+from dmq.model import Durability, Message, MessageId, TopicConfig
 from dmq.records import Attributes, RecordView, encode_attributes, encode_batch, id_hash, key_hash, moved_record
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import (
     DelaysDone,
     Event,

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from dmq.errors import OffsetGone, StaleEpoch, StorageError, TopicExists, UnknownTopic
-from dmq.model import TopicConfig
+from dmq.model import Durability, TopicConfig
 from dmq.records import RecordView, tag_hash
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import DelaysDone, PositionDropped, pack_offsets
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from tests.fault.checking import check_resend

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dmq.model import TopicConfig
-from dmq.storage.journal.visibility import Durability
+from dmq.model import Durability, TopicConfig
 from tests.fault.model import Expected
 from tests.fault.rig import Rig
 

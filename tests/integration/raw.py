@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import dmq
+from dmq.model import Durability
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, Header, Kind, pack_batch, request_head
-from dmq.protocol.produce import Durability, Produce
+from dmq.protocol.produce import Produce
 from dmq.protocol.session import Hello
 from dmq.records import encode_batch
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dmq.errors import DiskFull, OffsetGone, StoreFailed
+from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.files import OsFiles
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 from tests.integration.directories import SETTINGS, batch, bodies, fill, make, open_again, run
@@ -191,11 +191,11 @@ def test_a_clock_that_went_backwards_does_not_turn_the_journal_back() -> None:
 FEW_DESCRIPTORS = """
 import resource, sys
 from dmq.model import TopicConfig
-from dmq.storage import queues
+from dmq.storage.index import queue_index
 from dmq.storage.files import OsFiles
 from dmq.storage.store import MessageStore
 from tests.integration.directories import SETTINGS, batch
-queues.DRAIN_MIN = queues.DRAIN_ALWAYS = 10  # each queue gets a file of its own, which else takes thousands
+queue_index.DRAIN_MIN = queue_index.DRAIN_ALWAYS = 10  # each queue gets a file of its own, which else takes thousands
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 4096))
 store = MessageStore(OsFiles(sys.argv[1]), SETTINGS)
 for number in range(8):

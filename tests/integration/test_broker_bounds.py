@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import dmq
+from dmq.model import Durability
 from dmq.protocol import Command, Header, Kind, decode_response, request_head
 from dmq.protocol.consume import Point, PointKind, Subscribe
-from dmq.protocol.produce import Durability
 from dmq.protocol.read import Fetch, Peek
 from dmq.protocol.session import Heartbeat, Hello, Stats
 from dmq.testing.processes import BrokerProcess, resident_bytes

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 import dmq
-from dmq.broker.delivery.group import broadcast_name
+from dmq.model import broadcast_name
 from dmq.settings import StoreSettings
 from dmq.testing import TestBroker
 from tests.integration.raw import eventually

@@ -18,13 +18,13 @@ import pytest
 
 import dmq
 from dmq.errors import InvalidMessage, InvalidRequest, UnknownTopic
-from dmq.model import MessageId
+from dmq.model import Durability, MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay.replay import execute
 from dmq.pipeline.replay.selection import Selection
 from dmq.protocol import Command, decode_response
 from dmq.protocol.batch import pack_records
-from dmq.protocol.produce import Durability, Produce, ProduceFlag
+from dmq.protocol.produce import Produce, ProduceFlag
 from dmq.records.replay import ReplayTarget
 from dmq.testing.processes import BrokerProcess, free_port
 from tests.integration import replayer

@@ -18,13 +18,12 @@ from pathlib import Path
 from crc32c import crc32c
 
 from dmq.errors import TopicExists
-from dmq.model import Message, TopicConfig
+from dmq.model import Durability, Message, TopicConfig
 from dmq.records.encoder import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.files import File, OsFiles
 from dmq.storage.group_commit import GroupCommit
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.store import MessageStore
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 

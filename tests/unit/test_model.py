@@ -9,10 +9,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dmq.errors import InvalidName
-from dmq.model import NAME_BYTES_MAX, MessageId, check_name
+from dmq.model import (
+    NAME_BYTES_MAX,
+    MessageId,
+    broadcast_name,
+    check_name,
+    parse_broadcast_name,
+    retry_topic_name,
+    retry_topic_parts,
+)
 
 u64 = st.integers(0, 2**64 - 1)
 ids = st.builds(MessageId, u64, u64)
+names = st.text(st.characters(categories=("L", "N"), include_characters="._-"), min_size=1, max_size=40)
 
 
 def test_an_id_has_a_fixed_form_that_never_changes() -> None:
@@ -95,3 +104,21 @@ def test_a_name_that_passed_fits_its_length_byte_and_a_file_name(name: str) -> N
         return
     assert 1 <= len(name.encode()) <= 255
     assert not set(name) & {"/", "\0", "\n", "%"}
+
+
+@given(names, st.integers(0, 1 << 32))
+def test_a_retry_topic_tells_group_and_topic(group: str, topic_id: int) -> None:
+    assert retry_topic_parts(retry_topic_name(group, topic_id)) == (group, topic_id)
+
+
+@pytest.mark.parametrize("name", ["orders", "%RETRY%", "%RETRY%g", "%RETRY%g%x", "%RETRY%%5", "%DLQ%g%5"])
+def test_other_names_are_no_retry_topics(name: str) -> None:
+    assert retry_topic_parts(name) is None
+
+
+def test_each_member_of_a_broadcast_group_has_positions_under_its_own_name() -> None:
+    name = broadcast_name("billing", "shop-1")
+    assert check_name(name, "group", system=True) == name
+    assert parse_broadcast_name(name) == ("billing", "shop-1")
+    assert parse_broadcast_name("billing") is None
+    assert parse_broadcast_name("%BROADCAST%billing") is None

@@ -24,7 +24,6 @@ from dmq.broker.catalog import catalog
 from dmq.broker.catalog.changes import Changes, Later
 from dmq.broker.catalog.key_values import KeySpace
 from dmq.broker.dead_letters.dead_letters import DeadLetters, open_letters
-from dmq.broker.dead_letters.sql_drain import DLQ_PREFIX
 from dmq.broker.delivery.channel import Consumption
 from dmq.broker.delivery.group import BroadcastCursors, Group, kept_subscription
 from dmq.broker.delivery.rebalance import Dividing
@@ -39,7 +38,7 @@ from dmq.broker.wire.session import Session
 from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import BrokerStopping, DMQError, InvalidRequest, UnknownTopic
-from dmq.model import RESULT_PREFIX, TopicConfig
+from dmq.model import DLQ_PREFIX, RESULT_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, Durability, TopicConfig, retry_topic_name
 from dmq.net.connection import Connection
 from dmq.net.write_coalescer import Outbox
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
@@ -47,9 +46,8 @@ from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.session import ServerReboot
 from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import Event, PositionDropped, Settled
-from dmq.storage.state.state import RETRY_PREFIX, Topic, retry_topic_name
+from dmq.storage.state.state import Topic
 from dmq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -222,7 +220,7 @@ class Broker:
         except UnknownTopic:
             if name.startswith(RESULT_PREFIX):
                 raise catalog.make_result_topic(self, name) from None
-            if not self.settings.auto_create or name.startswith("%"):
+            if not self.settings.auto_create or name.startswith(SYSTEM_PREFIX):
                 raise
         raise catalog.make_topic(self, name)
 
@@ -303,7 +301,7 @@ class Broker:
     def group_names(self) -> set[str]:
         """All groups, but for our own."""
         names = {*self.store.groups(), *(group for _, group in self.consumptions)}
-        return {name for name in names if not name.startswith("%")}
+        return {name for name in names if not name.startswith(SYSTEM_PREFIX)}
 
     def groups_of(self, topic: Topic) -> list[str]:
         """The groups that consume a topic."""

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,13 +25,6 @@ __all__ = ["app"]
 app = make_app("Measure, beside a raw baseline.")
 
 
-class Durability(StrEnum):
-    """How safe a message is before it counts."""
-
-    STORED = "stored"
-    FLUSHED = "flushed"
-
-
 class Body(StrEnum):
     """What bodies are made of."""
 
@@ -42,7 +35,8 @@ class Body(StrEnum):
 Messages = Annotated[int, typer.Option(min=1, max=100_000_000, help="So many messages in each round.")]
 Size = Annotated[int, typer.Option(min=1, max=1_000_000, help="Bytes of a body.")]
 Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages at a time.")]
-Durable = Annotated[Durability, typer.Option(help="How safe before it counts.")]
+Safety = Literal["stored", "flushed"]
+Durable = Annotated[Safety, typer.Option(help="How safe before it counts.")]
 Bodies = Annotated[Body, typer.Option("--body", help="What bodies are made of; all are different.")]
 Rounds = Annotated[int, typer.Option(min=1, max=1000, help="Rounds after one that warms up; medians are shown.")]
 Seed = Annotated[int, typer.Option(help="Of the random bodies.")]
@@ -57,7 +51,7 @@ def produce(
     messages: Messages = 100_000,
     size: Size = 200,
     batch: Batch = 500,
-    durability: Durable = Durability.STORED,
+    durability: Durable = "stored",
     connections: Annotated[
         int,
         typer.Option(
@@ -111,7 +105,7 @@ def consume(
     Body and key of every message are touched. Beside it stands a process that only receives the same bytes on
     loopback and writes them to a file.
     """
-    load = _load(messages, size, batch, Durability.STORED, body, rounds, seed)
+    load = _load(messages, size, batch, "stored", body, rounds, seed)
     from dmq.testing.throughput import consume as measure
 
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
@@ -132,7 +126,7 @@ def latency(
 
     Beside it stand a bare echo over loopback and an fdatasync. Flushed sends are a tenth of the messages.
     """
-    load = _load(messages, size, 1, Durability.STORED, Body.RANDOM, 1, seed)
+    load = _load(messages, size, 1, "stored", Body.RANDOM, 1, seed)
     from dmq.testing.latency import latency as measure
 
     with _broker(url) as (at, _), _progress(messages * 4) as progress:
@@ -145,7 +139,7 @@ def store(
     messages: Messages = 100_000,
     size: Size = 200,
     batch: Batch = 500,
-    durability: Durable = Durability.STORED,
+    durability: Durable = "stored",
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="On the disk of this directory; nothing is left there.")
     ] = None,
@@ -165,10 +159,10 @@ def store(
     _show([figure], load, form)
 
 
-def _load(messages: int, size: int, batch: int, durability: Durability, body: Body, rounds: int, seed: int) -> Load:
+def _load(messages: int, size: int, batch: int, durability: Safety, body: Body, rounds: int, seed: int) -> Load:
     from dmq.testing.benchmark import Load
 
-    return Load(messages, size, batch, durability.value, rounds, seed, body is Body.JSON)
+    return Load(messages, size, batch, durability, rounds, seed, body is Body.JSON)
 
 
 @contextlib.contextmanager

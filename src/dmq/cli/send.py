@@ -6,9 +6,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 import typer
 
@@ -34,13 +33,7 @@ app = make_app("Publish messages from arguments, files or stdin.")
 _LISTED = 20
 
 
-class Durability(StrEnum):
-    """How safe a message is before it counts as sent."""
-
-    NONE = "none"
-    STORED = "stored"
-    FLUSHED = "flushed"
-    REPLICATED = "replicated"
+Safety = Literal["none", "stored", "flushed", "replicated"]  # "consumed" names a group as well
 
 
 @app.command()
@@ -69,7 +62,7 @@ def send(
     delay: Annotated[
         str | None, typer.Option(metavar="TIME", help="Delivered after so long, as in 90s, 2h or 7d.")
     ] = None,
-    durability: Annotated[Durability, typer.Option(help="How safe before it counts.")] = Durability.FLUSHED,
+    durability: Annotated[Safety, typer.Option(help="How safe before it counts.")] = "flushed",
     count: Annotated[int, typer.Option(min=1, help="Send each so many times.")] = 1,
     app_name: Annotated[str, typer.Option("--app", metavar="NAME", help="Send under this name.")] = APP,
     url: Url = DEFAULT_URL,
@@ -97,7 +90,7 @@ def send(
         "properties": dict(parse_pairs(properties)) or None,
         "ttl": None if ttl is None else parse_seconds(ttl),
         "delay": 0.0 if delay is None else parse_seconds(delay),
-        "durability": durability.value,
+        "durability": durability,
     }
     sources = _messages(bodies or [], files or [], stdin, lines, json_lines)
     repeated = (message for message in sources for _ in range(count))

@@ -17,11 +17,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from dmq.model import Durability
 from dmq.protocol.frame import HEAD, LENGTH_BYTES, WIRE_FORMAT, Kind
 from dmq.protocol.header import LIST_MAX, U32, U64, Amount, Bits, Header, Id, Name, OptionalName, Queue, Text
 
 __all__ = [
-    "Durability",
     "Produce",
     "ProduceFlag",
     "ProduceReply",
@@ -41,16 +41,6 @@ __all__ = [
     "TransactionSpan",
     "produce_answer",
 ]
-
-
-class Durability(IntEnum):
-    """What must be true of a batch before its answer goes out. Ordered: more is safer."""
-
-    NONE = 0  # nothing: PRODUCE goes one-way and has no answer
-    STORED = 1  # in the journal, in the page cache
-    FLUSHED = 2  # fsynced
-    REPLICATED = 3  # fsynced by every in-sync replica
-    CONSUMED = 4  # the named group acked it
 
 
 class ProduceFlag(IntFlag):
@@ -236,7 +226,3 @@ class TransactionListReply(Header, frozen=True):
 
     transactions: Annotated[list[TransactionInfo], Meta(max_length=10_000)]
     next: bytes = b""
-
-
-DURABILITIES: Final[dict[str, Durability]] = {level.name.lower(): level for level in Durability}
-"""By the names users write."""

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, LimitReached, NotEnoughReplicas, StorageError, StoreClosed
+from dmq.model import Durability
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.store import MessageStore
 
 __all__ = ["GroupCommit"]

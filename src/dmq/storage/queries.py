@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmq.errors import SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
-from dmq.model import MessageId
+from dmq.model import MessageId, retry_topic_name
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.file_pool import FilePool, NeedsDisk, Prepared
 from dmq.storage.index.block_file import DerivedDamaged
@@ -29,7 +29,7 @@ from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import LimitPut, SubscriptionPut
 from dmq.storage.state.positions import Position
 from dmq.storage.state.producers import Place
-from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key, retry_topic_name
+from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
 
 __all__ = ["StoreView"]
 

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, TopicExists
-from dmq.model import QUEUES_MAX, TopicConfig, check_name
+from dmq.model import QUEUES_MAX, Durability, TopicConfig, check_name
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.file_pool import FilePool
@@ -27,7 +27,6 @@ from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import FlushTicket, Writer
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.queries import StoreView
 from dmq.storage.read.reader import Reader
 from dmq.storage.state.events import Archived, EpochStarted, Event, PositionSet, TopicDropped, TopicPut

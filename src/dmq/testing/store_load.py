@@ -7,12 +7,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from dmq.model import TopicConfig
+from dmq.model import Durability, TopicConfig
 from dmq.records import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.files import OsFiles
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.store import MessageStore
 from dmq.testing.benchmark import APP, Figure, Load, Progress, Rates, measured
 

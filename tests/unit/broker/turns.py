@@ -10,11 +10,11 @@ from typing import Any, cast
 from dmq.broker.broker import Broker
 from dmq.broker.wire.commands import HANDLERS
 from dmq.broker.wire.connection import hello
-from dmq.model import Message, TopicConfig
+from dmq.model import Durability, Message, TopicConfig
 from dmq.net.connection import Connection
 from dmq.net.server import Server
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, decode_response, pack_batch, request_head
-from dmq.protocol.produce import Durability, Produce, ProduceReply
+from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello
 from dmq.records import encode_batch
 from dmq.settings import BrokerSettings

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import dmq
 from dmq import protocol
 from dmq.errors import RateLimited
+from dmq.model import Durability
 from dmq.protocol import (
     SPECS,
     Command,
@@ -24,7 +25,7 @@ from dmq.protocol import (
 )
 from dmq.protocol.consume import Lease, Outcome, Push, Settle, Settlement, Subscribe, SubscribeFlag
 from dmq.protocol.header import LIST_MAX
-from dmq.protocol.produce import Durability, Produce, ProduceReply
+from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello, HelloReply, Limits
 from dmq.records import EncodedBatch, encode_batch
 

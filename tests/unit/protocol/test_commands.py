@@ -16,7 +16,7 @@ from dmq.errors import (
     UnknownCommand,
     Unsupported,
 )
-from dmq.model import TopicConfig
+from dmq.model import DURABILITIES, Durability, TopicConfig
 from dmq.protocol import (
     SPECS,
     Command,
@@ -36,7 +36,7 @@ from dmq.protocol import (
 from dmq.protocol.admin import TopicCreate, changed_config
 from dmq.protocol.consume import Pull
 from dmq.protocol.header import decode_header, encode_header
-from dmq.protocol.produce import DURABILITIES, Durability, Produce, ProduceReply, produce_answer
+from dmq.protocol.produce import Produce, ProduceReply, produce_answer
 from dmq.protocol.session import Hello, choose_features, choose_version
 from tests.sampling import sample_size
 from tests.unit.protocol.samples import all_headers, headers

@@ -20,12 +20,11 @@ from dmq.errors import (
     StoreFailed,
     UnknownTopic,
 )
-from dmq.model import Message, TopicConfig
+from dmq.model import Durability, Message, TopicConfig
 from dmq.records.encoder import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.group_commit import GroupCommit
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 

@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from dmq.broker.dead_letters.resend import Resends
-from dmq.broker.dead_letters.sql_drain import DRAIN, Drainer, put_records
+from dmq.broker.dead_letters.sql_drain import Drainer, put_records
 from dmq.errors import BrokerStopping, Busy, DatabaseDown, DeadLettered, DMQError
-from dmq.model import MessageId
+from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId
 from dmq.records import DeadReason, RecordView, moved_record
 from dmq.storage.journal.unit_draft import Batch
 from dmq.token_bucket import TokenBucket
@@ -283,7 +283,7 @@ class DeadLetters:
                 records.append(
                     moved_record(
                         record,
-                        "%DLQ%",
+                        DLQ_PREFIX,
                         sent_at_ms=at_ms,
                         message_id=message_id,
                         reason=error,
@@ -326,11 +326,11 @@ class DeadLetters:
         store = self._broker.store
         total = 0
         for topic in store.topics():
-            if not topic.name.startswith("%DLQ%"):
+            if not topic.name.startswith(DLQ_PREFIX):
                 continue
             for queue in range(topic.config.queues):
                 first, following = store.bounds(topic.name, queue)
-                position = store.position(DRAIN, topic.name, queue)
+                position = store.position(DRAIN_GROUP, topic.name, queue)
                 floor = first if position is None else max(first, position.floor)
                 settled = (
                     0

@@ -18,13 +18,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from dmq.broker.delivery.group import parse_broadcast_name
 from dmq.errors import DMQError, UnknownMessage, UnknownTopic, Unsupported
-from dmq.model import TopicConfig
+from dmq.model import SYSTEM_PREFIX, Durability, TopicConfig, parse_broadcast_name, retry_topic_name
 from dmq.records import business_hash, id_hash, key_hash, moved_record
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
-from dmq.storage.state.state import retry_topic_name
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
@@ -178,7 +175,7 @@ class Resends:
         store = self._broker.store
         if any(key[0] == topic_id for key in store.positions_of(group)):
             return False
-        names = (name for name in store.groups() if name.startswith("%"))
+        names = (name for name in store.groups() if name.startswith(SYSTEM_PREFIX))
         return any((parts := parse_broadcast_name(name)) is not None and parts[0] == group for name in names)
 
     async def _write(self, batch: Batch) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, OffsetGone, StorageError, UnknownTopic
+from dmq.model import DLQ_PREFIX, DRAIN_GROUP
 from dmq.storage.state.events import Event, Outcome, Settled
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
     from dmq.storage.state.state import Topic
 
-__all__ = ["DLQ_PREFIX", "DRAIN", "Drainer", "runs_of"]
+__all__ = ["Drainer", "runs_of"]
 
 log = logging.getLogger(__name__)
 
-DLQ_PREFIX: Final = "%DLQ%"
-DRAIN: Final = "%DRAIN%"
 _BATCH: Final = 256
 _BATCH_BYTES: Final = 2 << 20
 _PAUSE_SECONDS: Final = 0.25
@@ -154,7 +153,7 @@ class Drainer:
         """The first offset that was not offered yet, and the one after the last there is."""
         store = self._broker.store
         first, following = store.bounds(topic.name, queue)
-        position = store.position(DRAIN, topic.name, queue)
+        position = store.position(DRAIN_GROUP, topic.name, queue)
         at = max(first, self._next.get((topic.id, queue), 0))
         if position is not None:
             at = max(at, position.floor)
@@ -175,7 +174,7 @@ class Drainer:
                 self._refused.setdefault((topic.id, queue), set()).update(range(at, resume))
             self._next[topic.id, queue] = resume
             return _Read(topic, queue, [], [], resume)
-        position = store.position(DRAIN, topic.name, queue)
+        position = store.position(DRAIN_GROUP, topic.name, queue)
         offsets, records = [], []
         for offset, record in zip(found.offsets.tolist(), found.records(), strict=True):
             if position is None or not position.is_settled(offset):
@@ -200,7 +199,7 @@ class Drainer:
         kept = [offset for index, offset in enumerate(read.offsets) if index not in refused]
         now_ms = broker.clock.now_ms()
         events: list[Event] = [
-            Settled(DRAIN, read.topic.id, read.queue, start, count, Outcome.ACKED, settled_at_ms=now_ms)
+            Settled(DRAIN_GROUP, read.topic.id, read.queue, start, count, Outcome.ACKED, settled_at_ms=now_ms)
             for start, count in runs_of(kept)
         ]
         broker.write_events(events)

@@ -45,6 +45,7 @@ import msgspec
 
 from dmq.broker.delivery.lease import Holder
 from dmq.errors import InvalidRequest, SubscriptionConflict, SubscriptionSuperseded
+from dmq.model import parse_broadcast_name
 from dmq.records.hashes import tag_hash
 
 if TYPE_CHECKING:
@@ -59,30 +60,14 @@ __all__ = [
     "Member",
     "MemberState",
     "Subscription",
-    "broadcast_name",
     "hashes_of",
     "kept_subscription",
     "must_keep",
     "normalised",
-    "parse_broadcast_name",
 ]
 
 
-_PREFIX: Final = "%BROADCAST%"
 _LOOK_MS: Final = 60_000
-
-
-def broadcast_name(group: str, client_id: str) -> str:
-    """What a member's positions are kept under."""
-    return f"{_PREFIX}{group}%{client_id}"
-
-
-def parse_broadcast_name(name: str) -> tuple[str, str] | None:
-    """Group and client id of such a name; None if it is another kind of name."""
-    if not name.startswith(_PREFIX):
-        return None
-    group, percent, client_id = name[len(_PREFIX) :].partition("%")
-    return (group, client_id) if percent else None
 
 
 class BroadcastCursors:

@@ -12,11 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import DMQError, UnknownMessage
-from dmq.model import MessageId
+from dmq.model import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.records import Attributes
 from dmq.storage.offline.event_search import SeenEvent, Wanted, covers, find_events
 from dmq.storage.state.events import PositionSet, Settled
-from dmq.storage.state.state import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
@@ -56,7 +55,7 @@ class Copy(NamedTuple):
     @property
     def is_users(self) -> bool:
         """Whether it stands in a topic of a user, for consumers to have."""
-        return not self.topic.startswith("%")
+        return not self.topic.startswith(SYSTEM_PREFIX)
 
 
 class Letter(NamedTuple):
@@ -89,7 +88,9 @@ class Life(NamedTuple):
         for copy in self.copies:
             if copy.is_users:
                 return copy.topic
-        named = next((copy.target for copy in self.copies if copy.target and not copy.target.startswith("%")), "")
+        named = next(
+            (copy.target for copy in self.copies if copy.target and not copy.target.startswith(SYSTEM_PREFIX)), ""
+        )
         return named or next((letter.topic for letter in self.letters), "")
 
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from dmq.broker.broker import Broker
 from dmq.broker.diagnostics.metrics import lags, numbers
+from dmq.model import SYSTEM_PREFIX
 
 __all__ = ["StatusPage"]
 
@@ -54,8 +55,12 @@ class StatusPage:
     def __call__(self) -> str:
         """The whole page."""
         broker = self._broker
-        consumed = {key: lag for key, lag in lags(broker).items() if not key[1].startswith("%")}
-        queues = {topic.name: topic.config.queues for topic in broker.store.topics() if not topic.name.startswith("%")}
+        consumed = {key: lag for key, lag in lags(broker).items() if not key[1].startswith(SYSTEM_PREFIX)}
+        queues = {
+            topic.name: topic.config.queues
+            for topic in broker.store.topics()
+            if not topic.name.startswith(SYSTEM_PREFIX)
+        }
         kept = {name: [broker.store.bounds(name, queue) for queue in range(count)] for name, count in queues.items()}
         values = numbers(broker)
         ever = {name: sum(following for _, following in bounds) for name, bounds in kept.items()}

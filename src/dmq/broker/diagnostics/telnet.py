@@ -27,7 +27,7 @@ from dmq.broker.publish.rate_limits import kept_limits
 from dmq.broker.schedule.transactions import half_target
 from dmq.broker.wire.delays import delay_page
 from dmq.errors import DMQError, UnknownTopic
-from dmq.model import TopicConfig
+from dmq.model import SYSTEM_PREFIX, TopicConfig
 from dmq.net.lines import LineReader, LineTooLong
 from dmq.net.server import translate_listen_error
 
@@ -91,7 +91,7 @@ async def _status(broker: Broker, argument: str) -> str:
 async def _topics(broker: Broker, prefix: str) -> str:
     rows = []
     for topic in broker.store.topics():
-        if topic.name.startswith(prefix) and (prefix or not topic.name.startswith("%")):
+        if topic.name.startswith(prefix) and (prefix or not topic.name.startswith(SYSTEM_PREFIX)):
             bounds = [broker.store.bounds(topic.name, queue) for queue in range(topic.config.queues)]
             kept, ever = sum(following - first for first, following in bounds), sum(end for _, end in bounds)
             rows.append((topic.name, topic.config.queues, kept, ever, _switches(topic.config)))
@@ -118,7 +118,7 @@ async def _topic(broker: Broker, name: str) -> str:
 async def _groups(broker: Broker, name: str) -> str:
     rows = []
     for (topic, group), lag in sorted(lags(broker).items(), key=lambda item: (item[0][1], item[0][0])):
-        if group.startswith("%") or topic.startswith("%") or name not in ("", group):
+        if group.startswith(SYSTEM_PREFIX) or topic.startswith(SYSTEM_PREFIX) or name not in ("", group):
             continue
         live = broker.consumptions.get((topic, group))
         members = 0 if live is None else len(live.group.members)
@@ -131,7 +131,7 @@ async def _lag(broker: Broker, group: str) -> str:
     rows = [
         (lag, of, topic)
         for (topic, of), lag in lags(broker).items()
-        if lag and not of.startswith("%") and group in ("", of)
+        if lag and not of.startswith(SYSTEM_PREFIX) and group in ("", of)
     ]
     rows.sort(key=lambda row: (-row[0], row[1:]))
     return _table(("lag", "group", "topic"), rows)

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from dmq.broker.diagnostics.explanation import moment
 from dmq.broker.diagnostics.message_history import Copy, Life
+from dmq.model import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from dmq.records import DeadReason
 from dmq.storage.offline.event_search import covers
 from dmq.storage.state.events import DelaysDone, Outcome, PositionSet, Settled, TransactionEnded, TransactionsEnded
-from dmq.storage.state.state import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 
 __all__ = ["NOT_KEPT", "Leased", "Step", "steps_of"]
 

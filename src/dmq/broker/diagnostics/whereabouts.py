@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmq.broker.dead_letters.sql_drain import DLQ_PREFIX
 from dmq.broker.delivery.channel import Consumption
-from dmq.broker.delivery.group import parse_broadcast_name
 from dmq.broker.delivery.lease import Lease, Redelivery
 from dmq.broker.diagnostics.explanation import Dead, Facts, Out, Retry, SettledHow
 from dmq.broker.diagnostics.message_history import Copy, Life
 from dmq.broker.diagnostics.trace import Leased
+from dmq.model import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, parse_broadcast_name, retry_topic_name
 from dmq.records import DeadReason
 from dmq.storage.offline.event_search import covers
 from dmq.storage.state.events import PositionSet, Settled
 from dmq.storage.state.positions import Position
-from dmq.storage.state.state import RETRY_PREFIX, retry_topic_name
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
@@ -34,7 +32,9 @@ def groups_at(broker: Broker, topic: Topic) -> list[str]:
     """The groups that consume a topic, the members of broadcast groups each for itself; by name."""
     live = {group for name, group in broker.consumptions if name == topic.name}
     kept = broker.store.groups_at(topic.id)
-    return sorted(group for group in live.union(kept) if not group.startswith("%") or parse_broadcast_name(group))
+    return sorted(
+        group for group in live.union(kept) if not group.startswith(SYSTEM_PREFIX) or parse_broadcast_name(group)
+    )
 
 
 def label(group: str) -> str:

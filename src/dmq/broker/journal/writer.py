@@ -22,9 +22,9 @@ from typing import Final
 from dmq.broker.journal.disk import DiskThreads
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
+from dmq.model import Durability
 from dmq.net.write_coalescer import Outbox
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import Event
 from dmq.storage.store import FlushTicket, MessageStore
 

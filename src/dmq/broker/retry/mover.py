@@ -31,22 +31,28 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.broker.catalog.changes import Later
-from dmq.broker.dead_letters.sql_drain import DLQ_PREFIX, DRAIN
 from dmq.broker.delivery.bitmap import Ranges, mask_of_ranges, runs
 from dmq.broker.delivery.channel import RETRY, Consumption, Doomed
 from dmq.broker.delivery.cursor import Cursor
-from dmq.broker.delivery.group import parse_broadcast_name
 from dmq.broker.delivery.lease import Lease, Redelivery
 from dmq.broker.retry.policy import is_exhausted, parse_retry_table, wait_ms
 from dmq.broker.retry.record_copy import Origin, Parcel, read_origins
 from dmq.errors import Busy, DMQError, InvalidSettings
-from dmq.model import TopicConfig
+from dmq.model import (
+    DRAIN_GROUP,
+    SCHEDULE_TOPIC,
+    Durability,
+    TopicConfig,
+    dead_letter_topic_name,
+    parse_broadcast_name,
+    retry_topic_name,
+    retry_topic_parts,
+)
 from dmq.records import DeadReason
 from dmq.records.copy import CopyPlan
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import Event, Outcome, Settled
-from dmq.storage.state.state import SCHEDULE_TOPIC, Topic, retry_topic_name, retry_topic_parts
+from dmq.storage.state.state import Topic
 from dmq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -383,8 +389,8 @@ class Moves:
         group = consumption.group.name
         alone = parse_broadcast_name(group)
         name = group if alone is None else alone[0]
-        topic = DLQ_PREFIX + name
-        load.topics[topic] = TopicConfig(queues=1, carry_for=DRAIN)
+        topic = dead_letter_topic_name(name)
+        load.topics[topic] = TopicConfig(queues=1, carry_for=DRAIN_GROUP)
         plan = CopyPlan(
             topic,
             self._broker.clock.now_ms(),

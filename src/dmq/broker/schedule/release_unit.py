@@ -16,7 +16,7 @@ import numpy as np
 
 from dmq.broker.catalog.changes import Later
 from dmq.errors import InvalidName, UnknownTopic
-from dmq.model import MessageId, TopicConfig, check_name
+from dmq.model import DRAIN_GROUP, MessageId, TopicConfig, check_name, dead_letter_topic_name
 from dmq.records import ANY_QUEUE, RecordView, business_hash, id_hash, key_hash, moved_record
 from dmq.records.copy import release_record
 from dmq.records.hashes import id_hashes
@@ -35,7 +35,6 @@ __all__ = ["ReleaseUnit", "target_queue"]
 
 log = logging.getLogger(__name__)
 
-_DRAIN: Final = "%DRAIN%"
 _NOBODY: Final = "dmq"
 
 
@@ -154,7 +153,7 @@ class ReleaseUnit:
             owner = _NOBODY
         copy = moved_record(
             record,
-            f"%DLQ%{owner}",
+            dead_letter_topic_name(owner),
             sent_at_ms=self._sent_at_ms,
             message_id=message_id,
             attempt=said.attempt if record.moved else None,
@@ -164,7 +163,7 @@ class ReleaseUnit:
             first_error=self._reason,
             is_placed=False,
         )
-        self._letters.setdefault(f"%DLQ%{owner}", []).append(_placed(rank, copy, message_id, said.key))
+        self._letters.setdefault(dead_letter_topic_name(owner), []).append(_placed(rank, copy, message_id, said.key))
         self.dead += 1
         log.warning("a message became a dead letter", extra={"id": str(message_id), "reason": self._reason})
 
@@ -206,7 +205,7 @@ async def _make_dead_topic(broker: Broker, name: str) -> None:
             await done
             continue
         try:
-            await broker.create_topic(name, TopicConfig(queues=1, carry_for=_DRAIN), system=True)
+            await broker.create_topic(name, TopicConfig(queues=1, carry_for=DRAIN_GROUP), system=True)
         finally:
             broker.changes.end(change)
 

@@ -28,13 +28,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.broker.schedule.release_unit import ReleaseUnit
 from dmq.errors import Busy, Damaged, DMQError, LimitReached, ServerError, TransactionOver, UnknownMessage, UnknownTopic
-from dmq.model import MessageId
+from dmq.model import DLQ_PREFIX, HALF_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.protocol.commands import Command, one_way_head
 from dmq.protocol.produce import TransactionCheck
 from dmq.records.move import DeadReason
 from dmq.storage.read.record_group import Gathered
 from dmq.storage.state.events import TransactionsEnded
-from dmq.storage.state.state import HALF_TOPIC
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
@@ -356,9 +355,9 @@ class Transactions:
         found = await self._broker.reads.ask(lambda: [f.topic for f in store.find(message_id=wanted)])
         if HALF_TOPIC not in found:
             return COMMITTED if found else None
-        if any(not topic.startswith("%") for topic in found):
+        if any(not topic.startswith(SYSTEM_PREFIX) for topic in found):
             return COMMITTED  # even if a consumer has made a dead letter of it since
-        return GIVEN_UP if any(topic.startswith("%DLQ%") for topic in found) else ROLLED_BACK
+        return GIVEN_UP if any(topic.startswith(DLQ_PREFIX) for topic in found) else ROLLED_BACK
 
     async def _write(self, ends: dict[bytes, str], groups: dict[bytes, str]) -> set[bytes]:
         """End transactions in one unit; returns those that cannot be, because they cannot be read.

@@ -12,7 +12,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.catalog.catalog import begin_group
 from dmq.broker.delivery.bitmap import Ranges
 from dmq.broker.delivery.channel import Consumption
-from dmq.broker.delivery.group import Member, Subscription, broadcast_name, must_keep, normalised
+from dmq.broker.delivery.group import Member, Subscription, must_keep, normalised
 from dmq.broker.delivery.queue_selection import with_retries
 from dmq.broker.delivery.waiters import Handed, WaitingPull
 from dmq.broker.diagnostics.whereabouts import base
@@ -27,7 +27,7 @@ from dmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from dmq.model import check_name
+from dmq.model import broadcast_name, check_name
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, one_way_head
 from dmq.protocol.consume import (

@@ -12,21 +12,19 @@ from dmq.broker.schedule.delays import DELAY_MAX_MS, schedule_queue
 from dmq.broker.wire.rate_limits import check_can_produce, over_limit
 from dmq.broker.wire.session import Session
 from dmq.errors import DMQError, InvalidMessage, InvalidRequest, UnknownMessage
-from dmq.model import MessageId
+from dmq.model import SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId
 from dmq.protocol import batch as batches
 from dmq.protocol.admin import DelayCancel, DelayInfo, DelayList, DelayListReply
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
-from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProduceReply
+from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 from dmq.records import ANY_QUEUE
 from dmq.records.columns import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, ORDERED
 from dmq.storage.delay.wheel import Delay
-from dmq.storage.journal import visibility
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.read.record_group import Gathered
 from dmq.storage.state.events import DelaysDone, Event, pack_offsets
-from dmq.storage.state.state import SCHEDULE_TOPIC
 
 __all__ = ["cancel_delay", "delay_page", "list_delays", "produce_delayed", "store_aside", "taken_batch"]
 
@@ -47,7 +45,7 @@ def taken_batch(broker: Broker, frame: Frame, asked: Produce, *, dues: bool) -> 
     Raises:
         InvalidRequest, InvalidMessage, UnknownTopic: it is not taken.
     """
-    if asked.topic.startswith("%"):
+    if asked.topic.startswith(SYSTEM_PREFIX):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
     if asked.durability == Durability.CONSUMED:
         raise InvalidRequest("a delayed or prepared message is consumed later: ask for durability 'flushed'")
@@ -110,7 +108,7 @@ def store_aside(
         session.answer(frame, ProduceReply(ANY_QUEUE, 0, placement.unit_start, asked.durability, placement.duplicate))
 
     is_stored = asked.durability <= Durability.STORED
-    wanted = visibility.Durability.STORED if is_stored else visibility.Durability.FLUSHED
+    wanted = Durability.STORED if is_stored else Durability.FLUSHED
     broker.writer.submit([*before, stored], wanted, done, size=len(batch.data) + _BATCH_BYTES)
 
 
@@ -166,7 +164,7 @@ def delay_page(broker: Broker, after: tuple[int, ...], limit: int, topic: str) -
     for part in parts:
         for index, offset in enumerate(part.offsets.tolist()):
             target = _target(part, index)
-            if target == topic or (not topic and not target.startswith("%")):
+            if target == topic or (not topic and not target.startswith(SYSTEM_PREFIX)):
                 infos[offset] = DelayInfo(part.message_id(index).to_bytes(), target, dues[offset], offset)
     return page, [infos[delay.offset] for delay in page if delay.offset in infos]
 
@@ -199,7 +197,11 @@ def _claim(broker: Broker, message_id: MessageId) -> int | None:
     for part in reversed(parts):
         for index, offset in enumerate(part.offsets.tolist()):
             # What waits for a retry belongs to its group: cancelling it would lose the message for that group only.
-            if _target(part, index).startswith("%") or not len(part.dues) or part.message_id(index) != message_id:
+            if (
+                _target(part, index).startswith(SYSTEM_PREFIX)
+                or not len(part.dues)
+                or part.message_id(index) != message_id
+            ):
                 continue
             if store.claim_delay(int(part.dues[index]), offset):
                 return int(offset)

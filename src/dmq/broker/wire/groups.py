@@ -5,12 +5,12 @@ from __future__ import annotations
 from dmq.broker.broker import Broker, Work
 from dmq.broker.catalog.catalog import begin_group
 from dmq.broker.delivery.channel import Consumption
-from dmq.broker.delivery.group import MemberState, broadcast_name, parse_broadcast_name
+from dmq.broker.delivery.group import MemberState
 from dmq.broker.retry.mover import retry_topics
 from dmq.broker.wire.consume import end_subscriptions, point_offset
 from dmq.broker.wire.session import Pusher, Session
 from dmq.errors import InvalidRequest, UnknownGroup
-from dmq.model import check_name
+from dmq.model import broadcast_name, check_name, parse_broadcast_name
 from dmq.protocol import admin, consume
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header

@@ -8,11 +8,11 @@ from dmq.broker.diagnostics.message_history import Life, look_up
 from dmq.broker.diagnostics.trace import NOT_KEPT, steps_of
 from dmq.broker.diagnostics.whereabouts import base, facts_of, groups_at, label, leases_of
 from dmq.broker.wire.session import Session
-from dmq.model import MessageId
+from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.protocol import message_history as headers
 from dmq.protocol.admin import MessageQuery
 from dmq.protocol.frame import Frame
-from dmq.storage.state.state import HALF_TOPIC, SCHEDULE_TOPIC, Topic
+from dmq.storage.state.state import Topic
 
 __all__ = ["trace", "why"]
 
@@ -80,7 +80,7 @@ def _about(broker: Broker, life: Life) -> tuple[str, str]:
         place = f"queue {copy.queue} of topic {copy.topic!r}, at offset {copy.offset}"
         return "stored", f"{name} is stored in {place}, since {moment(copy.stored_at_ms)}."
     aside = [copy for copy in life.copies if copy.topic in (SCHEDULE_TOPIC, HALF_TOPIC)]
-    if aside and aside[-1].is_pending and not aside[-1].target.startswith("%"):
+    if aside and aside[-1].is_pending and not aside[-1].target.startswith(SYSTEM_PREFIX):
         due_ms = aside[-1].due_ms
         return (
             "delayed",

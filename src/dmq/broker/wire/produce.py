@@ -21,12 +21,11 @@ from dmq.broker.wire.rate_limits import check_can_produce, over_limit
 from dmq.broker.wire.session import Session
 from dmq.broker.wire.transactions import produce_half
 from dmq.errors import Busy, ConsumeTimeout, DMQError, InvalidRequest, NotInCluster, StorageError
-from dmq.model import RESULT_PREFIX, MessageId, check_name
+from dmq.model import RESULT_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.batch import unpack_batch
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.produce import (
-    Durability,
     Produce,
     ProduceFlag,
     ProduceReply,
@@ -41,9 +40,8 @@ from dmq.records.attributes import ANY_QUEUE
 from dmq.records.columns import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, MOVED, ORDERED, REPLAYED
 from dmq.records.replay import ids_of_replayed, merged_hashes
-from dmq.storage.journal import visibility
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.state.state import SCHEDULE_TOPIC, Topic
+from dmq.storage.state.state import Topic
 
 __all__ = ["produce", "produce_replayed", "producer_states"]
 
@@ -110,14 +108,12 @@ def produce_replayed(broker: Broker, session: Session, frame: Frame, asked: Prod
             ),
         )
 
-    durability = (
-        visibility.Durability.STORED if asked.durability <= Durability.STORED else visibility.Durability.FLUSHED
-    )
+    durability = Durability.STORED if asked.durability <= Durability.STORED else Durability.FLUSHED
     broker.writer.submit([batch], durability, done, size=len(packed.data) + _BATCH_BYTES)
 
 
 def _check(asked: Produce) -> None:
-    if asked.topic.startswith("%"):
+    if asked.topic.startswith(SYSTEM_PREFIX):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
     if asked.flags & (ProduceFlag.DUES | ProduceFlag.HALF | ProduceFlag.EXPIRING):
         raise InvalidRequest("replayed messages are neither delayed nor prepared, and do not expire")
@@ -142,8 +138,8 @@ _STORED_ASKED: Final = int(Durability.STORED)
 _CONSUMED: Final = int(Durability.CONSUMED)
 _REPLICATED: Final = int(Durability.REPLICATED)
 _REQUEST: Final = int(Kind.REQUEST)
-_STORED: Final = visibility.Durability.STORED
-_FLUSHED: Final = visibility.Durability.FLUSHED
+_STORED: Final = Durability.STORED
+_FLUSHED: Final = Durability.FLUSHED
 _CONSUMED_MS: Final = 30_000
 # What a batch costs besides its records while it waits, so that a flood of tiny ones is bounded as well.
 _PRODUCE_BATCH_BYTES: Final = 1024
@@ -159,7 +155,7 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
         else:
             (produce_half if asked.flags & _HALF else produce_delayed)(broker, session, frame, asked)
         return
-    if asked.topic.startswith("%") and not asked.topic.startswith(RESULT_PREFIX):
+    if asked.topic.startswith(SYSTEM_PREFIX) and not asked.topic.startswith(RESULT_PREFIX):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
     if asked.durability == _CONSUMED and not asked.group:
         raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")

@@ -9,7 +9,7 @@ from dmq.broker.retry.mover import checked_config, retry_topics
 from dmq.broker.wire.consume import end_subscriptions
 from dmq.broker.wire.session import Session
 from dmq.errors import InvalidSettings, NotAllowed, TopicExists, UnknownTopic
-from dmq.model import PRIORITIES, RESULT_PREFIX, TopicConfig
+from dmq.model import PRIORITIES, RESULT_PREFIX, SYSTEM_PREFIX, TopicConfig
 from dmq.protocol import admin
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
@@ -115,7 +115,7 @@ def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
 
 
 def _own(name: str) -> None:
-    if name.startswith("%"):
+    if name.startswith(SYSTEM_PREFIX):
         raise NotAllowed(f"topic {name!r} is DMQ's own and cannot be changed")
 
 
@@ -125,7 +125,7 @@ def list_topics(broker: Broker, session: Session, frame: Frame, asked: admin.Top
         for topic in broker.store.topics()
         if topic.name.startswith(asked.prefix)
         and topic.name > asked.after
-        and (asked.system or not topic.name.startswith("%"))
+        and (asked.system or not topic.name.startswith(SYSTEM_PREFIX))
     ]
     page = [_info(broker, topic) for topic in chosen[: asked.limit]]
     session.answer(frame, admin.TopicListReply(page, len(chosen) > asked.limit))

@@ -13,7 +13,7 @@ from dmq.broker.schedule.transactions import COMMITTED, ROLLED_BACK, Ending, hal
 from dmq.broker.wire.delays import store_aside, taken_batch
 from dmq.broker.wire.session import RefusalTexts, Session
 from dmq.errors import DMQError, InvalidRequest, LimitReached, StaleEpoch
-from dmq.model import check_name
+from dmq.model import HALF_TOPIC, check_name
 from dmq.protocol.batch import Batch
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import LIST_MAX, Header
@@ -31,7 +31,6 @@ from dmq.protocol.produce import (
 )
 from dmq.records import RecordView
 from dmq.storage.state.events import Event, TransactionGroup, TransactionsJoined
-from dmq.storage.state.state import HALF_TOPIC
 
 __all__ = ["end_transactions", "join_transactions", "list_transactions", "produce_half"]
 

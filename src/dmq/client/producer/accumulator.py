@@ -28,9 +28,8 @@ from typing import Final, NamedTuple, TypeAlias
 from dmq.client.connection.session import Pending
 from dmq.client.connection.url import Address
 from dmq.client.producer.future import Fate, Wakeable
-from dmq.model import Message
+from dmq.model import Durability, Message
 from dmq.protocol import Buffer
-from dmq.protocol.produce import Durability
 
 __all__ = ["SECOND_BYTES_MIN", "SECOND_MESSAGES_MIN", "Accumulator", "Batch", "Lane", "LaneKey", "Stream"]
 

@@ -24,8 +24,7 @@ from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes, choose_queu
 from dmq.client.producer.sender import Sender
 from dmq.clock import Clock
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
-from dmq.model import DEFAULT_PRIORITY, Message, check_name
-from dmq.protocol.produce import Durability
+from dmq.model import DEFAULT_PRIORITY, Durability, Message, check_name
 from dmq.records import Compressor, is_plain
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import msgspec
 
 from dmq.client.connection.threads import FOREVER, Waiter
 from dmq.errors import ConsumeTimeout, DMQError, TimedOut
-from dmq.model import MessageId, Receipt
-from dmq.protocol.produce import Durability, ProduceReply
+from dmq.model import Durability, MessageId, Receipt
+from dmq.protocol.produce import ProduceReply
 from dmq.records import ANY_QUEUE
 
 __all__ = ["Fate", "Receipts", "SendFuture", "Spooled", "Wakeable"]

@@ -12,8 +12,7 @@ from typing import Final
 
 from dmq.client.producer.encoder import encode_body
 from dmq.errors import InvalidMessage, MessageTooLarge
-from dmq.model import DEFAULT_PRIORITY, Message
-from dmq.protocol.produce import DURABILITIES, Durability
+from dmq.model import DEFAULT_PRIORITY, DURABILITIES, Durability, Message
 from dmq.records import Attributes, Compressor, encode_attributes, encode_batch
 
 __all__ = ["check_message", "due_ms", "expiry", "make_message", "parse_durability"]

@@ -34,9 +34,10 @@ from dmq.client.producer.retry_policy import History, Retries, Step
 from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, NotConnected, OutOfRetries, UnknownTopic
+from dmq.model import Durability
 from dmq.protocol import FRAME_BYTES_MAX, Command, Flag, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
-from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProduceReply
+from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 from dmq.records import Compressor
 
 __all__ = ["Asking", "Sender", "Settling"]

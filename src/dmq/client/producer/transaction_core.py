@@ -25,10 +25,9 @@ from dmq.client.producer.message import check_message, expiry, make_message
 from dmq.client.producer.routes import Route, choose_queue
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, OutOfRetries
-from dmq.model import MessageId, check_name
+from dmq.model import Durability, MessageId, check_name
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.produce import (
-    Durability,
     TransactionCheck,
     TransactionEnd,
     TransactionEndReply,

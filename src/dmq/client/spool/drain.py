@@ -24,8 +24,9 @@ from dmq.client.spool.parcel import Kept, Parcel, Place, Places
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, ServerError, StorageError, StoreClosed
+from dmq.model import Durability
 from dmq.protocol import Command, Flag, Frame, decode_response
-from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProduceReply
+from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 
 __all__ = ["Drainer"]
 

@@ -23,8 +23,9 @@ import msgspec
 
 from dmq.client.spool.parcel import Kept, pack_parcel, unpack_parcel
 from dmq.errors import DMQError, LimitReached, RecordCorrupt, WrongFormat
+from dmq.model import Durability
 from dmq.protocol import Command, decode_response
-from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProduceReply
+from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 from dmq.records import ANY_QUEUE
 from dmq.storage.files import Files
 

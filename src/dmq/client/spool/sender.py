@@ -26,9 +26,9 @@ from dmq.client.spool.parcel import Head, Kept
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidMessage, TimedOut, UnknownTopic
-from dmq.model import TopicConfig
+from dmq.model import Durability, TopicConfig
 from dmq.protocol import Frame
-from dmq.protocol.produce import Durability, ProduceReply
+from dmq.protocol.produce import ProduceReply
 from dmq.records import Compressor
 
 __all__ = ["SpoolAccumulator", "SpoolSender"]

@@ -26,14 +26,13 @@ from dmq.client.spool.parcel import Head, Kept, pack_parcel, runs, unpack_parcel
 from dmq.client.spool.refused import RefusedFolder
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Damaged, DirectoryInUse, DMQError, InvalidSettings, StorageError, StoreClosed, WrongFormat
-from dmq.model import Message, TopicConfig
+from dmq.model import SPOOL_TOPIC, SYSTEM_PREFIX, Durability, Message, TopicConfig
 from dmq.protocol import Buffer
 from dmq.records import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.files import Files, OsFiles
 from dmq.storage.group_commit import GroupCommit
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import Settled
 from dmq.storage.store import MessageStore
 
@@ -43,7 +42,6 @@ log = logging.getLogger(__name__)
 
 BYTES_MAX: Final = 1 << 30
 BYTES_MIN: Final = 256 << 10
-TOPIC: Final = "%SPOOL"
 _GROUP: Final = "broker"
 _SEGMENT_BYTES: Final = 16 << 20
 _WAITING_BYTES_MAX: Final = 1 << 50  # the producer's window bounds it
@@ -99,7 +97,7 @@ class Spool:
         """All batches below are settled."""
         self._end = self._wanted_from = 0  # in the journal
         self._measure()
-        self.next: Final = self._store.bounds(TOPIC, 0)[1]
+        self.next: Final = self._store.bounds(SPOOL_TOPIC, 0)[1]
         """The number of the first batch that is added from now on."""
         self._commit = GroupCommit(self._store, waiting_bytes_max=_WAITING_BYTES_MAX)
 
@@ -117,21 +115,21 @@ class Spool:
                 damage=store.damage,
             )
         names = [topic.name for topic in store.topics()]
-        if TOPIC not in names:
-            if any(not name.startswith("%") for name in names):
+        if SPOOL_TOPIC not in names:
+            if any(not name.startswith(SYSTEM_PREFIX) for name in names):
                 raise WrongFormat(f"{self.directory} holds a broker's data and is no spool: name another directory")
-            store.create_topic(TOPIC, TopicConfig(queues=1), system=True)
-        if store.position(_GROUP, TOPIC, 0) is None:
+            store.create_topic(SPOOL_TOPIC, TopicConfig(queues=1), system=True)
+        if store.position(_GROUP, SPOOL_TOPIC, 0) is None:
             # Without it, retention would not know that somebody wants what is here.
-            store.set_position(_GROUP, TOPIC, 0, 0)
+            store.set_position(_GROUP, SPOOL_TOPIC, 0, 0)
             store.flush()
-        return store.topic(TOPIC).id
+        return store.topic(SPOOL_TOPIC).id
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, TopicConfig]:
         """What was last known of the topics, so that queues can be chosen before a broker is there."""
-        return {topic.name: topic.config for topic in self._store.topics() if not topic.name.startswith("%")}
+        return {topic.name: topic.config for topic in self._store.topics() if not topic.name.startswith(SYSTEM_PREFIX)}
 
     def remember(self, topic: str, config: TopicConfig) -> None:
         """Keep what a broker says of a topic."""
@@ -161,14 +159,14 @@ class Spool:
             StoreClosed: the spool is closed.
         """
         record = encode_batch(
-            TOPIC,
+            SPOOL_TOPIC,
             "dmq",
             (Message(pack_parcel(head, body)),),
             sent_at_ms=self._clock.now_ms(),
             body_bytes_max=_RECORD_BYTES_MAX,
             raw_bytes_max=_RECORD_BYTES_MAX,
         )
-        batch = Batch(topic=TOPIC, queue=0, data=record.data, lengths=record.lengths)
+        batch = Batch(topic=SPOOL_TOPIC, queue=0, data=record.data, lengths=record.lengths)
         self._commit.submit(batch, on_done=lambda done: self._added(done, on_kept))
 
     def _added(self, done: Future[Placement], on_kept: OnKept) -> None:
@@ -198,13 +196,13 @@ class Spool:
         return self._commit.call(lambda: self._read(start, stop, bytes_max)).result()
 
     def _read(self, start: int, stop: int, bytes_max: int) -> tuple[list[Kept], int]:
-        position = self._store.position(_GROUP, TOPIC, 0)
+        position = self._store.position(_GROUP, SPOOL_TOPIC, 0)
         assert position is not None
         while start < stop and position.is_settled(start):
             start += 1
         if start >= stop:
             return [], stop
-        found = self._store.read(TOPIC, 0, start, min(1000, stop - start), bytes_max)
+        found = self._store.read(SPOOL_TOPIC, 0, start, min(1000, stop - start), bytes_max)
         kept = [
             unpack_parcel(offset, record.raw_body)
             for offset, record in zip(found.offsets.tolist(), found.records(), strict=True)
@@ -271,11 +269,11 @@ class Spool:
 
     def _measure(self) -> None:
         store = self._store
-        position = store.position(_GROUP, TOPIC, 0)
+        position = store.position(_GROUP, SPOOL_TOPIC, 0)
         assert position is not None
-        following = store.bounds(TOPIC, 0)[1]
+        following = store.bounds(SPOOL_TOPIC, 0)[1]
         self.floor = position.floor
-        wanted = store.journal_offset(TOPIC, 0, self.floor) if self.floor < following else None
+        wanted = store.journal_offset(SPOOL_TOPIC, 0, self.floor) if self.floor < following else None
         self._end = store.end
         self._wanted_from = self._end if wanted is None else wanted
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from dmq.model import SYSTEM_PREFIX, retry_topic_parts
 from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.archive.settlements import SETTLEMENT
 from dmq.pipeline.jobs.frames import frame_of
 from dmq.pipeline.jobs.staging import SORT, staged
 from dmq.pipeline.lookup.engine import Engine
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
-from dmq.storage.state.state import retry_topic_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +135,7 @@ _SPARK_QUERY: Final = """
 
 def topic_names(topics: Mapping[int, str]) -> dict[int, str]:
     """Users' topics by id, also by the ids of the retry topics that belong to them."""
-    found = {topic_id: name for topic_id, name in topics.items() if not name.startswith("%")}
+    found = {topic_id: name for topic_id, name in topics.items() if not name.startswith(SYSTEM_PREFIX)}
     for topic_id, name in topics.items():
         parts = retry_topic_parts(name)
         if parts is not None and parts[1] in topics:

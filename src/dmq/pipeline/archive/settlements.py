@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from dmq.model import SYSTEM_PREFIX
 from dmq.pipeline.decode.units import SystemRecord
 from dmq.storage.state.events import Outcome, Settled, decode_event
 from dmq.storage.state.positions import bitmap_ranges
@@ -78,7 +79,7 @@ class Settlements:
 
     def _add(self, event: Settled, journal_offset: int, stored_at_ms: int) -> None:
         outcome = OUTCOMES.get(event.outcome)
-        if outcome is None or event.group.startswith("%") or (event.error == _GONE and outcome == "skipped"):
+        if outcome is None or event.group.startswith(SYSTEM_PREFIX) or (event.error == _GONE and outcome == "skipped"):
             return
         for first, end in bitmap_ranges(event.start, event.count, event.bitmap):
             self._rows.append(

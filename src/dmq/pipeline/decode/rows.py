@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX
 from dmq.pipeline.decode.arrow import (
     Bits,
     Positions,
@@ -36,7 +37,7 @@ from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.layout import gather
 from dmq.records.move import DeadReason
-from dmq.storage.state.state import HALF_ID, HALF_TOPIC, SCHEDULE_ID, SCHEDULE_TOPIC
+from dmq.storage.state.state import HALF_ID, SCHEDULE_ID
 
 __all__ = ["COLUMNS", "COPY_COLUMNS", "MESSAGE_COLUMNS", "copy_batch", "is_ours", "keys", "message_batch"]
 
@@ -70,7 +71,7 @@ def _batch(rows: UnitRows, table: str, columns: Collection[str]) -> pa.RecordBat
 def is_ours(rows: UnitRows) -> Bits:
     """Which rows stand in topics of DMQ's own: their names begin with a percent sign."""
     names, index = _topics(rows)
-    mask: Bits = np.array([name.startswith("%") for name in names] or [False], np.bool_)[index]
+    mask: Bits = np.array([name.startswith(SYSTEM_PREFIX) for name in names] or [False], np.bool_)[index]
     return mask
 
 

@@ -19,13 +19,14 @@ from typing import Final, NamedTuple
 
 from dmq.client.connection.pool import Transport
 from dmq.errors import ArchiveConflict, DMQError, NotConnected, SequenceConflict, TimedOut, UnknownTopic
+from dmq.model import Durability
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.replay.batches import Parcel, first_sequence, parcels
 from dmq.pipeline.replay.plan import Plan, Target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.frame import Flag
-from dmq.protocol.produce import Durability, Produce, ProduceFlag, ProducerStates
+from dmq.protocol.produce import Produce, ProduceFlag, ProducerStates
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["Progress", "Sent", "find_target", "send_plan", "stored_rows"]

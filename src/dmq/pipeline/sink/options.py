@@ -15,8 +15,7 @@ from pyspark.sql import types
 
 from dmq.client.connection.url import parse_url
 from dmq.errors import InvalidMessage, InvalidSettings
-from dmq.model import check_name
-from dmq.protocol.produce import DURABILITIES, Durability
+from dmq.model import DURABILITIES, Durability, check_name
 
 __all__ = ["COLUMNS", "SinkOptions", "check_columns", "sink_options"]
 

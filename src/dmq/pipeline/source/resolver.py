@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
+from dmq.model import SYSTEM_PREFIX
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.filters import Bounds
 from dmq.pipeline.source.offsets import EARLIEST, LATEST, Place, Places, partition_of, queue_of
@@ -51,7 +52,7 @@ class Resolver:
         """
         options = self._options
         names = options.topics or tuple(options.assigned or ())
-        is_ours = any(name.startswith("%") for name in (*names, options.pattern or ""))
+        is_ours = any(name.startswith(SYSTEM_PREFIX) for name in (*names, options.pattern or ""))
         present = {info.topic: info for info in self._reader.topics(system=is_ours)}
         if options.pattern is not None:
             matches = re.compile(options.pattern).fullmatch
@@ -160,7 +161,7 @@ class Resolver:
     def topics_of(self, places: Iterable[Place]) -> dict[str, TopicInfo]:
         """The topics of some places that exist; those that do not are lost."""
         names = {place.topic for place in places}
-        is_ours = any(name.startswith("%") for name in names)
+        is_ours = any(name.startswith(SYSTEM_PREFIX) for name in names)
         present = {info.topic: info for info in self._reader.topics(system=is_ours)} if names else {}
         for name in sorted(names - set(present)):
             self._lost(f"topic {name!r} is gone")

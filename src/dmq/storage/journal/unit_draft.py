@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dmq.errors import DMQError, InvalidMessage, LimitReached, SequenceConflict, UnknownTopic
+from dmq.model import EVENT_TOPIC
 from dmq.records.builder import encode_system
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import DUE, EXPIRING, HEADER_BYTES, MOVED, NAMED, NO_ADDRESS, ROW_BYTES, Part, Row
-from dmq.storage.state.events import EVENT_TOPIC, Event, encode_event
+from dmq.storage.state.events import Event, encode_event
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import HALF_ID, State, queue_key
 

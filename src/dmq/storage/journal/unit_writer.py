@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from dmq.clock import Clock
 from dmq.errors import DiskFull, DMQError, StorageError
+from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.files import Files
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import SNAPSHOT, Part, Unit
 from dmq.storage.journal.unit_builder import build
 from dmq.storage.journal.unit_draft import Batch, Draft, Placement, draft_units, event_part
-from dmq.storage.journal.visibility import Durability, Visibility
+from dmq.storage.journal.visibility import Visibility
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_offsets

@@ -9,19 +9,11 @@ What always holds: visible <= end; units become visible in order; `flushed` and 
 from __future__ import annotations
 
 from collections import deque
-from enum import IntEnum
 
+from dmq.model import Durability
 from dmq.storage.journal.unit import Unit
 
-__all__ = ["Durability", "Visibility"]
-
-
-class Durability(IntEnum):
-    """What a write waits for."""
-
-    STORED = 0  # in the page cache: survives the process
-    FLUSHED = 1  # on disk: survives the machine
-    REPLICATED = 2  # on disk here and at every in-sync replica
+__all__ = ["Visibility"]
 
 
 class Visibility:

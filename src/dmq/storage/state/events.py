@@ -11,7 +11,6 @@ topics by id, never by name, so that a topic created again is another topic.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -44,8 +43,6 @@ __all__ = [
     "pack_offsets",
     "unpack_offsets",
 ]
-
-EVENT_TOPIC: Final = "%EVENT"
 
 
 class Outcome(IntEnum):

@@ -40,7 +40,7 @@ import msgspec
 import numpy as np
 
 from dmq.errors import RecordCorrupt
-from dmq.model import MessageId, TopicConfig
+from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, MessageId, TopicConfig, retry_topic_name, retry_topic_parts
 from dmq.storage.journal.unit import EXPIRING, NAMED, Row, Unit
 from dmq.storage.state.events import (
     Archived,
@@ -66,9 +66,6 @@ from dmq.storage.state.positions import PositionTable, bitmap_ranges
 from dmq.storage.state.producers import Dumped, Place, ProducerTable
 
 __all__ = [
-    "HALF_TOPIC",
-    "RETRY_PREFIX",
-    "SCHEDULE_TOPIC",
     "JoinedTransactions",
     "KeyTable",
     "OpenTransaction",
@@ -77,8 +74,6 @@ __all__ = [
     "State",
     "Topic",
     "queue_key",
-    "retry_topic_name",
-    "retry_topic_parts",
 ]
 
 
@@ -192,22 +187,6 @@ def size_of(event: KeyPut) -> int:
     return len(event.namespace.encode()) + len(event.key.encode()) + len(event.value or b"")
 
 
-RETRY_PREFIX: Final = "%RETRY%"
-
-
-def retry_topic_name(group: str, topic_id: int) -> str:
-    """Where a group gets messages of a topic again. By the topic's id: one created anew is another topic."""
-    return f"{RETRY_PREFIX}{group}%{topic_id}"
-
-
-def retry_topic_parts(name: str) -> tuple[str, int] | None:
-    """Group and topic id of such a name; None if it is another kind of name."""
-    if not name.startswith(RETRY_PREFIX):
-        return None
-    group, _, topic_id = name[len(RETRY_PREFIX) :].rpartition("%")
-    return (group, int(topic_id)) if group and topic_id.isdecimal() else None
-
-
 class RetryCounts:
     """By the key of a retry topic's queue (`state.queue_key`), how many messages are on their way into it."""
 
@@ -240,10 +219,8 @@ class RetryCounts:
         self._counts = dict(counts)
 
 
-# Topics that are always there, under ids no created topic gets.
-SCHEDULE_TOPIC: Final = "%SCHEDULE%"
+# Of the topics that always exist: ids that no created topic gets.
 SCHEDULE_ID: Final = 1
-HALF_TOPIC: Final = "%HALF%"
 HALF_ID: Final = 2
 _FIRST_TOPIC_ID: Final = 16
 _BUILT_IN_QUEUES: Final = 255

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from dmq.errors import Damaged
-from dmq.model import MessageId
+from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, MessageId
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.move import moved_record
 from dmq.settings import StoreSettings
@@ -28,7 +28,7 @@ from dmq.storage.read.reader import Found, Reader
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import DelaysDone, Event, Outcome, Settled, pack_offsets
 from dmq.storage.state.positions import Position
-from dmq.storage.state.state import HALF_TOPIC, SCHEDULE_TOPIC, queue_key
+from dmq.storage.state.state import queue_key
 
 log = logging.getLogger(__name__)
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.broker.delivery.group import (
-    BroadcastCursors,
-    Group,
-    Joined,
-    Member,
-    MemberState,
-    Subscription,
-    broadcast_name,
-    parse_broadcast_name,
-)
+from dmq.broker.delivery.group import BroadcastCursors, Group, Joined, Member, MemberState, Subscription
 from dmq.errors import SubscriptionConflict, SubscriptionSuperseded
-from dmq.model import check_name
+from dmq.model import broadcast_name
 
 PAID, ALL = Subscription("paid"), Subscription("")
 
@@ -143,14 +134,6 @@ def test_a_member_stays_for_its_grace_time_and_comes_back_as_itself() -> None:
     assert group.due(2500).gone == [member]
     assert group.members == {}
     assert (group.disconnect("a", 0, 0), group.leave("a")) == (None, None)
-
-
-def test_each_member_of_a_broadcast_group_has_positions_under_its_own_name() -> None:
-    name = broadcast_name("billing", "shop-1")
-    assert check_name(name, "group", system=True) == name
-    assert parse_broadcast_name(name) == ("billing", "shop-1")
-    assert parse_broadcast_name("billing") is None
-    assert parse_broadcast_name("%BROADCAST%billing") is None
 
 
 def test_cursors_of_a_broadcast_member_expire_when_unused() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from dmq.model import Durability
 from dmq.protocol import Status
-from dmq.protocol.produce import Durability, ProduceReply
+from dmq.protocol.produce import ProduceReply
 from dmq.storage.store import FlushTicket, MessageStore
 from dmq.testing import FakeClock
 from tests.unit.broker.turns import Rig, running

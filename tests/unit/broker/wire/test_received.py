@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from dmq.model import Durability
 from dmq.protocol import decode_response
 from dmq.protocol.parser import CHUNK_BYTES, VIEW_BYTES_MIN
-from dmq.protocol.produce import Durability, ProduceReply
+from dmq.protocol.produce import ProduceReply
 from tests.sampling import SEED
 from tests.unit.broker.turns import Peer, running
 

@@ -15,8 +15,7 @@ from dmq.client.producer.accumulator import (
     Batch,
     LaneKey,
 )
-from dmq.model import Message
-from dmq.protocol.produce import Durability
+from dmq.model import Durability, Message
 
 MESSAGE = Message(b"x")
 ANY = LaneKey("orders", -1, Durability.STORED)

@@ -7,9 +7,8 @@ import pytest
 from dmq.client.connection.connection import Exchange
 from dmq.client.producer.accumulator import Accumulator, Batch, LaneKey
 from dmq.errors import DMQError, NotConnected
-from dmq.model import Message
+from dmq.model import Durability, Message
 from dmq.protocol import Frame
-from dmq.protocol.produce import Durability
 
 ANY = LaneKey("orders", -1, Durability.STORED)
 

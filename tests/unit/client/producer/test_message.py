@@ -17,9 +17,8 @@ from dmq.client.producer.encoder import check_type, decode_body, encode_body
 from dmq.client.producer.message import check_message, due_ms, expiry, make_message, parse_durability
 from dmq.client.producer.routes import Route, Routes, choose_queue
 from dmq.errors import InvalidMessage, InvalidSettings, MessageTooLarge
-from dmq.model import Message
+from dmq.model import Durability, Message
 from dmq.protocol.consume import Point, PointKind
-from dmq.protocol.produce import Durability
 from dmq.records import decode_attributes
 
 NOW_MS = 1_700_000_000_000

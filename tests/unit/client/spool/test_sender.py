@@ -29,9 +29,9 @@ from dmq.errors import (
     NotConnected,
     UnknownTopic,
 )
-from dmq.model import Message, MessageId
+from dmq.model import Durability, Message, MessageId
 from dmq.protocol import Flag
-from dmq.protocol.produce import Durability, ProduceFlag
+from dmq.protocol.produce import ProduceFlag
 from dmq.testing import FakeClock, MemoryFiles
 from tests.unit.client.lines import FakeLines, FakeLink, Request
 from tests.unit.client.waiting import eventually

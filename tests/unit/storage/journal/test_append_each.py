@@ -7,10 +7,9 @@ import errno
 import pytest
 
 from dmq.errors import DiskFull, DMQError, SequenceConflict, StaleEpoch, UnknownTopic
-from dmq.model import Message
+from dmq.model import Durability, Message
 from dmq.records import encode_batch
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.visibility import Durability
 from dmq.storage.state.events import PositionSet
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles

@@ -7,11 +7,10 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmq.model import Message, MessageId, TopicConfig
+from dmq.model import SCHEDULE_TOPIC, Message, MessageId, TopicConfig
 from dmq.records import encode_batch, key_hash
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import TransactionGroup
-from dmq.storage.state.state import SCHEDULE_TOPIC
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 

@@ -8,26 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.model import Message, MessageId, TopicConfig
+from dmq.model import SCHEDULE_TOPIC, Message, MessageId, TopicConfig, retry_topic_name
 from dmq.records import RecordView, encode_batch
 from dmq.records.copy import CopyPlan, copy_record, read_failed
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import DelaysDone, Event, Outcome, Settled, TopicDropped, pack_offsets
-from dmq.storage.state.state import SCHEDULE_TOPIC, RetryCounts, retry_topic_name, retry_topic_parts
+from dmq.storage.state.state import RetryCounts
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
-
-NAMES = st.text(st.characters(categories=("L", "N"), include_characters="._-"), min_size=1, max_size=40)
-
-
-@given(NAMES, st.integers(0, 1 << 32))
-def test_a_retry_topic_tells_group_and_topic(group: str, topic_id: int) -> None:
-    assert retry_topic_parts(retry_topic_name(group, topic_id)) == (group, topic_id)
-
-
-@pytest.mark.parametrize("name", ["orders", "%RETRY%", "%RETRY%g", "%RETRY%g%x", "%RETRY%%5", "%DLQ%g%5"])
-def test_other_names_are_no_retry_topics(name: str) -> None:
-    assert retry_topic_parts(name) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["left", "arrived"]), st.integers(0, 5), st.integers(1, 9))))
