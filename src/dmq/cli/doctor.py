@@ -65,7 +65,7 @@ def _machine(config: Path | None, data: str | None, settings: list[str] | None, 
 
 def _broker(url: str) -> Iterator[Finding]:
     from dmq.broker.diagnostics.doctor import Finding, State
-    from dmq.client.admin.doctor import look_at
+    from dmq.client.broker_view import look_at
 
     try:
         seen = look_at(url, APP)

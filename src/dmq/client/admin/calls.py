@@ -1,30 +1,17 @@
 """Administration as conversations: generators that yield a request and are sent its response. Pure.
 
-Both clients run them, one with `run`, the other with its own `await`ing twin, so that what is asked and how answers
-are put together is written once.
+Both clients hold them (`Admin.converse`, `AioAdmin.converse`), so that what is asked, and how answers are put
+together, is written once.
 
-What always holds: a call yields (command, header), gets a frame, and returns its result; an error the broker answered
-is raised inside, where the frame is decoded.
-
-The key-value space as conversations. See `dmq.client.admin.calls`.
-
-What always holds: what can be seen to be wrong is refused here, before anything is asked.
-
-Questions about one message: its life, and why it is not consumed. See `dmq.client.admin.calls`.
-
-Administration of limits: how much a second producers may send. See `dmq.client.admin.calls`.
-
-What always holds: what can be seen to be wrong is refused here, before anything is asked.
-
-Administration of messages that wait: delayed ones, and those of open transactions. See `dmq.client.admin.calls`.
-
-What always holds: a listing is put together from pages, so it is as long as asked for and no page is larger than a
-frame.
+What always holds: a call yields (command, header), gets a frame, and returns its result; an error that the broker
+answered is raised inside of the call, where the frame is decoded. Arguments that are evidently wrong are refused before
+anything is asked. A listing is put together from pages, so that it is as long as the caller wants and no page is larger
+than a frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -81,7 +68,9 @@ from dmq.protocol.read import Archived, ArchivedReply, Find, Offsets, Peek, Peek
 from dmq.records import ANY_QUEUE, RecordView
 
 __all__ = [
+    "ANSWER_SECONDS",
     "Call",
+    "When",
     "cancel_delay",
     "delays",
     "delete",
@@ -90,40 +79,33 @@ __all__ = [
     "limits",
     "parse_point",
     "put",
-    "run",
     "set_limit",
     "trace",
     "transactions",
     "why",
 ]
 
-
 T = TypeVar("T")
 Call: TypeAlias = Generator[tuple[Command, Header], Frame, T]
 When: TypeAlias = str | int | float | datetime | timedelta | Point
 
+ANSWER_SECONDS: Final = 30.0  # that a broker may take for an answer
 _MS_MAX: Final = 1 << 62
-
-
-def run(call: Call[T], ask: Callable[[Command, Header], Frame]) -> T:
-    """Hold a conversation to its end."""
-    try:
-        command, header = next(call)
-        while True:
-            command, header = call.send(ask(command, header))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+_NAME_MAX: Final = 255
+_NO_QUEUE: Final = 255
+_PAGE: Final = 1000
+_POLICIES: Final = {"refuse": LimitPolicy.REFUSE, "dead-letter": LimitPolicy.DEAD_LETTER}
+_TTL_SECONDS_MAX: Final = 10 * 365 * 86_400
 
 
 def parse_point(to: When) -> Point:
-    """A place in a queue, as users write it.
+    """Parse a place in a queue, as users write it.
 
     "earliest", "latest", an offset (int), a moment (datetime, or seconds since 1970 as a float), or a time back from
     now (timedelta, or text as in "2h": ms, s, m, h, d).
 
     Raises:
-        InvalidSettings: it is none of them.
+        InvalidSettings: it is none of these.
     """
     if isinstance(to, Point):
         return to
@@ -152,7 +134,7 @@ def parse_point(to: When) -> Point:
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as the wire has them: `ttl` in seconds becomes milliseconds, what is not given is left out."""
+    """Settings as the wire has them: `ttl` in seconds becomes `ttl_ms`."""
     given = dict(settings)
     if "ttl" in given:
         ttl = given.pop("ttl")
@@ -255,9 +237,9 @@ def _records(frame: Frame, count: int) -> list[RecordView]:
 
 def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) -> Call[list[StoredMessage]]:
     if (key is None) == (id is None):
-        raise InvalidRequest("find looks up by key= or by id=: give exactly one of them")
+        raise InvalidRequest("find takes key= or id=: give exactly one of them")
     if key is not None and not topic:
-        raise InvalidRequest("a key is looked up within a topic: give topic=")
+        raise InvalidRequest("find by key= searches one topic: give topic=")
     wanted = None if id is None else parse_id(id)
     asked = Find(topic, key, None if wanted is None else wanted.to_bytes(), limit)
     frame = yield Command.FIND, asked
@@ -321,8 +303,7 @@ def drain(action: sessions.DrainAction, grace: float, reason: str) -> Call[Drain
     return DrainReport.of(reply)
 
 
-_NAME_MAX: Final = 255
-_TTL_SECONDS_MAX: Final = 10 * 365 * 86_400
+# --- key-value space --------------------------------------------------------------------------------------------------
 
 
 def put(namespace: str, key: str, value: bytes | str, ttl: float | None) -> Call[None]:
@@ -365,7 +346,7 @@ def _checked(name: str, what: str) -> str:
     return name
 
 
-_NO_QUEUE = 255
+# --- history of a message ---------------------------------------------------------------------------------------------
 
 
 def trace(id: MessageId | str, group: str) -> Call[TraceReport]:
@@ -395,7 +376,7 @@ def why(id: MessageId | str, group: str) -> Call[WhyReport]:
     return WhyReport(wanted, reply.state, reply.text, groups, reply.is_complete)
 
 
-_POLICIES = {"refuse": LimitPolicy.REFUSE, "dead-letter": LimitPolicy.DEAD_LETTER}
+# --- rate limits ------------------------------------------------------------------------------------------------------
 
 
 def limits(topic: str, app: str) -> Call[list[LimitReport]]:
@@ -405,7 +386,7 @@ def limits(topic: str, app: str) -> Call[list[LimitReport]]:
 
 def set_limit(topic: str, app: str, messages: int | None, bytes: int | None, policy: str) -> Call[LimitReport | None]:
     if bool(topic) == bool(app):
-        raise InvalidSettings("a limit is one of a topic or one of an app: give topic= or app=, one of them")
+        raise InvalidSettings("a rate limit is for a topic or for an app: give topic= or app=, one of them")
     for name, value in (("messages", messages), ("bytes", bytes)):
         if value is not None and (type(value) is not int or not 0 < value < 1 << 63):
             raise InvalidSettings(f"{name} is how many a second, a whole number from 1 on, or None, not {value!r}")
@@ -421,7 +402,7 @@ def _report(limit: LimitInfo) -> LimitReport:
     return LimitReport(limit.topic, limit.app, limit.messages, limit.bytes, policy)
 
 
-_PAGE = 1000
+# --- delayed messages and open transactions ---------------------------------------------------------------------------
 
 
 def delays(topic: str, limit: int) -> Call[list[DelayReport]]:

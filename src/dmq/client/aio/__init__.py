@@ -1,1 +1,1 @@
-"""Aio: `admin`, `client`, `connection`, `consumer`, `executor`, `pool`, `producer`, `transaction`."""
+"""Aio: `admin`, `client`, `connection`, `consumer`, `executor`, `key_values`, `pool`, `producer`, `transaction`."""

@@ -1,6 +1,9 @@
-"""Administration from asyncio: the twin of `dmq.client.admin.admin`.
+"""Administration: `await client.admin.topics()`.
 
-What always holds: the same conversations, in the same words.
+What always holds: every call is one conversation of `dmq.client.admin.calls` or `dmq.client.admin.dead_letters`. It
+waits for a connection as the client was told to, and is asked again when the connection breaks, if that does no harm
+(`dmq.client.connection.request_retry`). A call that raises `TimedOut` or `NotConnected` may or may not have been
+carried out.
 """
 
 from __future__ import annotations
@@ -12,8 +15,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from dmq.client.admin import calls, dead_letters
-from dmq.client.admin.admin import ANSWER_SECONDS
-from dmq.client.admin.calls import Call, When
+from dmq.client.admin.calls import ANSWER_SECONDS, Call, When
 from dmq.client.admin.dead_letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.admin.reports import (
     ArchiveReport,
@@ -41,25 +43,28 @@ T = TypeVar("T")
 
 
 class AioAdmin:
-    """What can be asked of a broker beside sending and consuming; see `dmq.client.admin.admin.Admin`."""
+    """What can be asked of a broker beside sending and consuming.
+
+    Parameters:
+        timeout: how long a call may take; None waits for a connection for ever, and `ANSWER_SECONDS` for an answer.
+    """
 
     def __init__(self, transport: AioTransport, timeout: float | None) -> None:
         self._transport = transport
-        self._timeout = timeout
+        self.timeout = timeout
 
-    async def _run(self, call: Call[T]) -> T:
+    async def converse(self, call: Call[T]) -> T:
+        """Hold a conversation with the broker to its end, and return its result."""
         try:
             command, header = next(call)
             while True:
                 answer = await self._transport.request(
-                    command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS
+                    command, header, timeout=self.timeout, answer_seconds=ANSWER_SECONDS
                 )
                 command, header = call.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
-
-    converse = _run  # for what is asked beside administration
 
     async def create_topic(
         self,
@@ -71,148 +76,153 @@ class AioAdmin:
         allow_existing: bool = False,
         **settings: Any,
     ) -> Topic:
-        """Make a topic.
+        """Create a topic.
 
         Parameters:
-            queues: how many; messages of one queue stay in order. With `priority` there are ten, one for each.
+            queues: how many; messages of one queue stay in order. With `priority` there are ten, one for each priority.
             ttl: seconds after which its messages expire; None is never.
-            allow_existing: do not mind if it is there with the same settings.
-            settings: the others of a topic, by name.
+            allow_existing: accept a topic of that name if it has the same settings.
+            settings: the other settings of a topic, by name.
 
         Raises:
-            TopicExists: one of that name is there.
-            InvalidName, InvalidSettings: the broker refused them.
+            TopicExists: a topic of that name exists.
+            InvalidName, InvalidSettings: the broker refused the name or a setting.
         """
-        return await self._run(
+        return await self.converse(
             calls.create_topic(name, {"queues": queues, "priority": priority, "ttl": ttl, **settings}, allow_existing)
         )
 
     async def update_topic(self, name: str, **settings: Any) -> Topic:
         """Change some settings of a topic, by name: `queues`, `ttl`, `carry_for`, `properties`, and
-        `can_produce` and `can_consume`, which switch sending to it and consuming of it off and on.
+        `can_produce` and `can_consume`, which switch sending to the topic and consuming from it on and off.
         """
-        return await self._run(calls.update_topic(name, settings))
+        return await self.converse(calls.update_topic(name, settings))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic, its messages and all positions in it."""
-        await self._run(calls.delete_topic(name))
+        """Delete a topic, its messages and the positions of all groups in it."""
+        await self.converse(calls.delete_topic(name))
 
     async def topics(self, prefix: str = "", *, system: bool = False) -> list[Topic]:
-        """All topics by name; DMQ's own only with `system`."""
-        return await self._run(calls.topics(prefix, system))
+        """The topics whose names begin with a prefix, by name; those of DMQ itself only with `system`."""
+        return await self.converse(calls.topics(prefix, system))
 
     async def topic(self, name: str) -> Topic:
-        """One topic, and the groups that consume it."""
-        return await self._run(calls.topic(name))
+        """One topic, with the groups that consume it."""
+        return await self.converse(calls.topic(name))
 
     async def groups(self, topic: str = "") -> list[GroupReport]:
-        """All groups, or those that consume a topic."""
-        return await self._run(calls.groups(topic))
+        """All consumer groups, or those that consume a topic."""
+        return await self.converse(calls.groups(topic))
 
     async def group(self, name: str) -> GroupReport:
-        """One group and its members."""
-        return await self._run(calls.group(name))
+        """One consumer group, with its members."""
+        return await self.converse(calls.group(name))
 
     async def create_group(self, name: str, topic: str) -> None:
-        """Give a group a position in a topic before its first member comes."""
-        await self._run(calls.create_group(name, topic))
+        """Give a group a position in a topic before its first member subscribes."""
+        await self.converse(calls.create_group(name, topic))
 
     async def delete_group(self, name: str, topic: str = "") -> None:
-        """Forget a group, or its position in one topic."""
-        await self._run(calls.delete_group(name, topic))
+        """Delete a group, or its position in one topic."""
+        await self.converse(calls.delete_group(name, topic))
 
     async def lag(self, topic: str, group: str) -> Lag:
-        """How much of a topic a group has not settled; of all it consumes if the topic is ""."""
-        return await self._run(calls.lag(topic, group))
+        """How many messages of a topic a group has not settled; of all topics it consumes if the topic is "".
+
+        Raises:
+            UnknownGroup: the group has no position in the topic.
+        """
+        return await self.converse(calls.lag(topic, group))
 
     async def reset(
         self, topic: str, group: str, to: When, *, queue: int | None = None, dry_run: bool = False
     ) -> list[Move]:
-        """Move a group within a topic.
+        """Move the position of a group in a topic.
 
         Parameters:
-            to: "earliest", "latest", an offset, a datetime, or a timedelta back from now.
-            queue: only this one.
-            dry_run: only tell what would happen.
+            to: "earliest", "latest", an offset, a datetime, seconds since 1970 as a float, or a time back from now,
+                as a timedelta or as in "2h".
+            queue: move it in this queue only.
+            dry_run: change nothing, and return what would be moved.
         """
-        return await self._run(calls.reset(topic, group, to, queue, dry_run))
+        return await self.converse(calls.reset(topic, group, to, queue, dry_run))
 
     async def find(
         self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> list[StoredMessage]:
-        """Messages with a key, or the one with an id."""
-        return await self._run(calls.find(topic, key, id, limit))
+        """The messages of a topic that have a key, or the message with an id."""
+        return await self.converse(calls.find(topic, key, id, limit))
 
     async def peek(
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
     ) -> list[StoredMessage]:
-        """Look at messages from a place on, without consuming them."""
-        return await self._run(calls.peek(topic, queue, at, limit, tags))
+        """Read messages from a place on, without consuming them."""
+        return await self.converse(calls.peek(topic, queue, at, limit, tags))
 
     async def read(
         self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
     ) -> tuple[list[StoredMessage], int]:
-        """Messages of one queue from an offset on, and the offset from which to read for more."""
-        return await self._run(calls.read(topic, queue, offset, limit, tags))
+        """Messages of one queue from an offset on, and the offset at which to read on."""
+        return await self.converse(calls.read(topic, queue, offset, limit, tags))
 
     async def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
-        """What each queue keeps, and where a place lies in it."""
-        return await self._run(calls.offsets(topic, queue, at))
+        """The first and the next offset of each queue, and the offset of a place in it."""
+        return await self.converse(calls.offsets(topic, queue, at))
 
     async def archived(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
-        """How far the archive has taken the journal of the broker; with an offset, that it has come this far.
+        """How far the journal of the broker is archived; given an offset, record first that it is archived so far.
 
         Parameters:
-            journal_id, offset: everything of this journal below the offset is in the archive, for good. It never goes
-                back. Retention waits for it where `store.keep_unarchived` is on.
+            journal_id, offset: everything of this journal below the offset is in the archive, for good. The offset
+                never goes back. Retention waits for it where `store.keep_unarchived` is on.
 
         Raises:
             OffsetGone: the journal has no such offset.
             InvalidRequest: the broker has another journal.
         """
-        return await self._run(calls.archived(journal_id, offset))
+        return await self.converse(calls.archived(journal_id, offset))
 
     async def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
-        """Messages that wait for their time, the next due first; those of one topic, or of all."""
-        return await self._run(calls.delays(topic, limit))
+        """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
+        return await self.converse(calls.delays(topic, limit))
 
     async def cancel_delay(self, id: MessageId | str) -> None:
-        """Take back a message that is not delivered yet.
+        """Cancel a delayed message that is not delivered yet.
 
         Raises:
-            UnknownMessage: no message with this id waits: it was delivered, or cancelled, or never delayed.
+            UnknownMessage: no delayed message has this id: it was delivered or cancelled, or was never delayed.
         """
-        await self._run(calls.cancel_delay(id))
+        await self.converse(calls.cancel_delay(id))
 
     async def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        return await self._run(calls.transactions(topic, limit))
+        return await self.converse(calls.transactions(topic, limit))
 
     async def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
-        """The life of a message: when it was sent, stored, delivered, acked, and whatever else became of it.
+        """The history of a message: when it was sent, stored, delivered, acked, retried and so on.
 
         Parameters:
             group: leave out what other groups did with it.
 
         Raises:
-            UnknownMessage: nothing is kept of it.
+            UnknownMessage: the broker has no record of it.
         """
-        return await self._run(calls.trace(id, group))
+        return await self.converse(calls.trace(id, group))
 
     async def why(self, id: MessageId | str, group: str = "") -> WhyReport:
-        """Why a message is not consumed, in one paragraph; or that it was, by whom and when.
+        """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
 
         Parameters:
-            group: only this one.
+            group: answer for this group only.
 
         Raises:
-            UnknownMessage: nothing is kept of it.
+            UnknownMessage: the broker has no record of it.
         """
-        return await self._run(calls.why(id, group))
+        return await self.converse(calls.why(id, group))
 
     async def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
-        """The limits in force: all, or that of a topic, of an app, or both."""
-        return await self._run(calls.limits(topic, app))
+        """The rate limits in force: all of them, or that of a topic, of an app, or both."""
+        return await self.converse(calls.limits(topic, app))
 
     async def set_limit(
         self,
@@ -223,12 +233,13 @@ class AioAdmin:
         bytes: int | None = None,
         policy: str = "refuse",
     ) -> LimitReport | None:
-        """Limit what a topic takes, or what an app may send, from now on; it outlives the broker.
+        """Limit the rate at which a topic takes messages, or an app sends them. The limit outlives a restart.
 
         Parameters:
-            topic, app: whose limit it is, one of them.
-            messages, bytes: how many a second; None is no limit, and without both the limit is taken away.
-            policy: what is over it is refused with `RateLimited`, or becomes a "dead-letter".
+            topic, app: what is limited; give one of them.
+            messages, bytes: how many a second; None is no limit, and without both the limit is removed.
+            policy: messages above the limit are refused with `RateLimited` ("refuse"), or become dead letters
+                ("dead-letter").
 
         Returns:
             The limit in force, or None.
@@ -236,36 +247,36 @@ class AioAdmin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return await self._run(calls.set_limit(topic, app, messages, bytes, policy))
+        return await self.converse(calls.set_limit(topic, app, messages, bytes, policy))
 
     async def stats(self, *prefixes: str) -> dict[str, float]:
-        """The broker's counters: all, or those that begin with one of these."""
-        return await self._run(calls.stats(prefixes))
+        """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""
+        return await self.converse(calls.stats(prefixes))
 
     async def cluster(self) -> list[BrokerReport]:
-        """All brokers that are known, the one we are connected to first."""
-        return await self._run(calls.cluster())
+        """All brokers that are known, the connected one first."""
+        return await self.converse(calls.cluster())
 
     async def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:
-        """Take the broker we are connected to out of use: it takes and hands out nothing more, but takes acks.
+        """Drain the connected broker: it takes no messages and delivers none, but still takes acks.
 
         Parameters:
-            grace: how long clients are told they have before they should have gone.
-            reason: what they are told.
+            grace: seconds within which clients are asked to leave.
+            reason: what the clients are told.
         """
-        return await self._run(calls.drain(DrainAction.BEGIN, grace, reason))
+        return await self.converse(calls.drain(DrainAction.BEGIN, grace, reason))
 
     async def undrain(self) -> DrainReport:
-        """Put it back in use."""
-        return await self._run(calls.drain(DrainAction.END, 0.0, ""))
+        """Put a drained broker back in use."""
+        return await self.converse(calls.drain(DrainAction.END, 0.0, ""))
 
     async def drain_progress(self) -> DrainReport:
-        """How far it is with that."""
-        return await self._run(calls.drain(DrainAction.SHOW, 0.0, ""))
+        """How far the draining of the broker is."""
+        return await self.converse(calls.drain(DrainAction.SHOW, 0.0, ""))
 
     async def stop_broker(self, grace: float = 5.0, reason: str = "") -> DrainReport:
-        """Stop the process of the broker we are connected to, as SIGTERM does."""
-        return await self._run(calls.drain(DrainAction.STOP, grace, reason))
+        """Stop the process of the connected broker, as SIGTERM does."""
+        return await self.converse(calls.drain(DrainAction.STOP, grace, reason))
 
     async def dead_letters(
         self,
@@ -283,18 +294,18 @@ class AioAdmin:
         """Messages that could not be consumed or stored, the oldest first.
 
         Parameters:
-            topic, group, reason: only these; reason is RETRIES_EXHAUSTED, EXPIRED, RATE_LIMITED, STORE_FAILED or
-                REJECTED.
+            topic, group, reason: only letters of these; reason is RETRIES_EXHAUSTED, EXPIRED, RATE_LIMITED,
+                STORE_FAILED or REJECTED.
             state: waiting, resent or deleted; "" for any.
-            since, until: by the time they became dead letters.
-            limit: at most so many.
-            ids: only these: letters, their numbers, or ids of messages.
-            bodies: without them the bodies are empty, and a long list is quick.
+            since, until: the time at which they became dead letters.
+            limit: how many at most.
+            ids: only these letters: letters, their numbers, or ids of messages.
+            bodies: False leaves the bodies empty, so that a long list is quick.
 
         Raises:
-            DatabaseDown: their database cannot be used now.
+            DatabaseDown: the database of the dead letters cannot be used now.
         """
-        return await self._run(
+        return await self.converse(
             dead_letters.dead_letters(
                 topic, group, reason, state=state, since=since, until=until, limit=limit, ids=ids, bodies=bodies
             )
@@ -309,18 +320,19 @@ class AioAdmin:
         reason: str = "",
         rate: float | None = None,
     ) -> list[DeadLetterOutcome]:
-        """Send dead letters again, each under its own id, to its group alone; one that never was stored, to its topic.
+        """Send dead letters again, each under its own id, to its group alone; one that was never stored, to its topic.
 
         Parameters:
-            ids: letters, their numbers, or ids of messages, which mean all letters of theirs that wait. Without ids,
-                all that wait and match the other parameters.
-            rate: at most so many a second; the broker has a cap of its own.
+            ids: letters, their numbers, or ids of messages; an id means all waiting letters of the message. Without
+                ids, all waiting letters that match the other parameters.
+            rate: how many a second at most; the broker has a cap of its own.
 
         Returns:
-            An outcome for each.
+            An outcome for each letter.
 
         Raises:
-            DatabaseDown: their database cannot be used now; some may have been resent, and are not resent again.
+            DatabaseDown: the database of the dead letters cannot be used now. Some letters may have been resent; they
+                are not resent again.
         """
         return await self._settle_letters(dead_letters.named(ids, topic, group, reason), rate, delete=False)
 
@@ -333,17 +345,17 @@ class AioAdmin:
         reason: str = "",
         rate: float | None = None,
     ) -> list[DeadLetterOutcome]:
-        """Mark dead letters deleted, and forget what they held; see `resend_dead_letters`."""
+        """Mark dead letters deleted and drop their content; parameters and errors as of `resend_dead_letters`."""
         return await self._settle_letters(dead_letters.named(ids, topic, group, reason), rate, delete=True)
 
     async def _settle_letters(
         self, call: Call[list[int]], rate: float | None, *, delete: bool
     ) -> list[DeadLetterOutcome]:
         outcomes: list[DeadLetterOutcome] = []
-        numbers = await self._run(call)
+        numbers = await self.converse(call)
         for part, seconds in dead_letters.steps(numbers, rate):
             began = time.monotonic()
-            outcomes += await self._run(dead_letters.settle(part, delete=delete))
+            outcomes += await self.converse(dead_letters.settle(part, delete=delete))
             left = seconds - (time.monotonic() - began)
             if left > 0 and len(outcomes) < len(numbers):
                 await asyncio.sleep(left)

@@ -11,9 +11,9 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from dmq.client.admin.key_values import AioRegistry
 from dmq.client.aio.admin import AioAdmin
 from dmq.client.aio.consumer import AioConsumer
+from dmq.client.aio.key_values import AioRegistry
 from dmq.client.aio.pool import AioTransport
 from dmq.client.aio.producer import AioProducer
 from dmq.client.arguments import check_timeout

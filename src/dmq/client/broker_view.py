@@ -1,6 +1,6 @@
-"""How a broker looks from here: does it answer, which version, how far is its clock off, what does it complain of.
+"""A broker as a client sees it: whether it answers, its version, how far its clock is off, its counters.
 
-What always holds: asking changes nothing on the broker.
+What always holds: looking changes nothing on the broker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["BrokerView", "look_at"]
 
 
 class BrokerView(NamedTuple):
-    """What was seen."""
+    """What a client saw of a broker."""
 
     broker: str
     address: str
@@ -29,7 +29,7 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
     """Connect to a broker and look at it.
 
     Raises:
-        DMQError: it cannot be connected to; the message says why.
+        DMQError: no connection to it can be made; the message says why.
     """
     began_ms = time.time() * 1000
     with connect(url, app=app) as client:
