@@ -23,8 +23,8 @@ import msgspec
 from bench.large import Sizes, ask, filled, open_after_kills
 from bench.loads import Spread, machine
 from bench.rows import SEED, Bench, Row, verdict
-from bench.store_appending import append_cpu, append_wall, backlog_behind, flushed, many_queues
-from bench.store_reading import lookup, sequential_read
+from bench.store_append import append_cpu, append_wall, backlog_behind, flushed, many_queues
+from bench.store_read import lookup, sequential_read
 
 
 def opening(bench: Bench) -> list[Row]:

@@ -14,8 +14,8 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import dmq.deadletters.store  # noqa: F401  first by the main thread: CPython 3.11 breaks when two threads parse at once
 from dmq.testing.fixtures import dmq_broker
 from tests.databases import database_servers
-from tests.ending import end_in_order
 from tests.sampling import IS_SOAK, SEED, SOAK, sample_size
+from tests.termination import end_in_order
 
 __all__ = ["database_servers", "dmq_broker"]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from balance import balance, fill, is_over
-from starting import connect
+from startup import connect
 from tables import TOPIC, open_database
 
 import dmq

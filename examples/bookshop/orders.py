@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, insert, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
-from starting import arguments_parser, connect, set_up
+from startup import arguments_parser, connect, set_up
 from tables import GROUP, TOPIC, baskets, cancellations, open_database, orders
 
 import dmq

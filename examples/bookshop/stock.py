@@ -9,7 +9,7 @@ import json
 
 from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.orm import Session
-from starting import arguments_parser, connect, set_up
+from startup import arguments_parser, connect, set_up
 from tables import GROUP, TOPIC, movements, open_database, shelves
 
 import dmq

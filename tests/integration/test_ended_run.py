@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.raw import eventually
+from tests.integration.frame_client import eventually
 
 PATIENCE_S = 180.0
 ENDLESS = """

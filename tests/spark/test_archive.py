@@ -18,7 +18,7 @@ from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Progress
 from dmq.pipeline.tables import COPY, MESSAGE
 from dmq.testing.processes import BrokerProcess, free_port
-from tests.spark.archiving import Sent, check_archive, consume_all, outcomes, rows_of, send_logged
+from tests.spark.producer_logs import Sent, check_archive, consume_all, outcomes, rows_of, send_logged
 
 # After each of these the job is torn down, once.
 POINTS = (

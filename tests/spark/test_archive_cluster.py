@@ -11,8 +11,8 @@ import dmq
 from dmq.pipeline.archive import __main__ as program
 from dmq.pipeline.archive.table_store import Archive
 from dmq.testing.processes import BrokerProcess, free_port
-from tests.spark.archiving import check_archive, consume_all, outcomes, send_logged
 from tests.spark.cluster import Cluster
+from tests.spark.producer_logs import check_archive, consume_all, outcomes, send_logged
 
 MESSAGES = 20_000
 

@@ -10,8 +10,8 @@ import dmq
 from dmq.pipeline.archive.job import TABLES, app_id_of
 from dmq.pipeline.archive.table_store import Archive
 from dmq.testing.processes import BrokerProcess
-from tests.spark.archiving import Sent, check_archive, consume_all, outcomes, send_logged
-from tests.spark.driving import run_driver
+from tests.spark.driver_process import run_driver
+from tests.spark.producer_logs import Sent, check_archive, consume_all, outcomes, send_logged
 
 POINTS = ("task", "extracted", "committed copy", "resolve", "committed consume_event")
 MESSAGES = 4000  # a round: some megabytes, so that there are several tasks
@@ -26,9 +26,9 @@ def test_each_row_is_there_once_though_driver_and_jvm_are_killed_at_five_points(
         for number, point in enumerate(POINTS):
             log += send_logged(client, "orders", MESSAGES, seed=number)
             consume_all(client, "orders", f"group-{number}", len(log))
-            killed = run_driver(scratch, "tests.spark.dying_archive", broker.url, str(tables), point)
+            killed = run_driver(scratch, "tests.spark.mortal_archive", broker.url, str(tables), point)
             assert killed.returncode == -9, (point, killed.stdout, killed.stderr)
-        ended = run_driver(scratch, "tests.spark.dying_archive", broker.url, str(tables), "never")
+        ended = run_driver(scratch, "tests.spark.mortal_archive", broker.url, str(tables), "never")
         assert ended.stdout == "ended\n", ended.stderr
         told = client.admin.archived()
     archive = Archive(str(tables))

@@ -15,7 +15,7 @@ import dmq
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.tables import MESSAGE
 from dmq.testing.processes import BrokerProcess
-from tests.spark.archiving import check_archive, send_logged
+from tests.spark.producer_logs import check_archive, send_logged
 
 SECONDS = 240.0
 

@@ -9,7 +9,7 @@ import pytest
 
 import dmq
 from dmq.testing.processes import BrokerProcess
-from tests.integration.test_write_rows import stored
+from tests.integration.pipeline.test_sink import stored
 from tests.spark.cluster import Cluster
 
 

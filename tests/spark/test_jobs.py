@@ -13,9 +13,9 @@ from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import dead_letters, rollup, trace
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.tables import DEAD_LETTER_DAILY, METRICS_1M, POSITION_DAILY, TRACE
-from tests.archived import MIDNIGHT, Days, archive_rows, made, table_rows
-from tests.spark import plainly
-from tests.spark.quick import quick
+from tests.archive_rows import MIDNIGHT, Days, archive_rows, made, table_rows
+from tests.spark import plain_tables
+from tests.spark.quick_queries import quick
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,25 +36,25 @@ def context(archive: Archive, **more: object) -> JobContext:
 def check_metrics(archive: Archive, days: Days) -> None:
     rows = table_rows(archive, METRICS_1M)
     came = {(row["minute"], row["topic"], row["app"]): row for row in rows if row["group"] is None}
-    expected = plainly.metrics_in(days)
+    expected = plain_tables.metrics_in(days)
     assert came.keys() == expected.keys()
     for key, facts in expected.items():
         assert {name: came[key][name] for name in facts} == pytest.approx(facts)
     went = {(row["minute"], row["topic"], row["group"]): row for row in rows if row["group"] is not None}
-    settled = plainly.metrics_out(days)
+    settled = plain_tables.metrics_out(days)
     assert settled.keys() <= went.keys()
     nothing = {"messages_out": 0, "retries": 0, "dead": 0}
     for key, row in went.items():
         facts = settled.get(key, nothing)
         assert {name: row[name] for name in facts} == pytest.approx(facts)
         minute, topic, group = key
-        assert row["lag"] == plainly.lag(days, topic, group, minute), key
+        assert row["lag"] == plain_tables.lag(days, topic, group, minute), key
         assert row["dt"] == minute.date()
 
 
 def check_trace(archive: Archive, days: Days) -> None:
     found = table_rows(archive, TRACE)
-    assert sorted(found, key=lambda row: (row["message_id"], row["group"] or "")) == plainly.trace(days)
+    assert sorted(found, key=lambda row: (row["message_id"], row["group"] or "")) == plain_tables.trace(days)
 
 
 def check_dead_letters(archive: Archive, days: Days) -> None:
@@ -63,7 +63,7 @@ def check_dead_letters(archive: Archive, days: Days) -> None:
         (row["dt"], row["topic"], row["group"], row["reason"]): {name: row[name] for name in names}
         for row in table_rows(archive, DEAD_LETTER_DAILY)
     }
-    assert found == plainly.dead_letters(days)
+    assert found == plain_tables.dead_letters(days)
     assert len(found) > 2
 
 

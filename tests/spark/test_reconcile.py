@@ -17,8 +17,8 @@ from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import reconcile
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.tables import RECONCILE_DIFF
-from tests.archived import Days, archive_rows, table_rows
-from tests.spark.quick import quick
+from tests.archive_rows import Days, archive_rows, table_rows
+from tests.spark.quick_queries import quick
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

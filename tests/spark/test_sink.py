@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 import dmq
 from dmq.client.client import Client
 from dmq.testing.processes import BrokerProcess, free_port
-from tests.integration.test_write_rows import stored
+from tests.integration.pipeline.test_sink import stored
 
 
 @pytest.fixture(scope="module")

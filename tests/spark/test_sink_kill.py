@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 import dmq
 from dmq.testing.processes import BrokerProcess
-from tests.integration.test_write_rows import stored
-from tests.spark.driving import run_driver
-from tests.spark.dying_sink import stream
+from tests.integration.pipeline.test_sink import stored
+from tests.spark.driver_process import run_driver
+from tests.spark.mortal_sink import stream
 
 FILES = 8
 FILE_ROWS = 7000
@@ -34,7 +34,7 @@ def test_each_row_is_there_once_though_the_driver_is_killed_in_a_write_and_in_a_
         client.admin.create_topic("rows", queues=3)
         for point in ("write", "commit"):
             words = (broker.url, "rows", str(source), str(tmp_path / "checkpoint"), point)
-            killed = run_driver(tmp_path / "scratch", "tests.spark.dying_sink", *words)
+            killed = run_driver(tmp_path / "scratch", "tests.spark.mortal_sink", *words)
             assert killed.returncode == -9, killed.stderr
         assert FILE_ROWS < client.admin.topic("rows").messages < len(expected), "it died in the middle"
         stream(spark, broker.url, "rows", str(source), str(tmp_path / "checkpoint"), "never")

@@ -1,6 +1,6 @@
 """`spark.read.format("dmq")`: what is published is what Spark gets, with its own columns, filters and errors.
 
-Everything about what is read stands in tests/integration/test_source_reading.py, which needs no Spark to run.
+Everything about what is read stands in tests/integration/pipeline/test_source.py, which needs no Spark to run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from dmq.pipeline.source.columns import column_kind
 from dmq.testing.processes import BrokerProcess
-from tests.spark.published import Published, publish, reading
+from tests.spark.sample_messages import Published, publish, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import pytest
 
 import dmq
 from dmq.testing.processes import BrokerProcess, free_port
-from tests.spark.published import reading
+from tests.spark.sample_messages import reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

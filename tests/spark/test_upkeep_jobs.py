@@ -19,8 +19,8 @@ from dmq.pipeline.jobs import compact, retain, staging, trace
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.lookup.lookup import Lookup
 from dmq.pipeline.tables import CONSUME_EVENT, KEY_INDEX, MESSAGE, SCHEMAS, TRACE
-from tests.archived import MIDNIGHT, Days, archive_rows, arrow, made, table_rows
-from tests.spark.quick import quick
+from tests.archive_rows import MIDNIGHT, Days, archive_rows, arrow, made, table_rows
+from tests.spark.quick_queries import quick
 from tests.unit.pipeline.archives import commit_messages, message_row
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dmq.protocol.session import Hello
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing.processes import free_port
 from tests.integration.client.servers import RunningBroker
-from tests.integration.raw import RawClient
+from tests.integration.frame_client import RawClient
 
 LARGE = os.urandom(5 << 20)
 

@@ -14,9 +14,9 @@ import dmq
 import dmq.aio
 from dmq.client.spool.spool import Spool
 from dmq.protocol import Command, Frame, Header
+from tests.integration.cli.test_commands import dmq as command
 from tests.integration.client.servers import Peer, RunningBroker, usual
-from tests.integration.test_cli import dmq as command
-from tests.unit.client.waiting import eventually
+from tests.patience import eventually
 
 PATIENCE_S = 30.0
 

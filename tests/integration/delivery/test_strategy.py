@@ -11,8 +11,8 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing.processes import BrokerProcess
+from tests.integration.consumer.handler_thread import Handling, eventually
 from tests.integration.delivery.scenes import GROUP, Scene
-from tests.integration.handling import Handling, eventually
 
 
 def nothing(message: ReceivedMessage) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from dmq.client.client import Client
 from dmq.outbox import Relay
 from tests.databases import DatabaseServers
-from tests.integration.outbox.receiving import KINDS, disposed, open_database, url_of
+from tests.integration.outbox.effects import KINDS, disposed, open_database, url_of
 
 
 @pytest.fixture(params=KINDS)

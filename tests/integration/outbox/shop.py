@@ -15,7 +15,7 @@ from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, MessageService, Result
 from dmq.outbox.schema import tables
 from dmq.outbox.sender.envelope import SEND_ID, pack_result, result_topic
-from tests.integration.outbox.receiving import effect
+from tests.integration.outbox.effects import effect
 
 TABLES = tables()
 

@@ -16,7 +16,7 @@ from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, Compensator, Inbox, MessageService, OutboxMessage, Result, Rollback, tables
 from dmq.testing import TestBroker
 from tests.databases import DatabaseServers
-from tests.integration.outbox.receiving import (
+from tests.integration.outbox.effects import (
     KINDS,
     consumed,
     disposed,

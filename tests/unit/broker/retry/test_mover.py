@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dmq.model import MessageId
 from dmq.records import DeadReason
 from dmq.testing import FakeClock, MemoryFiles
-from tests.fault.moving import ATTEMPTS_MAX, MESSAGES, Failing, Verdict, places
+from tests.fault.store.move_rig import ATTEMPTS_MAX, MESSAGES, Failing, Verdict, places
 
 
 class Life:

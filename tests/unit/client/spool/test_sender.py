@@ -33,8 +33,8 @@ from dmq.model import Durability, Message, MessageId
 from dmq.protocol import Flag
 from dmq.protocol.produce import ProduceFlag
 from dmq.testing import FakeClock, MemoryFiles
+from tests.patience import eventually
 from tests.unit.client.lines import FakeLines, FakeLink, Request
-from tests.unit.client.waiting import eventually
 
 
 class Rig:

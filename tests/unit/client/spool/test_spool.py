@@ -23,7 +23,7 @@ from dmq.errors import (
 from dmq.model import TopicConfig
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
-from tests.unit.client.waiting import eventually
+from tests.patience import eventually
 
 HEAD = Head("orders", 1, 3, 0, 2)
 

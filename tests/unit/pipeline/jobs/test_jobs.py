@@ -18,7 +18,7 @@ from dmq.pipeline.jobs.job import KNOWN, JobContext, check_options, count_option
 from dmq.pipeline.jobs.retain import DERIVED, RAW, oldest_kept
 from dmq.pipeline.jobs.staging import BLOOM, SORT
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, SCHEMAS, TRACE
-from tests.archived import FIRST, MIDNIGHT, Days, archive_rows, arrow, made
+from tests.archive_rows import FIRST, MIDNIGHT, Days, archive_rows, arrow, made
 
 NOW = datetime(2030, 2, 2, 12, tzinfo=UTC)
 

@@ -19,9 +19,9 @@ from dmq.pipeline.report.format import count, duration, milliseconds, printable,
 from dmq.pipeline.report.html import as_html
 from dmq.pipeline.report.model import Point, Report, Series
 from dmq.pipeline.report.text import as_text
-from tests.archived import MIDNIGHT, Days, archive_rows, made
-from tests.spark import plainly
-from tests.unit.pipeline.reported import COMPARED, put_all, put_differences
+from tests.archive_rows import MIDNIGHT, Days, archive_rows, made
+from tests.spark import plain_tables
+from tests.unit.pipeline.report_archive import COMPARED, put_all, put_differences
 
 NOW = datetime(2030, 2, 2, 4, tzinfo=UTC)
 NASTY = '<script>alert("x")</script>&\x1b[31m\u202e'
@@ -54,7 +54,7 @@ def test_what_came_in_and_went_out_is_what_the_rows_say(whole: Report, days: Day
         rows = [row for row in days.messages if row["topic"] == topic]
         found = next(one for one in whole.topics if one.topic == topic)
         assert (found.messages, found.bytes) == (len(rows), sum(len(row["body"]) for row in rows))
-        assert found.max_ms == max(plainly.ms(row["stored_at"], row["sent_at"]) for row in rows)
+        assert found.max_ms == max(plain_tables.ms(row["stored_at"], row["sent_at"]) for row in rows)
         assert found.apps == ("app-0", "app-1")
     for one in whole.groups:
         mine = [row["outcome"] for row in days.events if (row["topic"], row["group"]) == (one.topic, one.group)]
@@ -64,13 +64,13 @@ def test_what_came_in_and_went_out_is_what_the_rows_say(whole: Report, days: Day
 
 def test_lag_at_the_end_is_that_of_the_last_minute(whole: Report, days: Days) -> None:
     for one in whole.groups:
-        minutes = [key[0] for key in plainly.metrics_out(days) if key[1:] == (one.topic, one.group)]
-        assert one.lag == plainly.lag(days, one.topic, one.group, max(minutes))
-        assert one.lag_max == max(plainly.lag(days, one.topic, one.group, minute) for minute in minutes)
+        minutes = [key[0] for key in plain_tables.metrics_out(days) if key[1:] == (one.topic, one.group)]
+        assert one.lag == plain_tables.lag(days, one.topic, one.group, max(minutes))
+        assert one.lag_max == max(plain_tables.lag(days, one.topic, one.group, minute) for minute in minutes)
 
 
 def test_the_slowest_come_first(whole: Report, days: Days) -> None:
-    took = sorted((row["ack_latency_ms"] for row in plainly.trace(days) if row["acked_at"]), reverse=True)
+    took = sorted((row["ack_latency_ms"] for row in plain_tables.trace(days) if row["acked_at"]), reverse=True)
     assert [one.ack_ms for one in whole.slowest] == took[:10]
 
 

@@ -1,0 +1,129 @@
+"""Brokers that start at once: each is forked from a process that has loaded everything, and is a process of its own.
+
+Loading takes a broker longer than all else it does at its start, and a test that kills it fifty times would do little
+but wait. `python -m tests.fault.broker.nursery` reads the arguments of `dmq` from stdin, a line of JSON for each
+broker, and writes its pid, what it says, and its exit code to stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dmq.testing.processes import free_port, read_line
+
+__all__ = ["ForkedBroker"]
+
+PATIENCE_S = 60.0
+LOADED = ("dmq.cli.broker", "dmq.broker.server", "dmq.broker.wire.commands", "uvloop", "pydantic.type_adapter")
+
+
+class ForkedBroker:
+    """One broker on a directory and a port of its own; killed and started again as often as one likes.
+
+    Parameters:
+        settings: of the broker, each as "broker.grace_seconds=1".
+    """
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self._settings = [argument for setting in settings for argument in ("--set", setting)]
+        self.port = free_port()
+        self.url = f"dmq://127.0.0.1:{self.port}"
+        self.pid = 0
+        self._nursery: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        if self._nursery is None:
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-m", "tests.fault.broker.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        assert self._nursery.stdin is not None
+        ports = ("--port", str(self.port), "--metrics-port", "0", "--telnet-port", "none")
+        arguments = ["broker", "--data", str(self.folder), *ports, "--log-level", "error", *self._settings]
+        self._nursery.stdin.write(json.dumps(arguments).encode() + b"\n")
+        self._nursery.stdin.flush()
+        self.pid = int(self._line())
+        assert "listening" in self._line()
+
+    def _line(self) -> str:
+        assert self._nursery is not None
+        assert self._nursery.stdout is not None
+        line = read_line(self._nursery.stdout, time.monotonic() + PATIENCE_S)
+        assert line is not None, "the broker did not start, or did not end"
+        return line
+
+    def kill(self) -> None:
+        """End it with kill -9."""
+        assert self._end(signal.SIGKILL) == -signal.SIGKILL
+
+    def stop(self) -> int:
+        """Ask it to stop, and wait; its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        pid, self.pid = self.pid, 0
+        os.kill(pid, number)
+        return int(self._line())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._nursery is not None
+        try:
+            if self.pid:
+                os.kill(self.pid, signal.SIGCONT)
+                self.stop()
+        finally:
+            self._nursery.communicate(timeout=PATIENCE_S)
+
+
+def main() -> None:
+    for module in LOADED:
+        with contextlib.suppress(ImportError):  # not all of them need be installed
+            importlib.import_module(module)
+    from dmq import cli
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            print(os.getpid(), flush=True)
+            try:
+                cli.main(json.loads(line))
+            except SystemExit as end:
+                sys.stdout.flush()
+                os._exit(int(end.code or 0))
+        print(_wait(pid), flush=True)
+
+
+def _wait(pid: int) -> int:
+    """Wait for a broker's end; its exit code. It goes with whoever asked for it, also if that one was killed."""
+    asker = select.poll()
+    asker.register(sys.stdin, select.POLLHUP)
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if any(event & select.POLLHUP for _, event in asker.poll(5)):
+            os.kill(pid, signal.SIGKILL)
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

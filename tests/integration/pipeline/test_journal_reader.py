@@ -1,0 +1,110 @@
+"""The journal read over a connection: everything once, in order, whatever happens to the broker meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import dmq
+from dmq.errors import NotConnected, OffsetGone, UnknownTopic
+from dmq.pipeline.decode.journal_reader import FETCH_BYTES, JournalReader
+from dmq.pipeline.decode.rows import message_batch
+from dmq.pipeline.decode.units import decode_units
+from dmq.testing.processes import free_port
+from tests.integration.broker_thread import ServedBroker
+
+
+@pytest.fixture
+def served() -> Iterator[ServedBroker]:
+    with ServedBroker(port=free_port()) as broker:
+        yield broker
+
+
+def publish(served: ServedBroker, count: int, first: int = 0, topic: str = "orders", size: int = 300) -> None:
+    with dmq.connect(served.url) as client:
+        client.admin.create_topic(topic, queues=4, allow_existing=True)
+        with client.producer(compression="none") as producer:
+            for at in range(first, first + count, 100):
+                numbers = range(at, min(at + 100, first + count))
+                producer.send_many(topic, [dmq.Message(b"%07d" % n + b"." * size) for n in numbers])
+
+
+def bodies_of(reader: JournalReader, start: int, end: int, max_bytes: int = FETCH_BYTES) -> list[int]:
+    found: list[int] = []
+    at = -1
+    for fetched in reader.units(start, end, max_bytes=max_bytes):
+        assert fetched.start >= at, "units come in order"
+        at = fetched.end
+        batch = message_batch(decode_units(fetched.body, columns=("body",)), ("body",))
+        found += [int(body[:7]) for body in batch.column("body").to_pylist()]
+    return found
+
+
+def test_ranges_that_are_cut_anywhere_give_every_message_once(served: ServedBroker) -> None:
+    publish(served, 2000)
+    with JournalReader(served.url) as reader:
+        offsets = reader.offsets("orders")
+        assert sum(queue.next_offset - queue.first_offset for queue in offsets.queues) == 2000
+        first, visible = offsets.first_journal_offset, offsets.visible_journal_offset
+        assert sorted(bodies_of(reader, first, visible)) == [*range(2000)]
+        size = (visible - first) // 7 + 1
+        parts = [bodies_of(reader, at, min(at + size, visible), max_bytes=10_000) for at in range(first, visible, size)]
+        assert sorted(body for part in parts for body in part) == [*range(2000)]
+        assert sum(map(bool, parts)) > 3
+        assert bodies_of(reader, visible, visible) == []
+
+
+def test_what_a_broker_has_is_told(served: ServedBroker) -> None:
+    publish(served, 10)
+    publish(served, 3, topic="paid")
+    with JournalReader(served.url.removeprefix("dmq://")) as reader:
+        topics = {info.topic: info for info in reader.topics()}
+        assert {name: info.config.queues for name, info in topics.items()} == {"orders": 4, "paid": 4}
+        assert topics["orders"].topic_id != topics["paid"].topic_id
+        assert any(info.topic.startswith("%") for info in reader.topics(system=True))
+        assert all(queue.at == queue.next_offset for queue in reader.offsets("orders", "latest").queues)
+        with pytest.raises(UnknownTopic):
+            reader.offsets("nothing")
+
+
+def test_records_of_one_queue_come_with_their_ids(served: ServedBroker) -> None:
+    with dmq.connect(served.url) as client:
+        client.admin.create_topic("orders", queues=1)
+        with client.producer() as producer:
+            receipts = producer.send_many("orders", [dmq.Message(b"%d" % n) for n in range(20)])
+    with JournalReader(served.url) as reader:
+        peeked = reader.peek("orders", 0, 5, 10)
+        assert (peeked.first_offset, peeked.end_offset, len(peeked.lengths)) == (5, 15, 10)
+        assert sum(peeked.lengths) == len(peeked.body)
+        assert peeked.ids == [(10, receipts[5].id.producer_id, receipts[5].id.sequence)]
+
+
+def test_a_broker_that_restarts_is_waited_for_and_nothing_is_read_twice(served: ServedBroker) -> None:
+    publish(served, 3000)
+    with JournalReader(served.url) as reader:
+        offsets = reader.offsets("orders")
+        found: list[int] = []
+        units = reader.units(offsets.first_journal_offset, offsets.visible_journal_offset, max_bytes=50_000)
+        for number, fetched in enumerate(units):
+            if number in (2, 5):
+                served.restart()
+            batch = message_batch(decode_units(fetched.body, columns=("body",)), ("body",))
+            found += [int(body[:7]) for body in batch.column("body").to_pylist()]
+        assert sorted(found) == [*range(3000)]
+
+
+def test_what_the_journal_does_not_have_is_said(served: ServedBroker) -> None:
+    publish(served, 10)
+    with JournalReader(served.url) as reader:
+        offsets = reader.offsets("orders")
+        with pytest.raises(OffsetGone) as caught:
+            reader.fetch(offsets.visible_journal_offset + 1)
+        assert caught.value.detail["next"] == offsets.visible_journal_offset
+        with pytest.raises(OffsetGone, match="lost"):
+            list(reader.units(offsets.first_journal_offset, offsets.visible_journal_offset + 5))
+
+
+def test_nobody_there_is_said_within_the_timeout() -> None:
+    with pytest.raises(NotConnected):
+        JournalReader(f"127.0.0.1:{free_port()}", timeout=0.3)
