@@ -39,8 +39,7 @@ from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import BrokerStopping, DMQError, InvalidRequest, UnknownTopic
 from dmq.model import DLQ_PREFIX, RESULT_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, Durability, TopicConfig, retry_topic_name
-from dmq.net.connection import Connection
-from dmq.net.write_coalescer import Outbox
+from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.session import ServerReboot
@@ -90,7 +89,7 @@ class Broker:
         self._handlers = handlers
         self._hello = hello
         self._loop = asyncio.get_running_loop()
-        self.outbox = Outbox()
+        self.outbox = WriteCoalescer()
         self.writer = JournalWriter(
             store, clock, settings.waiting_bytes_max, self.outbox, self._visible, self._store_failed
         )

@@ -8,6 +8,7 @@ and with `output_bytes_max` waiting it is not read from, and what was read is no
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -15,12 +16,12 @@ from typing import Final, Protocol, cast
 
 from dmq.clock import Clock
 from dmq.errors import ProtocolError
-from dmq.net.write_coalescer import Outbox
 from dmq.protocol.commands import error_frame
-from dmq.protocol.frame import Buffer, Frame
-from dmq.protocol.parser import Chunks, FrameParser
+from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser
 
-__all__ = ["Connection", "Peer"]
+__all__ = ["Connection", "Peer", "WriteCoalescer"]
+
+log = logging.getLogger(__name__)
 
 _JOIN_BYTES: Final = 64 * 1024
 # The kernel has buffers of its own: more than this only waits here instead of in the journal.
@@ -47,7 +48,7 @@ class Connection(asyncio.BufferedProtocol):
     Parameters:
         peer: who hears.
         output_bytes_max: how much may wait to be sent before nothing more is read.
-        outbox: sends what was sent in a turn at its end.
+        outbox: writes what was sent in a turn at its end.
         chunks: to receive into.
     """
 
@@ -57,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         clock: Clock,
         output_bytes_max: int,
         track: Callable[[Connection, bool], None],
-        outbox: Outbox,
+        outbox: WriteCoalescer,
         chunks: Chunks,
     ) -> None:
         self._peer = peer
@@ -199,3 +200,52 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self.is_open = False
             self._transport.abort()
+
+
+class Sending(Protocol):
+    """A connection with something to send."""
+
+    def flush(self) -> None: ...
+
+
+class WriteCoalescer:
+    """Joins what is sent in one turn of the event loop into one write for each connection; one for all of a server.
+
+    What always holds: what is sent while it is held goes out when it is released, and costs no turn of its own.
+    """
+
+    __slots__ = ("_is_held", "_is_planned", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[Sending] = []
+        self._is_planned = False
+        self._is_held = False
+
+    def add(self, connection: Sending) -> None:
+        """The connection is flushed at the end of this turn."""
+        self._waiting.append(connection)
+        if not (self._is_planned or self._is_held):
+            self._is_planned = True
+            asyncio.get_running_loop().call_soon(self._flush_planned)
+
+    def hold(self) -> None:
+        """Much is about to be sent; `release` follows in the same turn."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Send what has gathered."""
+        self._is_held = False
+        self._flush()
+
+    def _flush_planned(self) -> None:
+        self._is_planned = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for connection in waiting:
+                try:
+                    connection.flush()
+                except Exception:  # one transport that fails must not keep the others' answers
+                    log.exception("sending failed")

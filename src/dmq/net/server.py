@@ -16,10 +16,9 @@ from typing import Final
 
 from dmq.clock import Clock
 from dmq.errors import Busy, CannotListen, DMQError, PortTaken
-from dmq.net.connection import Connection, Peer
-from dmq.net.write_coalescer import Outbox
+from dmq.net.connection import Connection, Peer, WriteCoalescer
 from dmq.protocol.commands import error_frame
-from dmq.protocol.parser import Chunks
+from dmq.protocol.frame import Chunks
 
 __all__ = ["Server", "listen", "translate_listen_error"]
 
@@ -42,10 +41,10 @@ class Server:
         partial_seconds: float,
         partial_bytes_max: int,
         silence_seconds: float,
-        outbox: Outbox | None = None,
+        outbox: WriteCoalescer | None = None,
     ) -> None:
         self._peer = peer
-        self._outbox = outbox or Outbox()
+        self._outbox = outbox or WriteCoalescer()
         self._chunks = Chunks()
         self._clock = clock
         self._connections_max = connections_max

@@ -1,8 +1,9 @@
 """The protocol: frames and commands. Bytes in, bytes out; no sockets, no event loop.
 
-`frame` draws the bytes of a frame and `parser` takes them apart; `commands` numbers the commands and turns headers into
-bytes and back, with the structs in `session`, `producing`, `consuming`, `reading` and `admin`; `batch` divides bodies
-into records; `status` joins statuses and exceptions. docs/internals/protocol.md tells it to a client's author.
+`frame` draws the bytes of a frame, writes them and takes them apart (`strangers` guesses who sent something else);
+`commands` numbers the commands and turns headers into bytes and back. `header` is the base of the headers, which stand
+in `session`, `produce`, `consume`, `read`, `admin`, `dead_letters`, `key_values` and `message_history`. `batch` divides
+bodies into records; `status` joins statuses and exceptions. docs/internals/protocol.md tells it to a client's author.
 """
 
 from dmq.protocol.batch import Batch, pack_batch, pack_lone, pack_records, unpack_batch, unpack_records
@@ -29,12 +30,12 @@ from dmq.protocol.frame import (
     Buffer,
     Flag,
     Frame,
+    FrameParser,
     Kind,
     build_frame,
     frame_head,
 )
 from dmq.protocol.header import Header
-from dmq.protocol.parser import FrameParser
 from dmq.protocol.status import CLASSES, ErrorHeader, Status, error_from_status, status_of
 
 __all__ = [

@@ -7,6 +7,7 @@ struct is reserved: it has its number, and is answered with UNSUPPORTED until it
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -14,8 +15,18 @@ import msgspec
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
-from dmq.protocol.frame import KNOWN_FLAGS, MUST_KNOW_FLAGS, Frame, Kind, build_frame, frame_head
-from dmq.protocol.header import Header, decode_header, encode_header
+from dmq.protocol.frame import (
+    HEAD,
+    KNOWN_FLAGS,
+    LENGTH_BYTES,
+    MUST_KNOW_FLAGS,
+    WIRE_FORMAT,
+    Frame,
+    Kind,
+    build_frame,
+    frame_head,
+)
+from dmq.protocol.header import UNREADABLE, Header, encode_header, header_error
 from dmq.protocol.status import error_from_status, status_of
 
 __all__ = [
@@ -27,6 +38,7 @@ __all__ = [
     "decode_response",
     "error_frame",
     "one_way_head",
+    "produce_answer",
     "request_head",
     "response_head",
 ]
@@ -208,6 +220,33 @@ def response_head(command: int, header: Header, correlation: int, body_bytes: in
     return frame_head(Kind.RESPONSE, command, encode_header(header), body_bytes, correlation=correlation)
 
 
+# The header of an answer to PRODUCE is an array of five: u8, u64, u64, a small number, a bool; each with the byte that
+# says so.
+_REPLY: Final = struct.Struct(">BBBBQBQBB")
+_ANSWER: Final = struct.Struct(HEAD.format + _REPLY.format[1:])
+_ANSWER_LENGTH: Final = _ANSWER.size - LENGTH_BYTES
+_RESPONSE: Final = int(Kind.RESPONSE)
+_PRODUCE: Final = int(Command.PRODUCE)
+
+
+def produce_answer(
+    correlation: int,
+    queue: int,
+    first_offset: int,
+    journal_offset: int,
+    durability: int,
+    is_duplicate: bool,
+) -> bytes:
+    """The answer to a PRODUCE that went well: what `response_head` makes of a `ProduceReply`, in a third of the time.
+
+    Its numbers always have their full size, which MessagePack allows.
+    """
+    return _ANSWER.pack(
+        _ANSWER_LENGTH, WIRE_FORMAT, _RESPONSE, _PRODUCE, 0, 0, correlation, _REPLY.size,
+        0x95, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC3 if is_duplicate else 0xC2,
+    )  # fmt: skip
+
+
 def one_way_head(command: int, header: Header, body_bytes: int = 0) -> bytes:
     """A frame that is not answered, up to its body; whole if it has none."""
     return frame_head(Kind.ONE_WAY, command, encode_header(header), body_bytes)
@@ -235,7 +274,10 @@ def decode_request(frame: Frame) -> Any:
     unknown = frame.flags & _UNKNOWN_FLAGS
     if unknown:
         raise Unsupported(f"flags {unknown:#06x} are not known here: the other side may be newer", flags=unknown)
-    return decode_header(decoder, frame.header, frame.command)
+    try:
+        return decoder.decode(frame.header)
+    except UNREADABLE as error:
+        raise header_error(decoder, frame.command, error) from error
 
 
 def decode_response(frame: Frame) -> Any:
@@ -250,4 +292,7 @@ def decode_response(frame: Frame) -> Any:
     decoder = _responses.get(frame.command)
     if decoder is None:
         raise InvalidRequest(f"an answer to command {frame.command:#06x} cannot be read here: it may be a newer DMQ's")
-    return decode_header(decoder, frame.header, frame.command)
+    try:
+        return decoder.decode(frame.header)
+    except UNREADABLE as error:
+        raise header_error(decoder, frame.command, error) from error

@@ -20,6 +20,25 @@ large is refused by its first four bytes.
 The header is small and structured, the body large and opaque; keeping them apart lets a broker decide from some 30
 bytes what to do with megabytes that it only passes on. A correlation id in the fixed part lets one connection carry
 many requests at once, answered in any order.
+
+`frame_head` and `build_frame` write frames; `FrameParser` takes them out of bytes, however those were cut on their way.
+Two ways in, which may be mixed: `feed(data)` for bytes that somebody received, and `get_buffer` / `buffer_updated`,
+made for `asyncio.BufferedProtocol`, where the socket writes straight into the buffer in which a large body stays.
+
+What always holds of it:
+- A frame is given out once, complete, in order; what came before garbage is given out, what came after never is.
+- No byte is copied more than a bounded number of times, whatever the pieces: a frame that is larger than a chunk moves
+  to buffers that grow sixteenfold, and receives the rest in place.
+- Memory follows what was received, not what was announced: a peer that sends a few bytes and stops holds those bytes,
+  one that announces 16 MiB and sends 100 KiB holds 1 MiB of address space. Never more than `frame_bytes_max` and the
+  headroom, or one chunk where that is less.
+- A body below `VIEW_BYTES_MIN` is copied: it then keeps no chunk alive. Larger ones are views, which keep at most four
+  times their size alive. A frame that has a buffer of its own stands behind some room (`Frame.room`).
+- A chunk that nobody has a view of goes back to `Chunks`, where the next connection that receives takes it: thousands
+  of connections share one, which the processor then has at hand, and one that is between two frames holds none.
+- Only `ProtocolError` is raised, and after that the parser is of no more use.
+
+Nothing here asks how long is too long: whoever owns the connection looks at `pending_since` now and then and closes it.
 """
 
 from __future__ import annotations
@@ -29,6 +48,11 @@ from enum import IntEnum, IntFlag
 from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
+
+from dmq.clock import Clock, SystemClock
+from dmq.errors import ProtocolError, VersionMismatch
+from dmq.protocol.strangers import describe_stranger
 
 __all__ = [
     "CORRELATION_MAX",
@@ -39,8 +63,10 @@ __all__ = [
     "HELLO_FRAME_BYTES_MAX",
     "WIRE_FORMAT",
     "Buffer",
+    "Chunks",
     "Flag",
     "Frame",
+    "FrameParser",
     "Kind",
     "build_frame",
     "frame_head",
@@ -143,3 +169,306 @@ def build_frame(
     """
     head = frame_head(kind, command, header, len(body), correlation=correlation, status=status, flags=flags)
     return b"".join((head, body)) if body else head
+
+
+CHUNK_BYTES: Final = 64 * 1024
+VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
+GROWTH: Final = 16
+# Before a frame that has a buffer of its own: as much as the tables of a unit are larger than what a PRODUCE has before
+# its records, so that a broker can make the one of the other in place.
+HEADROOM_BYTES: Final = 128
+# So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small,
+# because it is copied each time more arrives.
+ASIDE_BYTES_MAX: Final = 2048
+_SNIFFED_BYTES: Final = 64
+
+_unpack_head: Final = HEAD.unpack_from
+_KINDS: Final = frozenset(int(kind) for kind in Kind)
+
+
+class Chunks:
+    """A chunk to receive into, for the connections of one thread; at most one is kept.
+
+    Whoever receives asks for a buffer, fills it and says so before anybody else asks. So one that has asked and said
+    nothing found nothing to receive, as happens after each frame that fills its buffer to the end: its chunk goes to
+    the next that asks.
+    """
+
+    __slots__ = ("_spare", "_taker")
+
+    def __init__(self) -> None:
+        self._spare: memoryview | None = None
+        self._taker: FrameParser | None = None  # the last one
+
+    def take(self, parser: FrameParser) -> memoryview:
+        """A chunk for a parser that has none."""
+        taker, self._taker = self._taker, parser
+        unused = None if taker is None else taker.take_unused()
+        spare, self._spare = self._spare, None
+        if spare is None:
+            spare = unused
+        return np.empty(CHUNK_BYTES, np.uint8).data if spare is None else spare
+
+    def give(self, chunk: memoryview) -> None:
+        self._spare = chunk
+
+
+class FrameParser:
+    """The receiving half of one connection.
+
+    Parameters:
+        frame_bytes_max: the largest frame, length field included; the default is that before the hello.
+        clock: tells `pending_since`.
+        chunks: shared with other connections of the same thread.
+    """
+
+    __slots__ = (
+        "_aside",
+        "_buffer",
+        "_chunks",
+        "_clock",
+        "_end",
+        "_frame_bytes_max",
+        "_has_views",
+        "_is_own",
+        "_start",
+        "error",
+        "pending_since",
+    )
+
+    def __init__(
+        self,
+        frame_bytes_max: int = HELLO_FRAME_BYTES_MAX,
+        *,
+        clock: Clock | None = None,
+        chunks: Chunks | None = None,
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._chunks = chunks
+        self._has_views = False  # of the buffer
+        self._is_own = False  # the buffer was made for the frame at its front
+        self._buffer: memoryview | None = None
+        self._aside = b""  # what lay in the buffer from `_start` to `_end`, while there is none
+        self._start = 0
+        self._end = 0
+        self.error: ProtocolError | None = None
+        """Why this connection must end. Look here after each call: frames that came before the error are returned, and
+        then only the next call raises."""
+        self.pending_since: float | None = None
+        """When the frame that is half here began, on the monotonic clock; None between frames."""
+        self.frame_bytes_max = frame_bytes_max
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame taken. Raise it once the hello was answered; frames parsed before are not touched."""
+        return self._frame_bytes_max
+
+    @frame_bytes_max.setter
+    def frame_bytes_max(self, value: int) -> None:
+        if not HEAD_BYTES <= value <= FRAME_BYTES_CEILING:
+            raise ValueError(f"a frame takes {HEAD_BYTES} to {FRAME_BYTES_CEILING} bytes, {value} is no limit for it")
+        self._frame_bytes_max = value
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether part of a frame is here and the rest is not."""
+        return self._end > self._start
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of a half-sent frame is here: grows as long as the peer makes progress."""
+        return self._end - self._start
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What the parser holds for itself, room not yet filled included."""
+        return len(self._aside) if self._buffer is None else len(self._buffer)
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where the next bytes go; never empty. The hint of the event loop is not needed."""
+        buffer = self._buffer
+        if buffer is None:
+            chunks = self._chunks
+            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data if chunks is None else chunks.take(self)
+            if self._aside:
+                buffer[: self._end] = self._aside
+                self._aside = b""
+        return buffer[self._end :] if self._end else buffer
+
+    def buffer_updated(self, nbytes: int) -> list[Frame]:
+        """The frames that are complete now that so many bytes were written into the last `get_buffer`.
+
+        Raises:
+            ProtocolError: the bytes are no frame; see `error`.
+        """
+        buffer = self._buffer
+        assert buffer is not None
+        assert 0 <= nbytes <= len(buffer) - self._end
+        return self._advance(buffer, self._start, self._end + nbytes, is_ours=True)
+
+    def feed(self, data: Buffer) -> list[Frame]:
+        """The frames that are complete with these bytes, which must not change afterwards: bodies may be views of them.
+
+        Raises:
+            ProtocolError: the bytes are no frame; see `error`.
+        """
+        if self.error is not None:
+            raise self.error
+        if self._end == 0:
+            return self._advance(memoryview(data), 0, len(data), is_ours=False) if data else []
+        frames: list[Frame] = []
+        view = memoryview(data)
+        while len(view) and self._end:
+            # Only up to the end of the half-sent frame: the rest can be parsed where it is.
+            room = self.get_buffer()
+            taken = min(len(room), len(view), self._missing())
+            room[:taken] = view[:taken]
+            frames = self.buffer_updated(taken)
+            view = view[taken:]
+        if len(view):
+            try:
+                frames += self._advance(view, 0, len(view), is_ours=False)
+            except ProtocolError:
+                assert frames  # the one completed above comes out first; `error` has the rest of the story
+        return frames
+
+    def _missing(self) -> int:
+        """How many bytes the half-sent frame lacks, or its head if that is not whole."""
+        assert self._buffer is not None
+        have = self._end - self._start
+        if have < HEAD_BYTES:
+            return HEAD_BYTES - have
+        length: int = _unpack_head(self._buffer, self._start)[0]
+        return length + LENGTH_BYTES - have
+
+    def _advance(self, buffer: memoryview, start: int, end: int, *, is_ours: bool) -> list[Frame]:
+        if self.error is not None:
+            raise self.error
+        frames: list[Frame] = []
+        try:
+            start = self._parse(buffer, start, end, frames)
+        except ProtocolError as error:
+            self.error = error
+            self.drop()
+            if not frames:
+                raise
+            return frames
+        if start == end:
+            if is_ours:
+                self._let_go(buffer)
+            self._start, self._end, self.pending_since = 0, 0, None
+        else:
+            self._keep(buffer, start, end, is_ours)
+            if frames or self.pending_since is None:
+                self.pending_since = self._clock.monotonic()
+        return frames
+
+    def _parse(self, buffer: memoryview, start: int, end: int, frames: list[Frame]) -> int:
+        """Take all complete frames; return where the first incomplete one begins."""
+        limit = self._frame_bytes_max - LENGTH_BYTES
+        while end - start >= HEAD_BYTES:
+            length, wire, kind, command, status, flags, correlation, header_bytes = _unpack_head(buffer, start)
+            if (
+                length > limit
+                or wire != WIRE_FORMAT
+                or header_bytes > length - REST_BYTES
+                or header_bytes > HEADER_BYTES_MAX
+                or kind not in _KINDS
+            ):
+                raise self._refusal(buffer[start:end])
+            stop = start + LENGTH_BYTES + length
+            if stop > end:
+                return start
+            body_at = start + HEAD_BYTES + header_bytes
+            header = buffer[start + HEAD_BYTES : body_at].tobytes()
+            if stop - body_at < VIEW_BYTES_MIN:
+                body = buffer[body_at:stop].tobytes()
+                frames.append(Frame(kind, command, status, flags, correlation, header, body))
+            else:
+                view = buffer[body_at:stop].toreadonly()
+                # Not of a buffer that is half empty: whoever keeps the room keeps all of it.
+                is_alone = self._is_own and start == HEADROOM_BYTES and 2 * stop >= len(buffer)
+                room = buffer[:stop] if is_alone else None
+                self._has_views = True
+                frames.append(Frame(kind, command, status, flags, correlation, header, view, room))
+            start = stop
+        if end - start >= LENGTH_BYTES:
+            # A short greeting ("GET / HTTP/1.0") is no longer than our head: do not wait for more of it.
+            length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
+            is_foreign = end - start > LENGTH_BYTES and buffer[start + LENGTH_BYTES] != WIRE_FORMAT
+            if length > limit or length < REST_BYTES or is_foreign:
+                raise self._refusal(buffer[start:end])
+        return start
+
+    def _keep(self, buffer: memoryview, start: int, end: int, is_ours: bool) -> None:
+        """Keep the beginning of a frame in a place where there is room for more."""
+        rest = end - start
+        if rest <= ASIDE_BYTES_MAX:
+            self._aside = bytes(buffer[start:end])
+            if is_ours:
+                self._let_go(buffer)
+            self._buffer = None
+        else:
+            size: int = LENGTH_BYTES + _unpack_head(buffer, start)[0]
+            # A frame that fits stays where it is, and so does one at the front of a buffer that is not full yet.
+            is_first = start == (HEADROOM_BYTES if self._is_own else 0)
+            if is_ours and (start + size <= len(buffer) or (is_first and end < len(buffer))):
+                self._start, self._end = start, end
+                return
+            capacity = max(CHUNK_BYTES, min(HEADROOM_BYTES + size, GROWTH * rest))
+            moved = np.empty(capacity, np.uint8).data
+            moved[HEADROOM_BYTES : HEADROOM_BYTES + rest] = buffer[start:end]
+            if is_ours:
+                self._let_go(buffer)
+            self._buffer, self._is_own = moved, True
+            self._start, self._end = HEADROOM_BYTES, HEADROOM_BYTES + rest
+            return
+        self._start, self._end = 0, rest
+
+    def _let_go(self, buffer: memoryview) -> None:
+        """Nothing in the buffer is needed any more, but for views that were given out."""
+        if self._chunks is not None and not (self._has_views or self._is_own):
+            self._chunks.give(buffer)
+        self._buffer, self._has_views, self._is_own = None, False, False
+
+    def take_unused(self) -> memoryview | None:
+        """The chunk, if nothing was received into it."""
+        if self._end:
+            return None
+        unused, self._buffer = self._buffer, None
+        return unused
+
+    def drop(self) -> None:
+        """The connection is gone: keep nothing of a half-sent frame, however long the parser itself is kept."""
+        self._buffer, self._aside, self._start, self._end, self.pending_since = None, b"", 0, 0, None
+        self._has_views = self._is_own = False
+
+    def _refusal(self, rest: memoryview) -> ProtocolError:
+        """What to say about bytes that are no frame we take; at least the length is here."""
+        head = bytes(rest[:_SNIFFED_BYTES])
+        size = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big")
+        wire = head[LENGTH_BYTES] if len(head) > LENGTH_BYTES else None
+        if size > FRAME_BYTES_CEILING or (wire is not None and wire & 0xF0 != WIRE_FORMAT & 0xF0):
+            return ProtocolError(describe_stranger(head, WIRE_FORMAT))
+        if wire is not None and wire != WIRE_FORMAT:
+            return VersionMismatch(
+                f"the peer speaks wire format {wire & 0x0F}, this side {WIRE_FORMAT & 0x0F}: upgrade the older side",
+                theirs=wire & 0x0F,
+                ours=WIRE_FORMAT & 0x0F,
+            )
+        if size > self._frame_bytes_max:
+            return ProtocolError(
+                f"a frame of {size} bytes is over the limit of {self._frame_bytes_max}: send less at a time"
+                + (", and say hello first" if self._frame_bytes_max <= HELLO_FRAME_BYTES_MAX else ""),
+                size=size,
+                limit=self._frame_bytes_max,
+            )
+        if len(head) < HEAD_BYTES or size < HEAD_BYTES:
+            return ProtocolError(f"a frame says that it has {size} bytes; its fixed part alone has {HEAD_BYTES}")
+        kind, header_bytes = head[5], _unpack_head(head)[7]
+        if kind not in _KINDS:
+            return ProtocolError(f"frames are of kind 1, 2 or 3, and this one of {kind}: it may be a newer DMQ's")
+        return ProtocolError(
+            f"a header of {header_bytes} bytes does not fit: its frame has {size} bytes, and a header at most "
+            f"{HEADER_BYTES_MAX}"
+        )

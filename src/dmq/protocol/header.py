@@ -12,7 +12,7 @@ be used without another look, and a hostile header of one megabyte cannot become
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ from dmq.errors import InvalidRequest
 
 __all__ = [
     "U32",
+    "UNREADABLE",
     "Amount",
     "Bits",
     "Header",
@@ -29,8 +30,8 @@ __all__ = [
     "OptionalName",
     "Queue",
     "Text",
-    "decode_header",
     "encode_header",
+    "header_error",
 ]
 
 TEXT_MAX: Final = 4096
@@ -54,8 +55,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all headers. Itself the empty header, of commands that say nothing more."""
 
 
-H = TypeVar("H", bound=Header)
-
 _encoder: Final = msgspec.msgpack.Encoder()
 encode_header: Final = _encoder.encode
 """The bytes of a header."""
@@ -63,22 +62,20 @@ encode_header: Final = _encoder.encode
 EMPTY: Final = encode_header(Header())
 
 
-def decode_header(decoder: msgspec.msgpack.Decoder[H], raw: bytes, command: int) -> H:
-    """The header that these bytes hold.
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What a decoder raises for bytes that are not the header it expects."""
+
+
+def header_error(decoder: msgspec.msgpack.Decoder[Any], command: int, error: Exception) -> InvalidRequest:
+    """The error to raise for a header that cannot be read.
 
     Parameters:
-        decoder: of the struct that is expected.
-        raw: from the frame.
-        command: of the frame, for the error message.
-
-    Raises:
-        InvalidRequest: they hold something else.
+        decoder: of the struct that was expected.
+        command: of the frame.
+        error: one of `UNREADABLE`.
     """
-    try:
-        return decoder.decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        said = _PLACE.sub(lambda found: _field(decoder.type, int(found[1])), str(error), count=1)
-        raise InvalidRequest(f"the header of a frame with command {command:#06x} cannot be read: {said}") from error
+    said = _PLACE.sub(lambda found: _field(decoder.type, int(found[1])), str(error), count=1)
+    return InvalidRequest(f"the header of a frame with command {command:#06x} cannot be read: {said}")
 
 
 def _field(kind: Any, index: int) -> str:

@@ -11,14 +11,12 @@ self-describing and nothing there is believed before it was added up.
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum, IntFlag
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta
 
 from dmq.model import Durability
-from dmq.protocol.frame import HEAD, LENGTH_BYTES, WIRE_FORMAT, Kind
 from dmq.protocol.header import LIST_MAX, U32, U64, Amount, Bits, Header, Id, Name, OptionalName, Queue, Text
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "TransactionOutcome",
     "TransactionRefusal",
     "TransactionSpan",
-    "produce_answer",
 ]
 
 
@@ -82,32 +79,6 @@ class ProduceReply(Header, frozen=True):
     journal_offset: Amount  # of the unit that holds the batch
     durability: Durability  # reached
     is_duplicate: bool = False  # it was there already; this is the first one's place
-
-
-# An array of five: u8, u64, u64, a small number, a bool; each with the byte that says so.
-_REPLY: Final = struct.Struct(">BBBBQBQBB")
-_ANSWER: Final = struct.Struct(HEAD.format + _REPLY.format[1:])
-_ANSWER_LENGTH: Final = _ANSWER.size - LENGTH_BYTES
-_RESPONSE: Final = int(Kind.RESPONSE)
-
-
-def produce_answer(
-    command: int,
-    correlation: int,
-    queue: int,
-    first_offset: int,
-    journal_offset: int,
-    durability: int,
-    is_duplicate: bool,
-) -> bytes:
-    """The answer to a PRODUCE that went well: what `response_head` makes of a `ProduceReply`, in a third of the time.
-
-    Its numbers always have their full size, which MessagePack allows.
-    """
-    return _ANSWER.pack(
-        _ANSWER_LENGTH, WIRE_FORMAT, _RESPONSE, command, 0, 0, correlation, _REPLY.size,
-        0x95, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC3 if is_duplicate else 0xC2,
-    )  # fmt: skip
 
 
 class ProducerStates(Header, frozen=True):

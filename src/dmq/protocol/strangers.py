@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmq.protocol.frame import WIRE_FORMAT
-
 __all__ = ["describe_stranger"]
 
 _HTTP: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"TRAC", b"PRI ", b"HTTP")
@@ -25,17 +23,18 @@ _STARTS: Final = (
 _SHOWN_BYTES: Final = 16
 
 
-def describe_stranger(head: bytes) -> str:
+def describe_stranger(head: bytes, wire_format: int) -> str:
     """One sentence on what these bytes, the first that were not a frame, seem to be, and what to do.
 
     Parameters:
         head: at least four bytes, and as many more as there are, up to some dozens.
+        wire_format: the byte that stands behind the length of a DMQ frame.
     """
-    who, advice = _guess(head)
+    who, advice = _guess(head, wire_format)
     return f"this is not the DMQ protocol; {who} seems to be speaking ({_shown(head)}): {advice}"
 
 
-def _guess(head: bytes) -> tuple[str, str]:
+def _guess(head: bytes, wire_format: int) -> tuple[str, str]:
     if head[:4] in _HTTP:
         return "an HTTP client", "the console and the metrics have ports of their own, 9680 and 9690 by default"
     if head[0] == 0x16 and head[1] == 0x03:
@@ -49,7 +48,7 @@ def _guess(head: bytes) -> tuple[str, str]:
         return "an MQTT client", "check the port, or use a DMQ client"
     if head[0] in b"*$+:-" and head[1:2].isdigit():
         return "a Redis client", "check the port"
-    if len(head) > 4 and head[4] & 0xF0 == WIRE_FORMAT & 0xF0:
+    if len(head) > 4 and head[4] & 0xF0 == wire_format & 0xF0:
         return "a DMQ peer with a damaged or far too large frame", "check its frame limit, and what stands between us"
     if all(byte in b"\t\r\n" or 0x20 <= byte < 0x7F for byte in head):
         return "somebody typing text", "the telnet port is 9612 by default"

@@ -1,7 +1,9 @@
 """Records: the byte layout of one message, and everything that reads or writes it.
 
-`layout` draws the bytes; `encoding` (with `shapes`) and `building` write them, `decoding` reads one record and
-`columns` many, `moving` copies one under another topic. Nothing here does I/O or asks for the time.
+`layout` draws the bytes, `attributes` and `hashes` what stands in them, `compression` what becomes of bodies. `builder`
+writes one record from its parts, `encoder` the messages of a producer, with `assembler` for many at once. `view` reads
+one record, `columns` many, and `spans` finds them in bytes. `move` and `move_many` write records again under another
+topic, `copy` as they are, `replay` from an archive. Nothing here does I/O or asks for the time.
 """
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries

@@ -3,6 +3,10 @@
 What always holds: the plain path and the numpy path give the same bytes; a batch is encoded whole or refused whole, and
 the error names the index of the message that is at fault.
 
+A `Shape` is what records have in common whatever their body, key and time. It is made once, and remembered. A shape
+that was made fits every limit together with a key of its size; a shape comes from the memory only if every choice
+behind it is the same, types included, so that what is refused once is refused always.
+
 What makes it fast: all that messages of a batch share (names, tag, flags, times and the checksum over them) is made
 once, as a `Template`: a `Shape` with its time. The key is the last attribute, so that the template covers all bytes
 around body and key; and since a CRC is linear, the checksum of "template, then key" is the key's own CRC xor a number
@@ -12,7 +16,8 @@ that depends only on the template and the key's length. The key's CRC is needed 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -25,9 +30,9 @@ from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.assembler import EncodedBatch, Template, assemble, assemble_even, key_sizes_of, raw_keys_of
-from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD
+from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD, name_bytes
 from dmq.records.compression import Compressor
-from dmq.records.shapes import Shape, make_shape, names_of, remembered_shape
+from dmq.records.hashes import tag_hash
 
 __all__ = ["EncodedBatch", "LoneRecord", "encode_batch", "encode_lone", "encode_plain", "is_plain"]
 
@@ -37,6 +42,100 @@ ENCODE_MANY_MIN: Final = 64
 EVEN_KEY_MAX: Final = 32  # beyond, a call for each key is faster
 _PLAIN_MESSAGE: Final = Message(b"")
 _NO_BODIES: Final[list[bytes]] = []
+
+_REMEMBERED: Final = 4096
+_TAG_MAX: Final = 255  # longer ones are not remembered: the memory stays small
+
+
+class Shape(NamedTuple):
+    """The bytes of a record that do not depend on its body, key and time."""
+
+    front: bytes  # bytes 4..9
+    front_crc: int  # CRC-32C of them
+    tail: bytes  # everything between the body and the key
+
+
+@lru_cache(1024)
+def names_of(topic: str, app: str) -> bytes:
+    """Topic and app, each behind its length byte."""
+    return name_bytes("topic", topic) + name_bytes("app", app)
+
+
+def make_shape(
+    names: bytes,
+    flags: int,
+    tag: str | None,
+    business_id: str | None,
+    priority: int,
+    ordered: bool,
+    key_size: int,
+    codec: int = 0,
+    raw_size: int = 0,
+    extra: bytes = b"",
+    properties: Mapping[str, str] | None = None,
+) -> Shape:
+    """The shape of a message.
+
+    Parameters:
+        names: from `names_of`.
+        key_size: in bytes; -1 without a key.
+        codec: what the body is compressed with; 0 if it is not.
+        raw_size: of the body before.
+        extra: attributes of our own.
+
+    Raises:
+        InvalidMessage: a value breaks a rule, or there is too much of them together.
+    """
+    if type(priority) is not int or not 0 <= priority <= layout.PRIORITY_MAX:
+        raise InvalidMessage(f"priority is 0 to {layout.PRIORITY_MAX}, not {priority!r}")
+    user = b"" if tag is None else attrs.text_entry(attrs.TAG, "tag", tag)
+    if properties:
+        user += attrs.property_entries(properties)
+    key_bytes = key_size + attrs.ENTRY.size if key_size >= 0 else 0
+    if len(user) + key_bytes > layout.USER_ATTRIBUTES_BYTES_MAX:
+        raise attrs.too_large_together(len(user) + key_bytes)
+    if ordered:
+        flags |= layout.ORDERED
+    if codec:
+        flags |= layout.COMPRESSED
+        user += attrs.compression_entry(codec, raw_size)
+    user += extra
+    size = len(user) + key_bytes
+    if size > layout.CLIENT_ATTRIBUTES_BYTES_MAX:
+        limit = layout.CLIENT_ATTRIBUTES_BYTES_MAX
+        raise InvalidMessage(f"attributes take {size} bytes; at most {limit} may be sent")
+    tail = names + name_bytes("business id", business_id or "") + layout.U16.pack(size) + user
+    if key_size >= 0:
+        tail += attrs.ENTRY.pack(attrs.KEY, key_size)
+    front = layout.CLIENT_PART.pack(layout.MAGIC, flags, 0 if tag is None else tag_hash(tag), priority)
+    return Shape(front, crc32c(front), tail)
+
+
+_remember: Final = lru_cache(_REMEMBERED, typed=True)(make_shape)
+
+
+def remembered_shape(
+    names: bytes,
+    flags: int,
+    tag: str | None,
+    business_id: str | None,
+    priority: int,
+    ordered: bool,
+    key_size: int,
+    codec: int = 0,
+    raw_size: int = 0,
+) -> Shape:
+    """`make_shape` for what occurs again and again: no properties, nothing of our own.
+
+    Raises:
+        InvalidMessage: as `make_shape`.
+    """
+    try:
+        if tag is None or len(tag) <= _TAG_MAX:
+            return _remember(names, flags, tag, business_id, priority, ordered, key_size, codec, raw_size)
+    except TypeError:
+        pass  # something that cannot be remembered, nor sent: below is told why
+    return make_shape(names, flags, tag, business_id, priority, ordered, key_size, codec, raw_size)
 
 
 class LoneRecord(NamedTuple):

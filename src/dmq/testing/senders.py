@@ -26,8 +26,7 @@ import msgspec
 from dmq.model import DURABILITIES, Message
 from dmq.protocol.batch import pack_batch
 from dmq.protocol.commands import Command, decode_response, request_head
-from dmq.protocol.frame import Frame
-from dmq.protocol.parser import FrameParser
+from dmq.protocol.frame import Frame, FrameParser
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello
 from dmq.records import ANY_QUEUE, encode_batch

@@ -34,9 +34,10 @@ from dmq.protocol import (
     response_head,
 )
 from dmq.protocol.admin import TopicCreate, changed_config
+from dmq.protocol.commands import produce_answer
 from dmq.protocol.consume import Pull
-from dmq.protocol.header import decode_header, encode_header
-from dmq.protocol.produce import Produce, ProduceReply, produce_answer
+from dmq.protocol.header import encode_header
+from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello, choose_features, choose_version
 from tests.sampling import sample_size
 from tests.unit.protocol.samples import all_headers, headers
@@ -58,7 +59,7 @@ def test_every_header_comes_back_as_it_was(cls: type[Header]) -> None:
     @EXAMPLES
     @given(headers(cls))
     def round_trip(header: Header) -> None:
-        assert decode_header(decoder, encode_header(header), 0) == header
+        assert decoder.decode(encode_header(header)) == header
 
     round_trip()
 
@@ -72,14 +73,14 @@ def test_a_newer_header_is_read_without_what_it_added(cls: type[Header]) -> None
     @given(headers(cls))
     def newer(header: Header) -> None:
         fields = msgspec.msgpack.decode(encode_header(header))
-        assert decode_header(decoder, msgspec.msgpack.encode([*fields, {"new": [1, 2]}, None]), 0) == header
+        assert decoder.decode(msgspec.msgpack.encode([*fields, {"new": [1, 2]}, None])) == header
 
     newer()
 
 
 def test_an_older_header_is_filled_up_with_defaults() -> None:
     older = msgspec.msgpack.encode(["orders", "billing"])
-    assert decode_header(msgspec.msgpack.Decoder(Pull), older, 0) == Pull("orders", "billing")
+    assert msgspec.msgpack.Decoder(Pull).decode(older) == Pull("orders", "billing")
 
 
 def test_numbers_never_change() -> None:
@@ -251,7 +252,7 @@ def test_settings_of_a_topic_travel_by_name() -> None:
 def test_the_quick_answer_to_a_produce_says_the_same(
     correlation: int, queue: int, first: int, journal: int, durability: Durability, is_duplicate: bool
 ) -> None:
-    answer = produce_answer(Command.PRODUCE, correlation, queue, first, journal, durability, is_duplicate)
+    answer = produce_answer(correlation, queue, first, journal, durability, is_duplicate)
     (frame,) = FrameParser().feed(answer)
     assert (frame.kind, frame.command, frame.status, frame.flags) == (Kind.RESPONSE, Command.PRODUCE, 0, 0)
     assert frame.correlation == correlation

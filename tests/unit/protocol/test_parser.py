@@ -23,7 +23,7 @@ from dmq.protocol import (
     decode_response,
     unpack_batch,
 )
-from dmq.protocol.parser import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks
+from dmq.protocol.frame import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks
 from dmq.protocol.produce import Produce
 from dmq.testing import FakeClock
 from tests.sampling import SEED, sample_size

@@ -23,7 +23,7 @@ from dmq.broker.journal.disk import DiskThreads
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
 from dmq.model import Durability
-from dmq.net.write_coalescer import Outbox
+from dmq.net.connection import WriteCoalescer
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.state.events import Event
 from dmq.storage.store import FlushTicket, MessageStore
@@ -103,7 +103,7 @@ class JournalWriter:
         store: MessageStore,
         clock: Clock,
         waiting_bytes_max: int,
-        outbox: Outbox,
+        outbox: WriteCoalescer,
         on_visible: Callable[[set[tuple[str, int]]], None],
         on_failed: Callable[[DMQError], None],
     ) -> None:

@@ -24,6 +24,7 @@ from dmq.errors import Busy, ConsumeTimeout, DMQError, InvalidRequest, NotInClus
 from dmq.model import RESULT_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.batch import unpack_batch
+from dmq.protocol.commands import produce_answer
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.produce import (
     Produce,
@@ -33,7 +34,6 @@ from dmq.protocol.produce import (
     ProducerStates,
     ProducerStatesReply,
     QueueSequence,
-    produce_answer,
 )
 from dmq.records import DeadReason, RecordView
 from dmq.records.attributes import ANY_QUEUE
@@ -243,7 +243,6 @@ class _Produced(Submission):
         elif frame.kind == _REQUEST:
             self._session.connection.send(
                 produce_answer(
-                    frame.command,
                     frame.correlation,
                     placement.queue,
                     placement.first_offset,

@@ -12,7 +12,7 @@ import pytest
 
 from dmq.model import Durability
 from dmq.protocol import decode_response
-from dmq.protocol.parser import CHUNK_BYTES, VIEW_BYTES_MIN
+from dmq.protocol.frame import CHUNK_BYTES, VIEW_BYTES_MIN
 from dmq.protocol.produce import ProduceReply
 from tests.sampling import SEED
 from tests.unit.broker.turns import Peer, running

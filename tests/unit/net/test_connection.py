@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dmq.net.write_coalescer import Outbox
+from dmq.net.connection import WriteCoalescer
 
 
 class Line:
@@ -22,7 +22,7 @@ class Line:
 
 def test_what_is_sent_in_a_turn_goes_out_at_its_end() -> None:
     async def run() -> None:
-        outbox, one, other = Outbox(), Line(), Line()
+        outbox, one, other = WriteCoalescer(), Line(), Line()
         outbox.add(one)
         outbox.add(other)
         assert (one.flushes, other.flushes) == (0, 0)
@@ -36,7 +36,7 @@ def test_what_is_sent_in_a_turn_goes_out_at_its_end() -> None:
 
 def test_what_is_sent_while_it_is_held_goes_out_when_it_is_released() -> None:
     async def run() -> None:
-        outbox, one = Outbox(), Line()
+        outbox, one = WriteCoalescer(), Line()
         outbox.hold()
         outbox.add(one)
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ def test_what_is_sent_while_it_is_held_goes_out_when_it_is_released() -> None:
 
 def test_one_connection_that_fails_does_not_keep_the_answers_of_others(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        outbox, bad, good = Outbox(), Line(fails=True), Line()
+        outbox, bad, good = WriteCoalescer(), Line(fails=True), Line()
         outbox.add(bad)
         outbox.add(good)
         await asyncio.sleep(0)
