@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dmq
-from dmq.testing.benchmark import Load, machine
+from dmq.testing.benchmark.benchmark import Load, machine
 from dmq.testing.processes import BrokerProcess, resident_bytes
 
 BODY_BYTES = 200

@@ -31,7 +31,7 @@ from bench.rows import verdict
 from dmq.outbox import BusinessState, Inbox, MessageService, Relay, create_tables, tables
 from dmq.outbox.sender.envelope import RESULT_TO, SEND_ID, make_send_id
 from dmq.outbox.sender.message_row import make_row
-from dmq.testing.benchmark import machine
+from dmq.testing.benchmark.benchmark import machine
 from dmq.testing.processes import BrokerProcess
 from tests.databases import KINDS
 

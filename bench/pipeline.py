@@ -41,7 +41,7 @@ from bench.pipeline_load import (
     make_archive,
     producer_at,
 )
-from dmq.testing.benchmark import machine, percentile
+from dmq.testing.benchmark.benchmark import machine, percentile
 from dmq.testing.processes import BrokerProcess
 
 MESSAGES = 1_500_000

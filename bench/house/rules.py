@@ -71,13 +71,10 @@ def packed_folders(tree: SourceTree) -> list[str]:
 
 
 def unlisted_modules(tree: SourceTree) -> list[str]:
-    """Modules and rooms that the docstring of the `__init__` around them does not name."""
-    found = []
-    for module in tree.modules:
-        around, _, name = module.name.rpartition(".")
-        if around.count(".") >= 1 and not re.search(rf"\b{name}\b", ast.get_docstring(tree.by_name[around].tree) or ""):
-            found.append(module.name)
-    return found
+    """Modules and rooms that the docstring of the `__init__` around them does not name; `__main__` needs no mention."""
+    inner = [module for module in tree.modules if len(module.parts) > 2 and module.parts[-1] != "__main__"]
+    docstrings = {name: ast.get_docstring(module.tree) or "" for name, module in tree.by_name.items()}
+    return [module.name for module in inner if f"`{module.parts[-1]}`" not in docstrings[".".join(module.parts[:-1])]]
 
 
 def duplicate_classes(tree: SourceTree) -> list[str]:

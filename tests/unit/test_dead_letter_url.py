@@ -62,6 +62,6 @@ def test_a_password_does_not_show() -> None:
 
 
 def test_sqlalchemy_is_not_loaded_before_there_is_a_dead_letter() -> None:
-    modules = "dmq, dmq.cli.dlq, dmq.cli.broker, dmq.broker.server, dmq.client.admin.admin, dmq.testing"
+    modules = "dmq, dmq.cli.admin.dlq, dmq.cli.process.broker, dmq.broker.server, dmq.client.admin.admin, dmq.testing"
     check = f"import sys, {modules}; sys.exit('sqlalchemy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

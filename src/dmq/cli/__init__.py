@@ -1,5 +1,9 @@
 """The `dmq` command: arguments only, no logic.
 
+In reading order: `options` and `output` are what commands share; `process` has those that run a broker, `message` those
+about messages, `admin` those that operate a broker, `local` those that need none, `archive` those on the archive;
+`__main__` is `python -m dmq.cli`.
+
 What always holds: a command is imported when it is called and not before, so that `dmq --help` is quick; an error DMQ
 raises on purpose ends as one sentence on stderr and exit code 1, or 3 if no broker answered; a wrong call is exit
 code 2.
@@ -23,29 +27,29 @@ __all__ = ["COMMANDS", "LazyCommand", "command", "load", "main"]
 
 # Name of a command or a group of them: the module that has it as `app`, and the line `dmq --help` shows for it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "dev": ("dmq.cli.dev", "Run everything in one process, to try things out."),
-    "broker": ("dmq.cli.broker", "Run a broker."),
-    "topic": ("dmq.cli.topic", "Create, list, show, change and delete topics."),
-    "group": ("dmq.cli.group", "Look at consumer groups, and move them."),
-    "send": ("dmq.cli.send", "Publish messages from arguments, files or stdin."),
-    "tail": ("dmq.cli.tail", "Follow a topic as messages arrive, without consuming."),
-    "peek": ("dmq.cli.peek", "Look at stored messages, without consuming."),
-    "find": ("dmq.cli.find", "Find messages by key or id."),
-    "trace": ("dmq.cli.trace", "Show the life of a message."),
-    "why": ("dmq.cli.why", "Tell why a message is not consumed."),
-    "delay": ("dmq.cli.delay", "Look at delayed messages, and take them back."),
-    "tx": ("dmq.cli.tx", "Look at open transactions."),
-    "dlq": ("dmq.cli.dlq", "Look at dead letters, resend them, delete them."),
-    "limit": ("dmq.cli.limit", "Limit what producers may send a second."),
+    "dev": ("dmq.cli.process.dev", "Run everything in one process, to try things out."),
+    "broker": ("dmq.cli.process.broker", "Run a broker."),
+    "topic": ("dmq.cli.admin.topic", "Create, list, show, change and delete topics."),
+    "group": ("dmq.cli.admin.group", "Look at consumer groups, and move them."),
+    "send": ("dmq.cli.message.send", "Publish messages from arguments, files or stdin."),
+    "tail": ("dmq.cli.message.tail", "Follow a topic as messages arrive, without consuming."),
+    "peek": ("dmq.cli.message.peek", "Look at stored messages, without consuming."),
+    "find": ("dmq.cli.message.find", "Find messages by key or id."),
+    "trace": ("dmq.cli.message.trace", "Show the life of a message."),
+    "why": ("dmq.cli.message.why", "Tell why a message is not consumed."),
+    "delay": ("dmq.cli.admin.delay", "Look at delayed messages, and take them back."),
+    "tx": ("dmq.cli.admin.tx", "Look at open transactions."),
+    "dlq": ("dmq.cli.admin.dlq", "Look at dead letters, resend them, delete them."),
+    "limit": ("dmq.cli.admin.limit", "Limit what producers may send a second."),
     "archive": ("dmq.cli.archive.commands", "Archive everything a broker has, and look things up in it."),
-    "outbox": ("dmq.cli.outbox", "Relay what an outbox has to send, and look at what waits in it."),
-    "spool": ("dmq.cli.spool", "Look at what a spool's broker refused; send it again or drop it."),
-    "cluster": ("dmq.cli.cluster", "List the brokers."),
-    "top": ("dmq.cli.top", "Watch rates, topics and lag live."),
-    "bench": ("dmq.cli.bench", "Measure, beside a raw baseline."),
-    "doctor": ("dmq.cli.doctor", "Find what is wrong here, and how to mend it."),
-    "config": ("dmq.cli.config", "Show the settings in force."),
-    "journal": ("dmq.cli.journal", "Look into a data directory and check it, offline."),
+    "outbox": ("dmq.cli.local.outbox", "Relay what an outbox has to send, and look at what waits in it."),
+    "spool": ("dmq.cli.local.spool", "Look at what a spool's broker refused; send it again or drop it."),
+    "cluster": ("dmq.cli.admin.cluster", "List the brokers."),
+    "top": ("dmq.cli.admin.top", "Watch rates, topics and lag live."),
+    "bench": ("dmq.cli.process.bench", "Measure, beside a raw baseline."),
+    "doctor": ("dmq.cli.admin.doctor", "Find what is wrong here, and how to mend it."),
+    "config": ("dmq.cli.local.config", "Show the settings in force."),
+    "journal": ("dmq.cli.local.journal", "Look into a data directory and check it, offline."),
 }
 
 _NOT_CONNECTED = 3

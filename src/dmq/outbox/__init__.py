@@ -1,7 +1,8 @@
 """Outbox and inbox: an effect exactly once between two databases, over a queue that delivers at least once.
 
-`service` is the sender's side, `inbox` the consumer's; `schema` has the tables of both. Loaded when first used, since
-SQLAlchemy comes with it.
+In reading order: `states` and `schema` are the tables of both sides; `sender` is the side that sends, `inbox` the side
+that consumes, `repair` mends what got lost between them; `engines` opens databases, `metrics` and `alerts` tell how it
+goes. Loaded when first used, since SQLAlchemy comes with it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from dmq.client.client import Client, connect
 from dmq.deadletters.url import MEMORY
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing.clock import ClientClock, FakeClock, RunningClock
-from dmq.testing.files import MemoryFiles
+from dmq.testing.disk.files import MemoryFiles
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore

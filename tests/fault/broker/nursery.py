@@ -26,7 +26,7 @@ from dmq.testing.processes import free_port, read_line
 __all__ = ["ForkedBroker"]
 
 PATIENCE_S = 60.0
-LOADED = ("dmq.cli.broker", "dmq.broker.server", "dmq.broker.wire.commands", "uvloop", "pydantic.type_adapter")
+LOADED = ("dmq.cli.process.broker", "dmq.broker.server", "dmq.broker.wire.commands", "uvloop", "pydantic.type_adapter")
 
 
 class ForkedBroker:

@@ -13,7 +13,7 @@ from dmq.errors import DiskFull, StorageError, StoreFailed
 from dmq.model import TopicConfig
 from dmq.storage.store import MessageStore
 from dmq.testing import Fault, MemoryFiles
-from dmq.testing.faults import Kind
+from dmq.testing.disk.faults import Kind
 from tests.fault.store.model import Sent
 from tests.fault.store.rig import SMALL, Rig
 from tests.sampling import SEED, sample_size

@@ -7,9 +7,9 @@ import threading
 
 from dmq.broker.server import BrokerServer, run
 from dmq.cli import main
-from dmq.cli.broker import _announce
 from dmq.cli.options import make_app
-from dmq.cli.server_process import LogFormat, LogLevel, set_up_logs
+from dmq.cli.process.broker import _announce
+from dmq.cli.process.server_process import LogFormat, LogLevel, set_up_logs
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing import MemoryFiles
 

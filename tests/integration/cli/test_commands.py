@@ -452,7 +452,7 @@ def test_a_bench_that_is_killed_takes_its_broker_along(tmp_path: Path) -> None:
 
 def test_the_tour_shows_what_happened_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dmq.cli.tour", "--once"],
+        [sys.executable, "-m", "dmq.cli.process.tour", "--once"],
         capture_output=True,
         text=True,
         timeout=900,

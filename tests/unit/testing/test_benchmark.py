@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dmq.testing.benchmark import Load, Rates, latency_figure, machine, percentile
+from dmq.testing.benchmark.benchmark import Load, Rates, latency_figure, machine, percentile
 
 
 @pytest.mark.parametrize("is_json", [False, True])

@@ -12,7 +12,7 @@ import pytest
 from dmq.errors import DiskFull, NoPermission, StorageError, TooManyFiles
 from dmq.storage.files import Files
 from dmq.testing import CrashNow, MemoryFiles
-from dmq.testing.faults import Kind
+from dmq.testing.disk.faults import Kind
 
 
 def publish(files: Files) -> None:

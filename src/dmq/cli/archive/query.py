@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.archive.options import Tables, needs_spark_extra
-from dmq.cli.messages import body_text
+from dmq.cli.message.messages import body_text
 from dmq.cli.options import Format, Formatted, checked_id, parse_moment
 from dmq.cli.output import moment, show_rows
 from dmq.errors import UnknownMessage

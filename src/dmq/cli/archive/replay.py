@@ -11,7 +11,7 @@ import typer
 
 from dmq.cli.archive.options import Tables, needs_spark_extra
 from dmq.cli.archive.query import plain
-from dmq.cli.messages import body_text
+from dmq.cli.message.messages import body_text
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id, parse_moment
 from dmq.cli.output import show_facts, show_rows
 

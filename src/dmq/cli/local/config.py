@@ -8,7 +8,7 @@ import typer
 
 from dmq.cli.options import ConfigFile, Format, Formatted, Settings, make_app
 from dmq.cli.output import show_rows
-from dmq.cli.server_process import resolve
+from dmq.cli.process.server_process import resolve
 
 __all__ = ["app"]
 

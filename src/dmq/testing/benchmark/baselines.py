@@ -1,7 +1,7 @@
 """Raw baselines: what this machine can do without DMQ, measured in the same run.
 
 `receive` is a process that only receives on loopback and writes to a file; `echo` is a bare event loop that sends back
-what it gets. Each runs as `python -m dmq.testing.baselines WHICH`, says its port, and ends when its stdin does.
+what it gets. Each runs as `python -m dmq.testing.benchmark.baselines WHICH`, says its port, and ends with its stdin.
 
 What always holds: the processes share nothing with DMQ but the interpreter.
 """
@@ -30,7 +30,7 @@ _BUFFER_BYTES = 1 << 20
 @contextlib.contextmanager
 def _process(which: str) -> Iterator[int]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "dmq.testing.baselines", which], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "dmq.testing.benchmark.baselines", which], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert process.stdout is not None

@@ -10,9 +10,9 @@ import errno
 from collections.abc import Sequence
 
 from dmq.storage.files import Buffer
-from dmq.testing.faults import Kind, Machine, refuse
-from dmq.testing.image import Space
-from dmq.testing.nodes import FileNode
+from dmq.testing.disk.faults import Kind, Machine, refuse
+from dmq.testing.disk.nodes import FileNode
+from dmq.testing.disk.space import Space
 
 __all__ = ["MemoryFile"]
 

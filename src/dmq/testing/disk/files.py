@@ -1,7 +1,7 @@
 """A file system in memory that forgets, tears, fills up and fails on demand.
 
 What always holds: a running process sees exactly what `OsFiles` would show it, errors included; what a `sync` or
-`sync_dir` returned for survives every crash; what they did not may go, in ways `dmq.testing.crash` draws.
+`sync_dir` returned for survives every crash; what they did not may go, in ways `dmq.testing.disk.crash` draws.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import errno
 import os
 import random
 from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
 
 from dmq.errors import DirectoryInUse
 from dmq.storage.files import DiskUsage
-from dmq.testing.crash import Keep, crash_state
-from dmq.testing.faults import Fault, Kind, Machine, Operation, Which, check_name, describe, refuse
-from dmq.testing.handle import MemoryFile
-from dmq.testing.image import DiskImage, split
-from dmq.testing.nodes import FileNode, FolderNode, Node, copy_tree
+from dmq.testing.disk.crash import Keep, crash_state
+from dmq.testing.disk.faults import Fault, Kind, Machine, Operation, Which, check_name, describe, refuse
+from dmq.testing.disk.handle import MemoryFile
+from dmq.testing.disk.nodes import FileNode, FolderNode, Node, copy_tree
+from dmq.testing.disk.space import Space
 
 __all__ = ["MemoryFiles"]
 
@@ -25,7 +27,7 @@ __all__ = ["MemoryFiles"]
 _PLENTY_BYTES = 1 << 40
 
 
-class MemoryFiles(DiskImage):
+class MemoryFiles:
     """A data directory in memory.
 
     Parameters:
@@ -42,7 +44,9 @@ class MemoryFiles(DiskImage):
         trace: int = 0,
         root: FolderNode | None = None,
     ) -> None:
-        super().__init__(FolderNode() if root is None else root, capacity_bytes)
+        self._root = FolderNode() if root is None else root
+        nodes = {id(node): node for _, node in _walk(self._root, "")}
+        self._space = Space(capacity_bytes, sum(len(node.data) for node in nodes.values()))
         self._machine = Machine(rng or random.Random(0), trace)
         self._mutex = self._machine.mutex
         self._locked = False
@@ -131,6 +135,62 @@ class MemoryFiles(DiskImage):
             root=root,
         )
 
+    # --- what a test does behind the store's back: no operation, no fault, durable at once, also after a crash --------
+
+    def paths(self) -> dict[str, int]:
+        """All files by path, with their sizes, sorted."""
+        return {path: len(node.data) for path, node in sorted(_walk(self._root, ""), key=lambda item: item[0])}
+
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a file."""
+        return bytes(self._file(path).data)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Put a file there, in folders as needed, all of it durable."""
+        *parents, name = _split(path)
+        folder = self._root
+        for part in parents:
+            child = folder.entries.get(part)
+            if not isinstance(child, FolderNode):
+                child = FolderNode()
+            folder.settle(part, child)
+            folder = child
+        node = folder.entries.get(name)
+        if not isinstance(node, FileNode):
+            node = FileNode()
+            node.links = 1
+        folder.settle(name, node)
+        self._reset(node, bytearray(data))
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder and all below it, durably; fine if it is gone."""
+        parent, name, node = self._find(path)
+        if node is None or parent is None:
+            return
+        for file in [node] if isinstance(node, FileNode) else [file for _, file in _walk(node, "")]:
+            self._space.unlinked(file)
+        parent.settle(name, None)
+
+    def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
+        """Bit rot: flip one bit (0 the lowest) of a byte. All of the file counts as durable afterwards."""
+        node = self._file(path)
+        data = bytearray(node.data)
+        data[position] ^= 1 << bit
+        self._reset(node, data)
+
+    def cut(self, path: str, size: int) -> None:
+        """Lose the end of a file. All of the file counts as durable afterwards."""
+        node = self._file(path)
+        self._reset(node, node.data[:size])
+
+    def dump(self, directory: str | os.PathLike[str]) -> None:
+        """Write everything, as a running process sees it, to a real directory."""
+        root = Path(directory)
+        for path in sorted(_folders(self._root, "")):
+            (root / path).mkdir(parents=True, exist_ok=True)
+        for path, node in _walk(self._root, ""):
+            (root / path).write_bytes(node.data)
+
     # --- Files ------------------------------------------------------------------------------------------------------
 
     def open(self, path: str, *, create: bool = False, write: bool = False) -> MemoryFile:
@@ -175,7 +235,7 @@ class MemoryFiles(DiskImage):
         with self._mutex:
             self._machine.alive()
             folder = self._root
-            parts = split(path)
+            parts = _split(path)
             for i, part in enumerate(parts):
                 child = folder.entries.get(part)
                 if child is None:
@@ -197,7 +257,7 @@ class MemoryFiles(DiskImage):
             check_name(to_name, "rename", source)
             if node is replaced:
                 return
-            if isinstance(node, FolderNode) and split(target)[: len(split(source))] == split(source):
+            if isinstance(node, FolderNode) and _split(target)[: len(_split(source))] == _split(source):
                 raise refuse(errno.EINVAL, "rename", source)
             if replaced is not None and type(node) is not type(replaced):
                 raise refuse(errno.EISDIR if isinstance(replaced, FolderNode) else errno.ENOTDIR, "rename", source)
@@ -256,11 +316,45 @@ class MemoryFiles(DiskImage):
 
     # --- shared by the operations -----------------------------------------------------------------------------------
 
+    def _fill(self, directory: str | os.PathLike[str]) -> None:
+        root = Path(directory)
+        for found in sorted(root.rglob("*")):
+            path = found.relative_to(root).as_posix()
+            if found.is_file():
+                self.write_file(path, found.read_bytes())
+            elif found.is_dir():
+                parent, name, node = self._find(path)
+                if parent is not None and node is None:
+                    parent.settle(name, FolderNode())
+
+    def _find(self, path: str) -> tuple[FolderNode | None, str, Node | None]:
+        """The folder a path lies in (None where that is missing), the last name of it, the node (None if missing)."""
+        parts = _split(path)
+        if not parts:
+            return None, "", self._root
+        folder = self._root
+        for part in parts[:-1]:
+            child = folder.entries.get(part)
+            if not isinstance(child, FolderNode):
+                return None, parts[-1], None
+            folder = child
+        return folder, parts[-1], folder.entries.get(parts[-1])
+
+    def _file(self, path: str) -> FileNode:
+        node = self._find(path)[2]
+        if not isinstance(node, FileNode):
+            raise FileNotFoundError(path)
+        return node
+
+    def _reset(self, node: FileNode, content: bytearray) -> None:
+        self._space.used_bytes += len(content) - len(node.data)
+        node.reset(content)
+
     def _entry(self, path: str, kind: Kind) -> tuple[FolderNode | None, str, Node | None]:
         """Like `_find`, but a file in the place of a folder is refused as Linux does."""
         found = self._find(path)
         if found[0] is None and found[1]:
-            parts = split(path)
+            parts = _split(path)
             for i in range(1, len(parts)):
                 if isinstance(self._find("/".join(parts[:i]))[2], FileNode):
                     raise refuse(errno.ENOTDIR, kind, path)
@@ -297,3 +391,22 @@ class MemoryFiles(DiskImage):
                     self._space.unlinked(node)
 
             self._machine.change(kind, path, remove)
+
+
+def _split(path: str) -> list[str]:
+    return [part for part in path.split("/") if part and part != "."]
+
+
+def _walk(folder: FolderNode, prefix: str) -> Iterator[tuple[str, FileNode]]:
+    for name, node in folder.entries.items():
+        if isinstance(node, FileNode):
+            yield prefix + name, node
+        else:
+            yield from _walk(node, f"{prefix}{name}/")
+
+
+def _folders(folder: FolderNode, prefix: str) -> Iterator[str]:
+    yield prefix
+    for name, node in folder.entries.items():
+        if isinstance(node, FolderNode):
+            yield from _folders(node, f"{prefix}{name}/")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dmq.cli.messages import message_facts, message_row
+from dmq.cli.message.messages import message_facts, message_row
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
 from dmq.cli.output import show_rows
 from dmq.errors import UnknownMessage

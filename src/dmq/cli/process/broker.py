@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.options import DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, connected, parse_seconds
-from dmq.cli.server_process import Insecure, LogFormat, LogLevel, LogLevelOption, Logs, resolve, serve, set_up_logs
+from dmq.cli.process.server_process import (
+    Insecure,
+    LogFormat,
+    LogLevel,
+    LogLevelOption,
+    Logs,
+    resolve,
+    serve,
+    set_up_logs,
+)
 from dmq.errors import TimedOut
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
-from dmq.testing.nodes import DOOMED, SAVED, Change, EntryChange, FileNode, FolderNode, Node, apply, edit
+from dmq.testing.disk.nodes import DOOMED, SAVED, Change, EntryChange, FileNode, FolderNode, Node, apply, edit
 
 __all__ = ["SECTOR_BYTES", "Keep", "crash_state"]
 

@@ -1,13 +1,13 @@
 """Many connections with one message under way on each: the load behind `dmq bench produce --connections`.
 
-It runs as a process of its own, `python -m dmq.testing.senders`, takes its task from stdin and says what came of it on
-stdout. Our client is left out, so that the broker is measured and not a hundred clients in one process: sockets, epoll,
-and frames as `dmq.protocol` and `dmq.records` make them.
+It runs as a process of its own, `python -m dmq.testing.benchmark.senders`, takes its task from stdin and says what
+came of it on stdout. Our client is left out, so that the broker is measured and not a hundred clients in one process:
+sockets, epoll, and frames as `dmq.protocol` and `dmq.records` make them.
 
 What always holds: every connection says hello first; each has one request under way; all take from one pile, so that
 who is served more often gets through more; every answer is decoded, and one that is not a success, not to the question
-asked, or a duplicate ends the run with an error. Records are encoded before the timed part; headers and frames are made
-within it.
+asked, or a duplicate ends the run with an error. Records are encoded before the timed part; headers and frames are
+made within it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dmq.protocol.frame import Frame, FrameParser
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello
 from dmq.records import ANY_QUEUE, encode_batch
-from dmq.testing.benchmark import APP, Load
+from dmq.testing.benchmark.benchmark import APP, Load
 from dmq.testing.processes import read_line
 
 __all__ = ["Outcome", "Senders", "Task"]
@@ -70,7 +70,7 @@ class Senders:
 
     def __init__(self, task: Task) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dmq.testing.senders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "dmq.testing.benchmark.senders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
             self._say(msgspec.json.encode(task))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dmq.cli.messages import message_facts, message_line
+from dmq.cli.message.messages import message_facts, message_line
 from dmq.cli.options import DEFAULT_URL, TopicName, Url, connected, make_app, parse_place
 
 __all__ = ["app"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.options import ConfigFile, Settings, make_app
-from dmq.cli.server_process import Insecure, LogFormat, LogLevel, resolve, serve, set_up_logs
+from dmq.cli.process.server_process import Insecure, LogFormat, LogLevel, resolve, serve, set_up_logs
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer

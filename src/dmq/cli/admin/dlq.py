@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.messages import body_text
+from dmq.cli.message.messages import body_text
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_moment
 from dmq.cli.output import moment, show_facts, show_rows
 from dmq.errors import UnknownMessage

@@ -13,7 +13,7 @@ from dmq.settings import StoreSettings
 from dmq.storage.files import OsFiles
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.store import MessageStore
-from dmq.testing.benchmark import APP, Figure, Load, Progress, Rates, measured
+from dmq.testing.benchmark.benchmark import APP, Figure, Load, Progress, Rates, measured
 
 __all__ = ["store"]
 

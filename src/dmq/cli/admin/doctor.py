@@ -11,7 +11,7 @@ import typer
 import dmq
 from dmq.cli.options import APP, DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, make_app
 from dmq.cli.output import show_rows
-from dmq.cli.server_process import Insecure, resolve
+from dmq.cli.process.server_process import Insecure, resolve
 from dmq.errors import DMQError, InvalidSettings
 
 if TYPE_CHECKING:

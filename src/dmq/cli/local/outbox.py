@@ -11,7 +11,7 @@ import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_seconds
 from dmq.cli.output import show_rows
-from dmq.cli.server_process import LogFormat, LogLevel, LogLevelOption, Logs, set_up_logs
+from dmq.cli.process.server_process import LogFormat, LogLevel, LogLevelOption, Logs, set_up_logs
 
 if TYPE_CHECKING:
     from dmq.outbox.engines import Engine

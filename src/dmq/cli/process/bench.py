@@ -18,7 +18,7 @@ from dmq.cli.options import Format, Formatted, make_app
 from dmq.cli.output import show_facts, show_table
 
 if TYPE_CHECKING:
-    from dmq.testing.benchmark import BrokerCpu, Figure, Load, Progress
+    from dmq.testing.benchmark.benchmark import BrokerCpu, Figure, Load, Progress
 
 __all__ = ["app"]
 
@@ -77,8 +77,8 @@ def produce(
     if threads > 1 and connections > 1:
         raise typer.BadParameter("--threads and --connections exclude each other: connections have their own process")
     load = _load(messages, size, batch, durability, body, rounds, seed)
-    from dmq.testing.throughput import produce as measure
-    from dmq.testing.throughput import produce_connections
+    from dmq.testing.benchmark.throughput import produce as measure
+    from dmq.testing.benchmark.throughput import produce_connections
 
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
         if connections > 1:
@@ -106,7 +106,7 @@ def consume(
     loopback and writes them to a file.
     """
     load = _load(messages, size, batch, "stored", body, rounds, seed)
-    from dmq.testing.throughput import consume as measure
+    from dmq.testing.benchmark.throughput import consume as measure
 
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
         figure = measure(at, load, cpu, progress, is_push=push)
@@ -127,7 +127,7 @@ def latency(
     Beside it stand a bare echo over loopback and an fdatasync. Flushed sends are a tenth of the messages.
     """
     load = _load(messages, size, 1, "stored", Body.RANDOM, 1, seed)
-    from dmq.testing.latency import latency as measure
+    from dmq.testing.benchmark.latency import latency as measure
 
     with _broker(url) as (at, _), _progress(messages * 4) as progress:
         figures = measure(at, load, tempfile.gettempdir(), progress, rate=rate)
@@ -152,7 +152,7 @@ def store(
     load = _load(messages, size, batch, durability, body, rounds, seed)
     if data is not None and not data.is_dir():
         raise typer.BadParameter(f"{data} is no directory: choose one that is there")
-    from dmq.testing.store_load import store as measure
+    from dmq.testing.benchmark.store_load import store as measure
 
     with _progress(messages * (rounds + 1)) as progress:
         figure = measure(load, data or Path(tempfile.gettempdir()), progress)
@@ -160,7 +160,7 @@ def store(
 
 
 def _load(messages: int, size: int, batch: int, durability: Safety, body: Body, rounds: int, seed: int) -> Load:
-    from dmq.testing.benchmark import Load
+    from dmq.testing.benchmark.benchmark import Load
 
     return Load(messages, size, batch, durability, rounds, seed, body is Body.JSON)
 
@@ -199,7 +199,7 @@ def _progress(total: int) -> Iterator[Progress]:
 
 
 def _show(figures: Sequence[Figure], load: Load, form: Format) -> None:
-    from dmq.testing.benchmark import machine
+    from dmq.testing.benchmark.benchmark import machine
 
     settings = {name: getattr(load, name) for name in load.__dataclass_fields__}
     if form == Format.JSON:

@@ -14,8 +14,8 @@ from typing import Final
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.producer.producer import Producer
-from dmq.testing.baselines import Echo, fdatasync_seconds
-from dmq.testing.benchmark import Figure, Load, Progress, bench_topic, latency_figure, percentile
+from dmq.testing.benchmark.baselines import Echo, fdatasync_seconds
+from dmq.testing.benchmark.benchmark import Figure, Load, Progress, bench_topic, latency_figure, percentile
 
 __all__ = ["latency"]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dmq.cli.messages import message_facts, message_row
+from dmq.cli.message.messages import message_facts, message_row
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, TopicName, Url, connected, make_app, parse_place
 from dmq.cli.output import show_rows
 

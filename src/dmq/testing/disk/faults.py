@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from dmq.storage.files import storage_error
-from dmq.testing.nodes import Node
+from dmq.testing.disk.nodes import Node
 
 __all__ = ["CrashNow", "Fault", "Kind", "Machine", "Operation", "Which", "check_name", "describe", "refuse"]
 

@@ -16,9 +16,9 @@ from dmq.client.client import Client
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.producer.producer import Producer
-from dmq.testing.baselines import Receiver
-from dmq.testing.benchmark import BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
-from dmq.testing.senders import Senders, Task
+from dmq.testing.benchmark.baselines import Receiver
+from dmq.testing.benchmark.benchmark import BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
+from dmq.testing.benchmark.senders import Senders, Task
 
 __all__ = ["consume", "produce", "produce_connections"]
 
@@ -97,7 +97,7 @@ def _send_async(producer: Producer, topic: str, load: Load, bodies: list[bytes],
 
 
 def produce_connections(url: str, load: Load, connections: int, broker_cpu: BrokerCpu, progress: Progress) -> Figure:
-    """Many connections, each sending one message at a time and waiting for its receipt; see `dmq.testing.senders`."""
+    """Many connections, each of which sends one message at a time and waits for its receipt; see `senders`."""
     address = parse_url(url)[0]
     rates = Rates(load.messages, load.messages * load.size)
     counts: list[int] = []
