@@ -57,7 +57,8 @@ def test_the_words_of_asyncio_become_those_of_threads(twins: ModuleType, source:
 
 
 def test_what_takes_the_place_of_asyncio_is_imported_once(twins: ModuleType) -> None:
-    assert twins.blocking_side("import asyncio\nimport time\n") == "import threading\nimport time\n"
+    future = "from __future__ import annotations\n"
+    assert twins.blocking_side(f"{future}import time\n") == f"{future}import threading\nimport time\n"
 
 
 def test_marked_lines_are_of_one_side_only(twins: ModuleType) -> None:

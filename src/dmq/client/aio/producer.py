@@ -16,6 +16,7 @@ from typing import Any, Self
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.pool import AioTransport
 from dmq.client.aio.transaction import AioTransaction
+from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.arguments import check_function
 from dmq.client.connection.session import Push
 from dmq.client.producer.accumulator import Batch
@@ -39,40 +40,12 @@ OnAioDelivery = Callable[[Receipt | None, DMQError | None], Awaitable[None] | No
 _running: set[asyncio.Future[Any]] = set()  # callbacks under way: a loop alone would let them be collected
 
 
-class _TaskWaiter:
-    """A task that waits to be woken."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def wake(self) -> None:
-        if not self._future.done():
-            self._future.set_result(True)
-
-    async def wait(self, seconds: float | None) -> bool:
-        """Wait until woken, at most so long; False if nobody woke us."""
-        if seconds is None:
-            return await self._future
-        # Half the price of asyncio.timeout, which could also cancel what it waits for.
-        timer = self._future.get_loop().call_later(max(0.0, seconds), self._expire)
-        try:
-            return await self._future
-        finally:
-            timer.cancel()
-
-    def _expire(self) -> None:
-        if not self._future.done():
-            self._future.set_result(False)
-
-
 class AioSendFuture(SendFuture, eq=False, gc=False):
     """What becomes of one message; `await` it for the receipt."""
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         if not self._fate.is_done:
-            waiter = _TaskWaiter()
+            waiter = TaskWaiter()
             self._fate.add_waiter(waiter)
             yield from waiter.wait(None).__await__()
         return self.result(0)
@@ -266,7 +239,7 @@ class AioProducer:
                 raise self._core.full(draft.lane.key.topic, draft.message)
 
     async def _wait_for_room(self, deadline: float | None) -> bool:
-        waiter = _TaskWaiter()
+        waiter = TaskWaiter()
         self._core.accumulator.waiters.append(waiter)
         return await waiter.wait(self._left(deadline))
 
@@ -287,7 +260,7 @@ class AioProducer:
         left, client = self._left(deadline), self._transport.timeout
         if client is not None and self._transport.current() is None:
             left = client if left is None else min(left, client)
-        waiter = _TaskWaiter()
+        waiter = TaskWaiter()
         batch.add_waiter(waiter)
         if await waiter.wait(left):
             return
@@ -329,12 +302,12 @@ class AioProducer:
         for batch in self._core.accumulator.unsettled():
             if batch.is_done:
                 continue
-            waiter = _TaskWaiter()
+            waiter = TaskWaiter()
             batch.add_waiter(waiter)
             if not await waiter.wait(self._left(deadline)):
                 raise TimedOut(f"messages are still on their way after {timeout:g} s")
         for end in () if self._transactions is None else self._transactions.unsettled():
-            waiter = _TaskWaiter()
+            waiter = TaskWaiter()
             end.add_waiter(waiter)
             if not await waiter.wait(self._left(deadline)):
                 raise TimedOut(f"transactions are still being ended after {timeout:g} s")
