@@ -14,6 +14,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import dmq.deadletters.store  # noqa: F401  first by the main thread: CPython 3.11 breaks when two threads parse at once
 from dmq.testing.fixtures import dmq_broker
 from tests.databases import database_servers
+from tests.folder_times import FolderTimes
 from tests.sampling import IS_SOAK, SEED, SOAK, sample_size
 from tests.termination import end_in_order
 
@@ -38,11 +39,13 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "uncounted: its lines are not counted for coverage, which takes long")
     end_in_order()
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FolderTimes())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Let a test that is `uncounted` run without whoever counts lines; threads that it starts, too."""
+    """Run a test that is `uncounted`, and the threads it starts, without counting lines."""
     if item.get_closest_marker("uncounted") is None:
         return (yield)
     counting, counting_threads = sys.gettrace(), threading.gettrace()

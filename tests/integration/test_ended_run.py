@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,20 +29,31 @@ def test_endless():
 """
 
 
-def test_sigterm_ends_a_run_with_the_brokers_it_has_started_and_their_directories(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param([signal.SIGTERM] * 2, id="SIGTERM, twice as timeout sends it"),
+        pytest.param([signal.SIGINT], id="SIGINT, in the background of a shell"),
+    ],
+)
+def test_a_run_ends_with_the_brokers_it_has_started_and_their_directories(
+    root: Path, tmp_path: Path, sent: list[signal.Signals]
+) -> None:
     test, told = tmp_path / "test_endless.py", tmp_path / "told"
     test.write_text(ENDLESS)
     words = ["-c", str(root / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "tests.conftest", "-n", "0"]
+    # A shell without job control starts processes in the background so.
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
     run = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words, str(test)], cwd=root, stdout=subprocess.PIPE, text=True
+        [*background, sys.executable, "-m", "pytest", *words, str(test)], cwd=root, stdout=subprocess.PIPE, text=True
     )
     try:
         eventually(lambda: run.poll() is not None or (told.exists() and told.read_text()), PATIENCE_S)
         assert run.poll() is None, run.communicate()[0]
         pid, folder = told.read_text().split()
-        run.terminate()
-        time.sleep(0.05)
-        run.terminate()  # as `timeout` does, whose child gets it once more as one of its group
+        for number in sent:
+            run.send_signal(number)
+            time.sleep(0.05)
         said, _ = run.communicate(timeout=PATIENCE_S)
     finally:
         run.kill()
