@@ -53,7 +53,6 @@ PLACES: dict[str, set[str]] = {
     "duplicate_classes_in_package": {
         "dmq.cli:Format",
         "dmq.client:Batch",
-        "dmq.client:Lines",
         "dmq.client:Verdict",
         "dmq.pipeline:Bounds",
         "dmq.pipeline:Done",
@@ -97,7 +96,6 @@ PLACES: dict[str, set[str]] = {
         "dmq.client.admin.dead_letters:dead_letters",
         "dmq.client.aio.connection:AioConnection.submit",
         "dmq.client.connection.connection:Connection.submit",
-        "dmq.client.connection.pool:Transport.__init__",
         "dmq.client.consumer.follow:follow",
         "dmq.client.consumer.options:ConsumerOptions.__init__",
         "dmq.client.consumer.subscription:NamedLink.submit",

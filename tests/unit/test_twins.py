@@ -47,7 +47,7 @@ def test_a_twin_says_where_it_comes_from(twins: ModuleType) -> None:
         ("await asyncio.sleep(left)", "time.sleep(left)"),
         ("lock = asyncio.Lock()", "lock = threading.Lock()"),
         ("from dmq.client.aio.admin import AioAdmin", "from dmq.client.admin.admin import Admin"),
-        ("from dmq.client.aio.pool import AioTransport", "from dmq.client.connection.pool import Transport"),
+        ("from dmq.client.aio.router import AioRouter", "from dmq.client.connection.router import Router"),
         ("Ask = Callable[[int], Awaitable[list[int]]]", "Ask = Callable[[int], list[int]]"),
         ('"""As `await client.admin.topics()` of `AioClient`."""', '"""As `client.admin.topics()` of `Client`."""'),
     ],

@@ -33,7 +33,7 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
     """
     began_ms = time.time() * 1000
     with connect(url, app=app) as client:
-        reply = client.transport.connection().reply
+        reply = client.router.home.connection().reply
         # The broker read its clock some time between our first byte and its answer.
         skew = reply.now_ms - (began_ms + time.time() * 1000) / 2
         client.admin.stats("store_")

@@ -16,7 +16,8 @@ from typing import Any, Final, Protocol, Self
 from dmq.client.admin.admin import Admin
 from dmq.client.admin.key_values import Registry
 from dmq.client.arguments import check_timeout
-from dmq.client.connection.pool import Listeners, OnEvent, OnException, Transport
+from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, Router, RouteTable
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.options import ConsumerOptions
@@ -70,7 +71,9 @@ def connect(
         InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
         VersionMismatch, NotAuthenticated: the broker refused us.
     """
-    return Client(url, app, client_id, reconnect, timeout, Listeners(on_exception, on_interrupted, on_resumed), clock)
+    settings = PoolSettings(make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout))
+    listeners = Listeners(on_exception, on_interrupted, on_resumed)
+    return Client(OneBroker(parse_url(url)), settings, listeners)
 
 
 def make_hello(app: str, client_id: str | None) -> Hello:
@@ -89,39 +92,22 @@ def make_hello(app: str, client_id: str | None) -> Hello:
 class Client:
     """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager."""
 
-    def __init__(
-        self,
-        url: str,
-        app: str,
-        client_id: str | None,
-        reconnect: bool,
-        timeout: float | None,
-        listeners: Listeners,
-        clock: Clock | None = None,
-    ) -> None:
-        timeout = check_timeout(timeout)
-        self.app: Final = app
+    def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
+        self.app: Final = settings.hello.app
         self.listeners: Final = listeners
-        self._clock = clock or SystemClock()
+        self._clock = settings.clock
         self._routes = Routes()
         self._parts: list[Closable] = []
         self._subscriptions = count(1)
-        self.transport: Final = Transport(
-            parse_url(url),
-            make_hello(app, client_id),
-            self._clock,
-            reconnect=reconnect,
-            timeout=timeout,
-            listeners=listeners,
-        )
-        self.transport.open()
-        self.admin: Final = Admin(self.transport, timeout)
+        self.router: Final = Router(table, settings, listeners)
+        self.router.open()
+        self.admin: Final = Admin(self.router, settings.timeout)
         self.registry: Final = Registry(self.admin)
 
     @property
     def client_id(self) -> str:
         """The name of this process, as the broker knows it."""
-        return self.transport.connection().client_id
+        return self.router.home.connection().client_id
 
     def producer(
         self,
@@ -176,10 +162,8 @@ class Client:
             from dmq.client.spool.spool import Spool  # and the journal with it, which other programs need not load
 
             opened = Spool.open(spool, spool_bytes_max, self._clock)
-            opened.on_refused = lambda error: self.transport.notify(self.listeners.exception, error)
-        producer = Producer(
-            name, options, self._routes, self.transport, self._clock, self.release, opened, group, check
-        )
+            opened.on_refused = lambda error: self.router.notify(self.listeners.exception, error)
+        producer = Producer(name, options, self._routes, self.router, self._clock, self.release, opened, group, check)
         self.adopt(producer)
         return producer
 
@@ -234,12 +218,12 @@ class Client:
             topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
             auto_ack, version, type, prefetch_bytes, strategy,
         )  # fmt: skip
-        consumer = Consumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
+        consumer = Consumer(options, next(self._subscriptions), self.router, self._clock, self.release)
         self.adopt(consumer)
         return consumer
 
     def _check_open(self) -> None:
-        error = self.transport.closed_by
+        error = self.router.closed_by
         if error is not None:
             raise type(error)(error.message, **error.detail)
 
@@ -256,7 +240,7 @@ class Client:
         """Close everything, the last made first."""
         while self._parts:
             self._parts.pop().close()
-        self.transport.close()
+        self.router.close()
 
     def __enter__(self) -> Self:
         return self

@@ -199,7 +199,7 @@ def test_a_broker_takes_replayed_messages_from_replays_only(
         client.admin.create_topic(topic, allow_existing=True)
     record = ReplayTarget("refused", "r", 1).record(MessageId(1, 1).to_bytes(), b"body", app="a", first_sent_at_ms=1)
     asked = msgspec.structs.replace(Produce("refused", 0, 1, 0, 77, 0, 0, flags=REPLAYED), **changed)
-    frame = client.transport.connection().request(
+    frame = client.router.home.connection().request(
         Command.PRODUCE, asked, [pack_records([len(record)]), record], timeout=SECONDS
     )
     with pytest.raises((InvalidRequest, InvalidMessage), match=problem):

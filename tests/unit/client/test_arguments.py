@@ -11,7 +11,7 @@ import pytest
 import dmq
 from dmq.client.admin.calls import parse_point
 from dmq.client.arguments import check_function, check_seconds, check_timeout, check_whole, delay_ms, parse_id
-from dmq.client.connection.pool import Listeners
+from dmq.client.connection.router import Listeners
 from dmq.client.consumer.handler import judge
 from dmq.client.consumer.message import parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions

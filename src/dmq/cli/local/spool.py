@@ -82,7 +82,7 @@ def resend(
     with connected(url) as client:
         for number in chosen:
             batch = folder.read(number)
-            reply = send_refused(client.transport.connection(), batch, _SECONDS)
+            reply = send_refused(client.router.home.connection(), batch, _SECONDS)
             folder.drop(number)
             rows.append(
                 {

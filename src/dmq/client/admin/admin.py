@@ -33,7 +33,7 @@ from dmq.client.admin.reports import (
     TransactionReport,
     WhyReport,
 )
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.router import Router
 from dmq.model import MessageId
 from dmq.protocol.session import DrainAction
 
@@ -49,8 +49,8 @@ class Admin:
         timeout: how long a call may take; None waits for a connection for ever, and `ANSWER_SECONDS` for an answer.
     """
 
-    def __init__(self, transport: Transport, timeout: float | None) -> None:
-        self._transport = transport
+    def __init__(self, router: Router, timeout: float | None) -> None:
+        self._router = router
         self.timeout = timeout
 
     def converse(self, call: Call[T]) -> T:
@@ -58,7 +58,9 @@ class Admin:
         try:
             command, header = next(call)
             while True:
-                answer = self._transport.request(command, header, timeout=self.timeout, answer_seconds=ANSWER_SECONDS)
+                answer = self._router.pool_asked(header).request(
+                    command, header, timeout=self.timeout, answer_seconds=ANSWER_SECONDS
+                )
                 command, header = call.send(answer)
         except StopIteration as stop:
             result: T = stop.value

@@ -3,7 +3,7 @@
 - `client`: `dmq.aio.connect` and what it gives
 - `producer`, `transaction`; `consumer`, `executor`: sending and consuming
 - `admin`, `key_values`: administration, and the key-value space
-- `pool`, `connection`: the connections below
+- `router`, `pool`, `connection`: the connections below
 - `waiter`: a task that waits to be woken
 
 `./scripts/twins` writes the blocking twins of `admin`, `key_values` and `transaction`.

@@ -33,7 +33,7 @@ from dmq.client.admin.reports import (
     TransactionReport,
     WhyReport,
 )
-from dmq.client.aio.pool import AioTransport
+from dmq.client.aio.router import AioRouter
 from dmq.model import MessageId
 from dmq.protocol.session import DrainAction
 
@@ -49,8 +49,8 @@ class AioAdmin:
         timeout: how long a call may take; None waits for a connection for ever, and `ANSWER_SECONDS` for an answer.
     """
 
-    def __init__(self, transport: AioTransport, timeout: float | None) -> None:
-        self._transport = transport
+    def __init__(self, router: AioRouter, timeout: float | None) -> None:
+        self._router = router
         self.timeout = timeout
 
     async def converse(self, call: Call[T]) -> T:
@@ -58,7 +58,7 @@ class AioAdmin:
         try:
             command, header = next(call)
             while True:
-                answer = await self._transport.request(
+                answer = await self._router.pool_asked(header).request(
                     command, header, timeout=self.timeout, answer_seconds=ANSWER_SECONDS
                 )
                 command, header = call.send(answer)

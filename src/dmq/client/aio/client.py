@@ -14,17 +14,18 @@ from typing import Any, Final, Protocol, Self
 from dmq.client.aio.admin import AioAdmin
 from dmq.client.aio.consumer import AioConsumer
 from dmq.client.aio.key_values import AioRegistry
-from dmq.client.aio.pool import AioTransport
 from dmq.client.aio.producer import AioProducer
+from dmq.client.aio.router import AioRouter
 from dmq.client.arguments import check_timeout
 from dmq.client.client import make_hello
-from dmq.client.connection.pool import Listeners, OnEvent, OnException
+from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, RouteTable
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.producer.core import WINDOW_MESSAGES, OnFull, Options
 from dmq.client.producer.routes import Routes
 from dmq.client.producer.transaction_core import check_options
-from dmq.clock import Clock, SystemClock
+from dmq.clock import SystemClock
 from dmq.errors import NotConnected, Unsupported
 
 __all__ = ["AioClient", "connect"]
@@ -68,34 +69,24 @@ def connect(
 
     Parameters and errors as of `dmq.connect`. Listeners may be coroutine functions.
     """
+    settings = PoolSettings(make_hello(app, client_id), SystemClock(), reconnect, check_timeout(timeout))
     listeners = Listeners(on_exception, on_interrupted, on_resumed)
-    return _Connecting(AioClient(url, app, client_id, reconnect, timeout, listeners))
+    return _Connecting(AioClient(OneBroker(parse_url(url)), settings, listeners))
 
 
 class AioClient:
     """A connection to a broker, kept up. Made by `dmq.aio.connect`."""
 
-    def __init__(
-        self,
-        url: str,
-        app: str,
-        client_id: str | None,
-        reconnect: bool,
-        timeout: float | None,
-        listeners: Listeners,
-        clock: Clock | None = None,
-    ) -> None:
-        self.app: Final = app
+    def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
+        self.app: Final = settings.hello.app
         self.listeners: Final = listeners
-        self._addresses = parse_url(url)
-        self._hello = make_hello(app, client_id)
-        self._reconnect = reconnect
-        self._timeout = check_timeout(timeout)
-        self._clock = clock or SystemClock()
+        self._table = table
+        self._settings = settings
+        self._clock = settings.clock
         self._routes = Routes()
         self._parts: list[AioClosable] = []
         self._subscriptions = count(1)
-        self._transport: AioTransport | None = None
+        self._router: AioRouter | None = None
 
     async def open(self) -> Self:
         """Connect.
@@ -103,31 +94,24 @@ class AioClient:
         Raises:
             NotConnected: nobody answers.
         """
-        self._transport = AioTransport(
-            self._addresses,
-            self._hello,
-            self._clock,
-            reconnect=self._reconnect,
-            timeout=self._timeout,
-            listeners=self.listeners,
-        )
-        await self._transport.open()
+        self._router = AioRouter(self._table, self._settings, self.listeners)
+        await self._router.open()
         return self
 
     @property
-    def transport(self) -> AioTransport:
-        """The connection below.
+    def router(self) -> AioRouter:
+        """What connects it to brokers.
 
         Raises:
             NotConnected: the client was not opened.
         """
-        if self._transport is None:
+        if self._router is None:
             raise NotConnected("the client is not connected: await connect(…) first")
-        return self._transport
+        return self._router
 
     @property
     def admin(self) -> AioAdmin:
-        return AioAdmin(self.transport, self._timeout)
+        return AioAdmin(self.router, self._settings.timeout)
 
     @property
     def registry(self) -> AioRegistry:
@@ -157,7 +141,7 @@ class AioClient:
         check_options(group, check)
         options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
         producer = AioProducer(
-            app or self.app, options, self._routes, self.transport, self._clock, self.release, group, check
+            app or self.app, options, self._routes, self.router, self._clock, self.release, group, check
         )
         self.adopt(producer)
         return producer
@@ -187,7 +171,7 @@ class AioClient:
             topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
             auto_ack, version, type, prefetch_bytes, strategy,
         )  # fmt: skip
-        consumer = AioConsumer(options, next(self._subscriptions), self.transport, self._clock, self.release)
+        consumer = AioConsumer(options, next(self._subscriptions), self.router, self._clock, self.release)
         self.adopt(consumer)
         return consumer
 
@@ -204,8 +188,8 @@ class AioClient:
         """Close everything, the last made first."""
         while self._parts:
             await self._parts.pop().close()
-        if self._transport is not None:
-            await self._transport.close()
+        if self._router is not None:
+            await self._router.close()
 
     async def __aenter__(self) -> Self:
         return self

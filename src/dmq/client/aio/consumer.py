@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.executor import AioExecutor
-from dmq.client.aio.pool import AioTransport
+from dmq.client.aio.router import AioRouter
 from dmq.client.consumer.core import extension
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.handler import RateLimit
@@ -96,19 +96,21 @@ class AioConsumer(Pulling):
         self,
         options: ConsumerOptions,
         number: int,
-        transport: AioTransport,
+        router: AioRouter,
         clock: Clock,
         released: Callable[[AioConsumer], None] = lambda consumer: None,
     ) -> None:
-        super().__init__(options, number, transport, clock, self._extend)
-        self._transport = transport
+        pool = router.pool_for(options.topic)
+        super().__init__(options, number, pool, clock, self._extend)
+        self._router = router
+        self._pool = pool
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._waiters: set[asyncio.Future[None]] = set()
         self._previous: AioMessage | AioBatch | None = None
         self._executor: AioExecutor | None = None
-        transport.watch(self)
+        pool.watch(self)
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
@@ -183,7 +185,7 @@ class AioConsumer(Pulling):
             self._flush()
             parts = await self._pull_now(ask, wait)
         batch = AioBatch(AioMessage, parts, OpenedAioMessage)
-        self._read_ahead(self._transport.current(), ask, len(batch))
+        self._read_ahead(self._pool.current(), ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
         return batch
@@ -205,7 +207,7 @@ class AioConsumer(Pulling):
             try:
                 frame = await self._pull_once(ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
-                if self._transport.closed_by is not None:
+                if self._pool.closed_by is not None:
                     raise
                 if left <= 0:
                     raise unreached(error, wait) from None
@@ -217,7 +219,7 @@ class AioConsumer(Pulling):
                 return parts
 
     async def _pull_once(self, ask: Ask, wait: float) -> Frame:
-        connection = await self._transport.connection(max(wait, 0.001))
+        connection = await self._pool.connection(max(wait, 0.001))
         header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
         frame = await connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
@@ -281,7 +283,7 @@ class AioConsumer(Pulling):
         self._flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         try:
-            answer = await self._transport.request(
+            answer = await self._pool.request(
                 Command.SEEK,
                 header,
                 timeout=ANSWER_SECONDS,
@@ -310,7 +312,7 @@ class AioConsumer(Pulling):
 
     async def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
-        answer = await self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
+        answer = await self._pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
         reply: SettleReply = decode_response(answer)
         check_extended(reply, delivery, time.monotonic() + seconds)
 
@@ -355,17 +357,17 @@ class AioConsumer(Pulling):
                 await connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
             except DMQError:
                 pass  # the broker notices by itself
-        self._transport.unwatch(self)
+        self._pool.unwatch(self)
         self._released(self)
 
     async def _last_connection(self) -> AioConnection | None:
         """The connection for our last words, waiting for it if there are any."""
-        if self._core.has_reports and self._transport.closed_by is None:
+        if self._core.has_reports and self._pool.closed_by is None:
             try:
-                return await self._transport.connection(LAST_WORDS_SECONDS)
+                return await self._pool.connection(LAST_WORDS_SECONDS)
             except DMQError:
                 pass  # what was not said is not settled, and is delivered again
-        return self._transport.current()
+        return self._pool.current()
 
     async def __aenter__(self) -> Self:
         return self

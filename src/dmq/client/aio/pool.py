@@ -1,62 +1,59 @@
-"""The transport on an event loop: the twin of `dmq.client.connection.pool`, over the same failover.
+"""The pool on an event loop: the twin of `dmq.client.connection.pool`, over the same failover.
 
-What always holds: as there. Listeners and callbacks run on the loop, each in a turn of its own, so that one that
-raises harms nobody; coroutine functions are awaited.
+What always holds: as there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.connection.failover import Failover, Standing, nobody_answers
 from dmq.client.connection.link import Link
-from dmq.client.connection.pool import CONNECT_SECONDS, TICK_SECONDS, Listeners
+from dmq.client.connection.pool import CONNECT_SECONDS, TICK_SECONDS, PoolOwner, PoolSettings
 from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.url import Address
-from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected
 from dmq.protocol import Frame, Header
-from dmq.protocol.session import Hello, ServerHealth, ServerReboot
+from dmq.protocol.session import ServerHealth, ServerReboot
 
-__all__ = ["AioTransport"]
+__all__ = ["AioPool", "AioPoolOwner"]
 
 log = logging.getLogger(__name__)
 
 Ask: TypeAlias = Callable[[AioConnection, float | None], Awaitable[Frame]]  # with how many seconds it may take
 
 
-class AioTransport:
-    """See the module. Parameters as of `dmq.client.connection.pool.Transport`."""
+class AioPoolOwner(PoolOwner, Protocol):
+    """What a pool asks of the router that made it."""
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        hello: Hello,
-        clock: Clock,
-        *,
-        reconnect: bool = True,
-        timeout: float | None = None,
-        listeners: Listeners | None = None,
-    ) -> None:
-        self._hello = hello
-        self._clock = clock
-        self.timeout: Final = timeout
-        self.listeners = listeners or Listeners()
-        self._standing: Standing[AioConnection] = Standing(Failover(addresses), reconnect)
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task of its own, until the router is closed."""
+        ...
+
+
+class AioPool:
+    """The connection of an event loop to one broker. Parameters as of `dmq.client.connection.pool.Pool`."""
+
+    def __init__(self, addresses: Sequence[Address], settings: PoolSettings, owner: AioPoolOwner) -> None:
+        self.addresses: Final = tuple(addresses)
+        self._hello = settings.hello
+        self._clock = settings.clock
+        self.timeout: Final = settings.timeout
+        self._owner = owner
+        self.call_later: Final = owner.call_later
+        self._spawn: Final = owner.spawn
+        self._standing: Standing[AioConnection] = Standing(Failover(addresses), settings.reconnect)
         self.current: Final = self._standing.current
         """The connection in use; None while there is none."""
         self._loop = asyncio.get_running_loop()
         self._watchers: dict[int, Any] = {}
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._timers: set[asyncio.TimerHandle] = set()
 
     @property
     def closed_by(self) -> DMQError | None:
@@ -90,8 +87,12 @@ class AioTransport:
                 continue
             self.call_later(TICK_SECONDS, self._tick)
             return
-        self._standing.close(NotConnected("the client never was connected"))
         raise nobody_answers(errors)
+
+    def start(self) -> None:
+        """Connect for the first time, without waiting for it."""
+        self._start_connecting()
+        self.call_later(TICK_SECONDS, self._tick)
 
     async def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> AioConnection:
         return await AioConnection.open(
@@ -107,7 +108,7 @@ class AioTransport:
         """The connection in use, waiting for one if need be, at most as long as this or as the client waits.
 
         Raises:
-            NotConnected: none came in time, or the transport is closed.
+            NotConnected: none came in time, or the pool is closed.
         """
         limits = [limit for limit in (timeout, self.timeout) if limit is not None]
         limit = min(limits) if limits else None
@@ -132,7 +133,7 @@ class AioTransport:
         answer_seconds: float | None = None,
         ask: Ask | None = None,
     ) -> Frame:
-        """Ask the broker in use; as `dmq.client.connection.pool.Transport.request`."""
+        """Ask the broker in use; as `dmq.client.connection.pool.Pool.request`."""
         ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
         deadline = math.inf if timeout is None else self._loop.time() + timeout
         repeats = Repeats(command, header)
@@ -171,36 +172,7 @@ class AioTransport:
             except Exception:
                 log.exception("a watcher raised", extra={"method": method})
 
-    # --- later and elsewhere ----------------------------------------------------------------------------------------
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have it called after so long; never after the close."""
-        if self.closed_by is not None:
-            return
-
-        def run() -> None:
-            self._timers.discard(handle)
-            function()
-
-        handle = self._loop.call_later(seconds, run)
-        self._timers.add(handle)
-
-    def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call something of the user's in a turn of its own."""
-        self._spawn(self._call(function, arguments))
-
-    async def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        try:
-            result = function(*arguments)
-            if inspect.isawaitable(result):
-                await result
-        except Exception:
-            log.exception("a callback raised", extra={"callback": getattr(function, "__qualname__", repr(function))})
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    # --- another broker ---------------------------------------------------------------------------------------------
 
     def has_other(self, link: Link) -> bool:
         """Whether another broker than this link's could be asked."""
@@ -233,17 +205,17 @@ class AioTransport:
         self._changed.set()
         self._each("connected", connection)
         if was_interrupted:
-            self.notify(self.listeners.resumed)
+            self._owner.resumed(self.addresses)
 
     def _lost(self, connection: AioConnection, reason: DMQError) -> None:
         loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
-            self.notify(self.listeners.exception, reason)
-            self.notify(self.listeners.interrupted)
+            self._owner.interrupted(self.addresses, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
             self._changed.set()
             self._each("closed", loss.closed_by)
+            self._owner.ended(loss.closed_by)
         elif loss.must_connect:
             self._start_connecting()
 
@@ -292,21 +264,13 @@ class AioTransport:
             connection.tick()
         self.call_later(TICK_SECONDS, self._tick)
 
-    async def close(self) -> None:
-        """End all connections. No listener is called: it was asked for."""
+    def close(self, reason: DMQError) -> None:
+        """End all connections; the first reason is the one that is told."""
         is_first = self.closed_by is None
-        reason = self.closed_by or NotConnected("the client is closed: connect again")
+        reason = self.closed_by or reason
         connections = self._standing.close(reason)
         self._changed.set()
         if is_first:
             self._each("closed", reason)
         for connection in connections:
             connection.close(reason)
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=CONNECT_SECONDS)
-            for task in late:
-                task.cancel()

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dmq.client.aio.connection import AioConnection
-from dmq.client.aio.pool import AioTransport
+from dmq.client.aio.router import AioRouter
 from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.arguments import check_function
@@ -69,7 +69,7 @@ class AioProducer:
         app: str,
         options: Options,
         routes: Routes,
-        transport: AioTransport,
+        router: AioRouter,
         clock: Clock,
         on_close: Callable[[AioProducer], None] = lambda _: None,
         group: str | None = None,
@@ -78,12 +78,12 @@ class AioProducer:
         self._options = options
         self._on_close = on_close
         self._routes = routes
-        self._transport = transport
+        self._router = router
         self._clock = clock
-        self._core = Core(app, options, routes, transport, clock)
+        self._core = Core(app, options, routes, router, clock)
         self._sender: Sender = self._core.sender
-        self._transactions = None if group is None else Transactions(self._core, transport, clock, group, check)
-        transport.watch(self)
+        self._transactions = None if group is None else Transactions(self._core, router, clock, group, check)
+        router.watch(self)
 
     async def send(
         self,
@@ -109,7 +109,7 @@ class AioProducer:
         """
         deadline = self._deadline()
         batch, index = None, 0
-        link = self._transport.current()
+        link = self._router.link_for(topic)
         if (
             link is not None and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
         ):  # fmt: skip
@@ -118,7 +118,7 @@ class AioProducer:
                 topic, body, key, tag, business_id, priority, properties, durability, deadline, now
             )
             if batch is not None:
-                self._sender.dispatch(batch, link)
+                self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
         if batch is None:
             route = self._routes.get(topic) or await self._route(topic)
             draft = self._core.draft(
@@ -222,7 +222,7 @@ class AioProducer:
     async def _route(self, topic: str) -> Route:
         self._core.check_open()
         check_target(topic)
-        answer = await self._transport.request(
+        answer = await self._router.pool_for(topic).request(
             Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout
         )
         route = Route.of(decode_response(answer).info.config, self._clock.monotonic())
@@ -257,14 +257,14 @@ class AioProducer:
         """Wait for a batch; raise if it takes too long."""
         if batch.is_done:
             return
-        left, client = self._left(deadline), self._transport.timeout
-        if client is not None and self._transport.current() is None:
+        left, client = self._left(deadline), self._router.timeout
+        if client is not None and self._router.link_for(batch.topic, batch.queue) is None:
             left = client if left is None else min(left, client)
         waiter = TaskWaiter()
         batch.add_waiter(waiter)
         if await waiter.wait(left):
             return
-        error = too_late(self._sender, batch, self._options.timeout, self._transport.timeout)
+        error = too_late(self._sender, batch, self._options.timeout, self._router.timeout)
         if batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.ended():
@@ -320,7 +320,7 @@ class AioProducer:
         except TimedOut:
             pass  # told to each message by its future
         finally:
-            self._transport.unwatch(self)
+            self._router.unwatch(self)
             if self._transactions is not None:
                 self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
@@ -334,7 +334,7 @@ class AioProducer:
     ) -> None:
         await self.close()
 
-    # --- told by the transport --------------------------------------------------------------------------------------
+    # --- told by the router ---------------------------------------------------------------------------------------
 
     def connected(self, connection: AioConnection) -> None:
         self._sender.connected(connection)
@@ -346,7 +346,7 @@ class AioProducer:
 
     def pushed(self, connection: AioConnection, push: Push) -> None:
         if self._transactions is not None and isinstance(push.header, TransactionCheck):
-            self._transactions.pushed(push.header, push.body)
+            self._transactions.pushed(connection, push.header, push.body)
 
     def unreachable(self, error: DMQError) -> None:
         self._sender.unreachable(error)

@@ -19,7 +19,7 @@ from dmq.errors import DMQError
 from dmq.protocol import Buffer, Frame, Header
 from dmq.protocol.session import HelloReply, Limits
 
-__all__ = ["Lines", "Link", "Peer", "call_with"]
+__all__ = ["Link", "Links", "Peer", "call_with"]
 
 log = logging.getLogger(__name__)
 
@@ -49,22 +49,32 @@ class Link(Protocol):
     def forget(self, pending: Pending) -> bool: ...
 
 
-class Lines(Protocol):
-    """All connections of a client, as far as senders see them."""
+class Links(Protocol):
+    """All connections of a client, as far as senders see them: what a router is to them."""
 
-    def current(self) -> Link | None:
-        """The link in use; None while there is none."""
+    def link_for(self, topic: str, queue: int = ...) -> Link | None:
+        """The link to the broker that has a queue; None while there is none. Left out, the queue is any."""
+        ...
+
+    def reachable(self, topic: str, queues: int) -> Sequence[int]:
+        """Which queues of a topic that has so many are at a broker that is connected."""
+        ...
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any broker is connected."""
         ...
 
     def has_other(self, link: Link) -> bool:
-        """Whether another broker than this link's could be asked."""
+        """Whether another address than this link's could be asked instead."""
         ...
 
     def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
-        """Have `found` called with a link to another broker, or None if none answers. Does not block."""
+        """Have `found` called with a link to another address, or None if none answers. Does not block."""
         ...
 
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None: ...
+    @property
+    def call_later(self) -> Callable[[float, Callable[[], None]], None]: ...
 
     def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Have a user's callback called where it can block nobody."""

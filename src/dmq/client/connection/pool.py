@@ -1,20 +1,14 @@
-"""The transport: the connection in use, and another one when it breaks (A-08, A-09, A-11, D-09).
+"""The pool: one connection to one broker, and another one when it breaks (A-08, A-09, A-11, D-09).
 
-One connection carries everything to a broker (J-15). When it breaks, a thread tries the addresses in rounds until one
-answers; watchers (producers, consumers) are told, and take up their work. Where a refused send wants another broker, a
-second connection is opened beside it.
+A broker has several addresses if it may be found at any of them. One connection carries everything (J-15). When it
+breaks, a thread tries the addresses in rounds until one answers; watchers (producers, consumers) are told, and take up
+their work. Where a refused send wants another address, a second connection is opened beside the first.
 
 What always holds:
-- Listeners are called once for each event, in order, on the notifier's thread, never with a lock held; the last one
-  set wins.
-- `interrupted` and `resumed` alternate.
-- In plain mode (`reconnect=False`) a connection that broke closes the transport for good.
-- Watchers are told of a connection before `resumed` is, so that what was subscribed is so again by then.
-
-The listeners of a client: told when the connection breaks and when it is back (A-09).
-
-What always holds: the last one set wins, also for events that were on their way when it was set; a client without
-listeners works the same.
+- The router is told of `interrupted` and `resumed` in turns, and never with a lock held.
+- In plain mode (`reconnect=False`) a connection that broke closes the pool for good.
+- Watchers are told of a connection before the router is told that it is back, so that what was subscribed is so again
+  by then.
 """
 
 from __future__ import annotations
@@ -23,56 +17,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
-from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.failover import Failover, Standing, nobody_answers
 from dmq.client.connection.link import Link
 from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
-from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
+from dmq.client.connection.threads import FOREVER
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected
 from dmq.protocol import Frame, Header
 from dmq.protocol.session import Hello, ServerHealth, ServerReboot
 
-__all__ = ["Listeners", "OnEvent", "OnException", "Transport", "Watcher"]
+__all__ = ["Pool", "PoolOwner", "PoolSettings", "Watcher"]
 
 log = logging.getLogger(__name__)
-
-
-OnException: TypeAlias = Callable[[DMQError], Any]
-OnEvent: TypeAlias = Callable[[], Any]
-
-
-class Listeners:
-    """Three places for a function of the user."""
-
-    __slots__ = ("on_exception", "on_interrupted", "on_resumed")
-
-    def __init__(
-        self,
-        on_exception: OnException | None = None,
-        on_interrupted: OnEvent | None = None,
-        on_resumed: OnEvent | None = None,
-    ) -> None:
-        self.on_exception = check_function("on_exception", on_exception)
-        self.on_interrupted = check_function("on_interrupted", on_interrupted)
-        self.on_resumed = check_function("on_resumed", on_resumed)
-
-    def exception(self, reason: DMQError) -> Any:
-        """The connection broke, for this reason. What the listener returns is awaited on an event loop."""
-        return None if self.on_exception is None else self.on_exception(reason)
-
-    def interrupted(self) -> Any:
-        """There is no connection now."""
-        return None if self.on_interrupted is None else self.on_interrupted()
-
-    def resumed(self) -> Any:
-        """There is one again, and everything goes on."""
-        return None if self.on_resumed is None else self.on_resumed()
 
 
 CONNECT_SECONDS: Final = 5.0
@@ -82,7 +44,7 @@ Ask: TypeAlias = Callable[[Connection, float | None], Frame]  # with how many se
 
 
 class Watcher(Protocol):
-    """Whoever works over the transport. Called on its threads: must not block."""
+    """What works over the connection. Called on the pool's threads: must not block."""
 
     def connected(self, connection: Connection) -> None:
         """This connection is in use from now on."""
@@ -103,43 +65,61 @@ class Watcher(Protocol):
         """We are in a child, and it is the parent's."""
 
 
-class Transport:
-    """See the module.
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What all pools of a client share.
 
     Parameters:
-        addresses: of the brokers.
         hello: who we are.
         reconnect: come back by itself.
         timeout: how long to wait for a connection; None is for ever.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        hello: Hello,
-        clock: Clock,
-        *,
-        reconnect: bool = True,
-        timeout: float | None = None,
-        listeners: Listeners | None = None,
-        failover: Failover | None = None,
-    ) -> None:
-        self._hello = hello
-        self._clock = clock
-        self.timeout: Final = timeout
-        self.listeners = listeners or Listeners()
-        self.notifier: Final = Notifier(f"dmq-{hello.app}-callbacks")
-        self._alarms = Alarms(f"dmq-{hello.app}-alarms", clock)
-        self.notify: Final = self.notifier.call
-        self.call_later: Final = self._alarms.call_later
-        self._standing: Standing[Connection] = Standing(failover or Failover(addresses), reconnect)
+    hello: Hello
+    clock: Clock
+    reconnect: bool = True
+    timeout: float | None = None
+
+
+class PoolOwner(Protocol):
+    """What a pool asks of the router that made it."""
+
+    @property
+    def call_later(self) -> Callable[[float, Callable[[], None]], None]: ...
+
+    def interrupted(self, addresses: tuple[Address, ...], reason: DMQError) -> None:
+        """There is no connection any more."""
+        ...
+
+    def resumed(self, addresses: tuple[Address, ...]) -> None:
+        """There is one again."""
+        ...
+
+    def ended(self, reason: DMQError) -> None:
+        """A connection broke, and is not to be replaced."""
+        ...
+
+
+class Pool:
+    """The connection of a blocking program to one broker. Thread-safe.
+
+    Parameters:
+        addresses: at which the broker answers.
+        owner: told when the connection breaks and when it is back.
+    """
+
+    def __init__(self, addresses: Sequence[Address], settings: PoolSettings, owner: PoolOwner) -> None:
+        self.addresses: Final = tuple(addresses)
+        self._hello = settings.hello
+        self._clock = settings.clock
+        self.timeout: Final = settings.timeout
+        self._owner = owner
+        self.call_later: Final = owner.call_later
+        self._standing: Standing[Connection] = Standing(Failover(addresses), settings.reconnect)
         self.current: Final = self._standing.current
         """The connection in use; None while there is none."""
         self._changed = threading.Condition()  # guards the standing and the watchers
         self._watchers: dict[int, Watcher] = {}
-
-        self.is_forked = False
-        end_in_children(self)
 
     @property
     def closed_by(self) -> DMQError | None:
@@ -171,8 +151,12 @@ class Transport:
                 continue
             self.call_later(TICK_SECONDS, self._tick)
             return
-        self.close()
         raise nobody_answers(errors)
+
+    def start(self) -> None:
+        """Connect for the first time, without waiting for it."""
+        self._start_connecting()
+        self.call_later(TICK_SECONDS, self._tick)
 
     def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> Connection:
         return Connection.open(
@@ -186,7 +170,7 @@ class Transport:
             deadline: on the monotonic clock; the client's timeout from now if left out.
 
         Raises:
-            NotConnected: none came in time, or the transport is closed.
+            NotConnected: none came in time, or the pool is closed.
         """
         connection = self.current()
         if connection is not None:
@@ -249,7 +233,7 @@ class Transport:
             self._pause(min(pause, deadline - time.monotonic()))
 
     def _pause(self, seconds: float) -> None:
-        """Let time pass, unless the transport is closed."""
+        """Let time pass, unless the pool is closed."""
         if seconds > 0:
             with self._changed:
                 self._changed.wait_for(lambda: self.closed_by is not None, seconds)
@@ -318,21 +302,20 @@ class Transport:
             return
         self._each("connected", connection)
         if was_interrupted:
-            self.notify(self.listeners.resumed)
+            self._owner.resumed(self.addresses)
 
     def _lost(self, connection: Connection, reason: DMQError) -> None:
         with self._changed:
             loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
             log.info("connection lost", extra={"address": str(connection.address), "reason": reason.message})
-            self.notify(self.listeners.exception, reason)
-            self.notify(self.listeners.interrupted)
+            self._owner.interrupted(self.addresses, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
             self._each("closed", loss.closed_by)
-            self._alarms.close()
             with self._changed:
                 self._changed.notify_all()
+            self._owner.ended(loss.closed_by)
         elif loss.must_connect:
             self._start_connecting()
 
@@ -397,7 +380,6 @@ class Transport:
 
     def forked(self, reason: NotConnected) -> None:
         """We are in a child: let go of the connections without a word, which are the parent's."""
-        self.is_forked = True
         self._changed = threading.Condition()
         watchers = [*self._watchers.values()]
         for connection in self._standing.close(reason):
@@ -406,21 +388,17 @@ class Transport:
         for watcher in watchers:
             watcher.forked(reason)
 
-    def close(self) -> None:
-        """End all connections. No listener is called: it was asked for."""
-        if self.is_forked:
-            return
+    def close(self, reason: DMQError) -> None:
+        """End all connections; the first reason is the one that is told."""
         with self._changed:
             is_first = self.closed_by is None
-            reason = self.closed_by or NotConnected("the client is closed: connect again")
+            reason = self.closed_by or reason
             connections = self._standing.close(reason)
             self._changed.notify_all()
         if is_first:
             self._each("closed", reason)
         for connection in connections:
             connection.close(reason)
-        self._alarms.close()
-        self.notifier.close(CONNECT_SECONDS)
 
 
 def _fresh(error: DMQError) -> DMQError:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.connection import Connection
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.router import Router
 from dmq.client.connection.threads import FOREVER, Waiter
 from dmq.client.consumer.core import extension
 from dmq.client.consumer.delivery import Delivery
@@ -60,12 +60,14 @@ class Consumer(Pulling):
         self,
         options: ConsumerOptions,
         number: int,
-        transport: Transport,
+        router: Router,
         clock: Clock,
         released: Callable[[Consumer], None] = lambda consumer: None,
     ) -> None:
-        super().__init__(options, number, transport, clock, self._extend)
-        self._transport = transport
+        pool = router.pool_for(options.topic)
+        super().__init__(options, number, pool, clock, self._extend)
+        self._router = router
+        self._pool = pool
         self._released = released
         self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
         self._must_flush = False
@@ -73,7 +75,7 @@ class Consumer(Pulling):
         self._waiters: dict[int, Waiter] = {}  # by thread
         self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
         self._executor: Executor | None = None
-        transport.watch(self)
+        pool.watch(self)
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Consumer(Pulling):
         me, waiter = threading.get_ident(), Waiter()
         self._waiters[me] = waiter
         try:
-            connection = self._transport.current()
+            connection = self._pool.current()
             if is_done():
                 return
             if connection is None:
@@ -155,7 +157,7 @@ class Consumer(Pulling):
                 waiter.wake()
                 count -= 1
         if nudge:
-            connection = self._transport.current()
+            connection = self._pool.current()
             if connection is not None:
                 connection.nudge()
 
@@ -181,7 +183,7 @@ class Consumer(Pulling):
             self._flush()
             parts = self._pull_now(ask, wait)
         batch = Batch(ReceivedMessage, parts, OpenedMessage)
-        self._read_ahead(self._transport.current(), ask, len(batch))
+        self._read_ahead(self._pool.current(), ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
         return batch
@@ -193,7 +195,7 @@ class Consumer(Pulling):
             try:
                 frame = self._pull_once(ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
-                if self._transport.closed_by is not None:
+                if self._pool.closed_by is not None:
                     raise
                 if left <= 0:
                     raise unreached(error, wait) from None
@@ -205,7 +207,7 @@ class Consumer(Pulling):
                 return parts
 
     def _pull_once(self, ask: Ask, wait: float) -> Frame:
-        connection = self._transport.connection(time.monotonic() + max(wait, 0.001))
+        connection = self._pool.connection(time.monotonic() + max(wait, 0.001))
         header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
         frame = connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
@@ -288,7 +290,7 @@ class Consumer(Pulling):
         self._flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         try:
-            answer = self._transport.request(
+            answer = self._pool.request(
                 Command.SEEK,
                 header,
                 timeout=ANSWER_SECONDS,
@@ -317,7 +319,7 @@ class Consumer(Pulling):
 
     def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
-        answer = self._transport.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
+        answer = self._pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
         reply: SettleReply = decode_response(answer)
         check_extended(reply, delivery, time.monotonic() + seconds)
 
@@ -329,7 +331,7 @@ class Consumer(Pulling):
         elif not self._core.is_report_due:
             self._core.is_report_due = True
             wait = NEXT_PULL_SECONDS if self._core.has_company else COMPANY_SECONDS
-            self._transport.call_later(wait, self._flush_scheduled)
+            self._pool.call_later(wait, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._core.is_report_due = False
@@ -353,7 +355,7 @@ class Consumer(Pulling):
 
     def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
-        if self._transport.is_forked:
+        if self._router.is_forked:
             return  # it is the parent's
         self.stop()
         with self._state:
@@ -379,17 +381,17 @@ class Consumer(Pulling):
                 connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
             except DMQError:
                 pass  # the broker notices by itself
-        self._transport.unwatch(self)
+        self._pool.unwatch(self)
         self._released(self)
 
     def _last_connection(self) -> Connection | None:
         """The connection for our last words, waiting for it if there are any."""
-        if self._core.has_reports and self._transport.closed_by is None:
+        if self._core.has_reports and self._pool.closed_by is None:
             try:
-                return self._transport.connection(time.monotonic() + LAST_WORDS_SECONDS)
+                return self._pool.connection(time.monotonic() + LAST_WORDS_SECONDS)
             except DMQError:
                 pass  # what was not said is not settled, and is delivered again
-        return self._transport.current()
+        return self._pool.current()
 
     def __enter__(self) -> Self:
         return self

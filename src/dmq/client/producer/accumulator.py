@@ -259,7 +259,7 @@ class Accumulator:
         )
         return batch
 
-    def take_alone(self, lane: Lane, size: int, queues: int) -> Batch | None:
+    def take_alone(self, lane: Lane, size: int, queues: Sequence[int]) -> Batch | None:
         """A batch for one message that leaves at once, with its queue and its numbers, as if it had been appended.
 
         None if anything else is in its way: messages or batches of its lane, a full window, or queues that are all
@@ -323,11 +323,11 @@ class Accumulator:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def next_batch(self, lane: Lane, queues: int) -> Batch | None:
+    def next_batch(self, lane: Lane, queues: Sequence[int]) -> Batch | None:
         """The batch of this lane that leaves now, with its queue and its numbers; None if none does.
 
         Parameters:
-            queues: how many the topic has.
+            queues: that a message for any queue may go to now.
         """
         batch = lane.offered()
         if batch is None:
@@ -339,14 +339,14 @@ class Accumulator:
             if place in busy:
                 return None
         else:
-            for step in range(queues):
-                queue = (lane.turn + step) % queues
+            for turn in range(lane.turn, lane.turn + len(queues)):
+                queue = queues[turn % len(queues)]
                 place = (topic, queue)
                 if place not in busy:
                     break
             else:
                 return None
-        lane.turn = queue + 1
+            lane.turn = turn + 1
         if lane.gathering is batch:
             lane.gathering = None
         else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from dmq.client.arguments import check_seconds, check_whole
-from dmq.client.connection.link import Lines
+from dmq.client.connection.link import Links
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Batch, Lane, LaneKey
 from dmq.client.producer.encoder import encode_body
 from dmq.client.producer.message import TEXT_MAX, check_message, due_ms, expiry, make_message, parse_durability
@@ -107,9 +107,10 @@ class Core:
     sender: Sender
 
     def __init__(
-        self, app: str, options: Options, routes: Routes, lines: Lines, clock: Clock, spool: Spool | None = None
+        self, app: str, options: Options, routes: Routes, links: Links, clock: Clock, spool: Spool | None = None
     ) -> None:
         self.options: Final = options
+        self._links = links
         self.clock: Final = clock
         self.routes: Final = routes
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
@@ -118,14 +119,14 @@ class Core:
         self.spooling: SpoolSender | None = None
         if spool is None:
             self.accumulator = Accumulator(options.window_bytes, options.window_messages)
-            self.sender = Sender(app, self.accumulator, retries, routes, lines, clock, compressor)
+            self.sender = Sender(app, self.accumulator, retries, routes, links, clock, compressor)
         else:
             from dmq.client.spool.sender import SpoolAccumulator, SpoolSender
 
             gathering = SpoolAccumulator(options.window_bytes, options.window_messages, spool)
             self.accumulator = gathering
             self.sender = self.spooling = SpoolSender(
-                app, gathering, retries, routes, lines, clock, compressor, spool, options.window_bytes
+                app, gathering, retries, routes, links, clock, compressor, spool, options.window_bytes
             )
         self.lock: Final = self.sender.lock
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
@@ -232,10 +233,11 @@ class Core:
         if not (tag is None and business_id is None and priority == DEFAULT_PRIORITY and properties is None):
             check_message(topic, message, sender.body_bytes_max)
         records, key_count = sender.encode_lone(topic, message)
+        queues = self._links.reachable(topic, route.queues)
         with sender.lock:
             if sender.closed_by is not None:
                 return None
-            batch = self.accumulator.take_alone(lane, len(body) + MESSAGE_BYTES, route.queues)
+            batch = self.accumulator.take_alone(lane, len(body) + MESSAGE_BYTES, queues)
         if batch is not None:
             batch.body, batch.key_count, batch.deadline = records, key_count, deadline
         return batch

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
 from dmq.client.producer.accumulator import Batch
@@ -55,10 +55,10 @@ STRAIGHT_SECONDS: Final = 1.0
 class Straight:
     """See the module. For producers without a spool."""
 
-    def __init__(self, core: Core, transport: Transport, clock: Clock) -> None:
+    def __init__(self, core: Core, router: Router, clock: Clock) -> None:
         self._core = core
         self._sender = core.sender
-        self._transport = transport
+        self._router = router
         self._clock = clock
 
     def send(
@@ -80,14 +80,18 @@ class Straight:
         Raises:
             InvalidMessage: it cannot be sent.
         """
-        connection = self._transport.current()
-        if connection is None:
+        router = self._router
+        if router.link_for(topic) is None:
             return None
         now = self._clock.monotonic()
         batch = self._core.alone(topic, body, key, tag, business_id, priority, properties, durability, deadline, now)
         if batch is not None:
+            connection = router.link_for(topic, batch.queue)
             try:
-                self._exchange(batch, connection, now, deadline)
+                if connection is None:
+                    self._sender.dispatch(batch, None)
+                else:
+                    self._exchange(batch, connection, now, deadline)
             except DMQError as error:
                 self._sender.unsent(batch, error)
         return batch
@@ -127,7 +131,7 @@ class Producer:
         app: str,
         options: Options,
         routes: Routes,
-        transport: Transport,
+        router: Router,
         clock: Clock,
         on_close: Callable[[Producer], None] = lambda _: None,
         spool: Spool | None = None,
@@ -137,13 +141,13 @@ class Producer:
         self._options = options
         self._on_close = on_close
         self._routes = routes
-        self._transport = transport
-        self._core = Core(app, options, routes, transport, clock, spool)
+        self._router = router
+        self._core = Core(app, options, routes, router, clock, spool)
         self._sender: Sender = self._core.sender
         self._spooling = self._core.spooling
-        self._straight = Straight(self._core, transport, clock) if spool is None else None
-        self._transactions = None if group is None else Transactions(self._core, transport, clock, group, check)
-        transport.watch(self)
+        self._straight = Straight(self._core, router, clock) if spool is None else None
+        self._transactions = None if group is None else Transactions(self._core, router, clock, group, check)
+        router.watch(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +299,7 @@ class Producer:
                 self._enter(batch, parts, deadline)
                 parts.append((batch, indexes))
                 self._sender.pump(batch.lane)
-                connection = self._transport.current()
+                connection = self._router.link_for(topic, batch.queue)
                 if connection is not None:
                     connection.take_ready()
         except DMQError as error:
@@ -371,7 +375,7 @@ class Producer:
 
     def _patience(self) -> float:
         """How long a send waited at most, to tell the user."""
-        return min(limit for limit in (self._options.timeout, self._transport.timeout, FOREVER) if limit is not None)
+        return min(limit for limit in (self._options.timeout, self._router.timeout, FOREVER) if limit is not None)
 
     def _route(self, topic: str, deadline: float) -> Route:
         self._core.check_open()
@@ -379,10 +383,10 @@ class Producer:
         if route is not None:
             return route
         check_target(topic)
-        if self._spooling is not None and self._transport.current() is None:
+        if self._spooling is not None and self._router.link_for(topic) is None:
             return UNKNOWN  # the spool takes it, and the broker says later
         left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
-        answer = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
+        answer = self._router.pool_for(topic).request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
         route = Route.of(decode_response(answer).info.config, time.monotonic())
         self._routes.put(topic, route)
         if self._spooling is not None:
@@ -434,10 +438,10 @@ class Producer:
 
     def _wait(self, batch: Batch, deadline: float) -> None:
         """Wait for a batch; read meanwhile if nobody else does."""
-        transport = self._transport
+        router = self._router
         limit = deadline
-        if transport.timeout is not None and transport.current() is None:
-            limit = min(limit, time.monotonic() + transport.timeout)
+        if router.timeout is not None and router.link_for(batch.topic, batch.queue) is None:
+            limit = min(limit, time.monotonic() + router.timeout)
         if self._spooling is not None:
             self._spooling.wait_kept(batch, deadline)
         waiter = Waiter()
@@ -445,7 +449,7 @@ class Producer:
         while not batch.is_done:
             if time.monotonic() >= limit:
                 return
-            connection = transport.current()
+            connection = router.link_for(batch.topic, batch.queue)
             # One that is sent again is attended to; before that, its answer comes over the connection in use.
             if connection is None or batch.is_attended:
                 waiter.wait(limit - time.monotonic())
@@ -460,7 +464,7 @@ class Producer:
         if self._spooling is not None:
             self._spooling.give_up(batch, self._patience())
             return
-        error = too_late(self._sender, batch, self._options.timeout, self._transport.timeout)
+        error = too_late(self._sender, batch, self._options.timeout, self._router.timeout)
         if batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.is_done:
@@ -495,7 +499,7 @@ class Producer:
         Parameters:
             timeout: how long to wait; the producer's own if left out.
         """
-        if self._transport.is_forked:
+        if self._router.is_forked:
             return  # it is the parent's, and so is its spool
         try:
             if self._sender.closed_by is None:
@@ -503,7 +507,7 @@ class Producer:
         except TimedOut:
             pass  # told to each message by its future
         finally:
-            self._transport.unwatch(self)
+            self._router.unwatch(self)
             if self._transactions is not None:
                 self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
@@ -519,7 +523,7 @@ class Producer:
     ) -> None:
         self.close()
 
-    # --- told by the transport --------------------------------------------------------------------------------------
+    # --- told by the router ---------------------------------------------------------------------------------------
 
     def forked(self, reason: NotConnected) -> None:
         self._sender.closed_by = reason
@@ -537,7 +541,7 @@ class Producer:
 
     def pushed(self, connection: Connection, push: Push) -> None:
         if self._transactions is not None and isinstance(push.header, TransactionCheck):
-            self._transactions.pushed(push.header, push.body)
+            self._transactions.pushed(connection, push.header, push.body)
 
     def unreachable(self, error: DMQError) -> None:
         self._sender.unreachable(error)

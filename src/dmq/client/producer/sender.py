@@ -1,7 +1,7 @@
 """The sender: takes batches from the accumulator to a broker, and sees them through. No sockets, no threads.
 
 It works through two seams (`dmq.client.connection.link`). `Link` is a connection that takes requests and calls back
-with the answer; `Lines` tells which link is in use, finds another broker, and calls things later.
+with the answer; `Links` tells which link leads to a queue, finds another address, and calls things later.
 
 What always holds:
 - A batch under way is in exactly one place: written and unanswered, parked until a connection is back, or due to be
@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, Final
 
-from dmq.client.connection.link import Lines, Link
+from dmq.client.connection.link import Link, Links
 from dmq.client.producer.accumulator import Accumulator, Batch, Lane
 from dmq.client.producer.encoder import BatchEncoder
 from dmq.client.producer.retry_policy import History, Retries, Step
@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 class Settling:
     """The part of a sender that ends batches."""
 
-    def __init__(self, accumulator: Accumulator, lines: Lines) -> None:
+    def __init__(self, accumulator: Accumulator, links: Links) -> None:
         self.lock: Final = threading.Lock()  # guards the accumulator and what is here
         self._accumulator = accumulator
-        self._lines = lines
+        self._links = links
         self._under_way: dict[Batch, Link] = {}
 
     def pump(self, lane: Lane) -> None:
@@ -70,7 +70,7 @@ class Settling:
         for waiter in waiters:
             waiter.wake()
         if callbacks:
-            self._lines.notify(self._call_back, batch, callbacks)
+            self._links.notify(self._call_back, batch, callbacks)
         if not is_alone:  # else nobody waited for it, and whoever sent it sends the next one too
             for lane in lanes:
                 self.pump(lane)
@@ -112,8 +112,8 @@ class Settling:
 class Asking(Settling):
     """The part of a sender that knows topics."""
 
-    def __init__(self, accumulator: Accumulator, lines: Lines, routes: Routes, clock: Clock) -> None:
-        super().__init__(accumulator, lines)
+    def __init__(self, accumulator: Accumulator, links: Links, routes: Routes, clock: Clock) -> None:
+        super().__init__(accumulator, links)
         self._routes = routes
         self._clock = clock
 
@@ -154,11 +154,11 @@ class Sender(Asking):
         accumulator: Accumulator,
         retries: Retries,
         routes: Routes,
-        lines: Lines,
+        links: Links,
         clock: Clock,
         compressor: Compressor | None,
     ) -> None:
-        super().__init__(accumulator, lines, routes, clock)
+        super().__init__(accumulator, links, routes, clock)
         self._retries = retries
         self._encoder = BatchEncoder(app, clock, compressor)
         self.encode_lone: Final = self._encoder.encode_lone
@@ -174,16 +174,15 @@ class Sender(Asking):
 
     def pump(self, lane: Lane) -> None:
         """Send what is ready to go in a lane."""
-        while True:
-            link = self._lines.current()
-            if link is None:
-                return
-            route = self._routes.get(lane.key.topic)
+        topic, links = lane.key.topic, self._links
+        while links.link_for(topic, lane.key.queue) is not None:
+            route = self._routes.get(topic)
+            queues = links.reachable(topic, route.queues if route else 1)
             with self.lock:
-                batch = self._accumulator.next_batch(lane, route.queues if route else 1)
+                batch = self._accumulator.next_batch(lane, queues)
             if batch is None:
                 return
-            self.dispatch(batch, link)
+            self.dispatch(batch, links.link_for(topic, batch.queue))
             if lane.is_idle:
                 return
 
@@ -195,11 +194,13 @@ class Sender(Asking):
         """
         self._encoder.encode(batch, self.body_bytes_max)
 
-    def dispatch(self, batch: Batch, link: Link) -> None:
-        """Send a batch that has left its lane; whatever prevents that, it is seen to."""
+    def dispatch(self, batch: Batch, link: Link | None) -> None:
+        """Send a batch that has left its lane; whatever prevents that, it is seen to. Without a link it waits."""
         try:
             if batch.body is None:
                 self.encode(batch)
+            if link is None:
+                raise NotConnected("the broker of its queue is not connected")
             self._send(batch, link)
         except DMQError as error:
             self.unsent(batch, error)
@@ -211,7 +212,7 @@ class Sender(Asking):
             self._park(batch)
         elif isinstance(error, Busy):
             batch.last_error = error
-            self._lines.call_later(error.retry_after or 0.05, lambda: self._again(batch))
+            self._links.call_later(error.retry_after or 0.05, lambda: self._again(batch))
         else:
             self._end(batch, None, error)
 
@@ -281,7 +282,7 @@ class Sender(Asking):
             self._under_way[batch] = link
             must_scan, self._is_scanning = not self._is_scanning, True
         if must_scan:
-            self._lines.call_later(SCAN_SECONDS, self._scan)
+            self._links.call_later(SCAN_SECONDS, self._scan)
 
     # --- back -------------------------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Sender(Asking):
     def _refused(self, batch: Batch, link: Link, error: DMQError) -> None:
         batch.last_error = error
         verdict = self._retries.after_refusal(
-            self.history(batch), error, self._clock.monotonic(), self._lines.has_other(link)
+            self.history(batch), error, self._clock.monotonic(), self._links.has_other(link)
         )
         if verdict.step is Step.FAIL:
             self._end(batch, None, error)
@@ -318,16 +319,16 @@ class Sender(Asking):
             self._refresh(batch, link)
         elif verdict.step is Step.ELSEWHERE:
             batch.moves += 1
-            self._lines.find_other(
+            self._links.find_other(
                 link, lambda other: self._again(batch) if other is None else self.dispatch(batch, other)
             )
         else:
-            self._lines.call_later(verdict.pause, lambda: self._again(batch))
+            self._links.call_later(verdict.pause, lambda: self._again(batch))
 
     def _again(self, batch: Batch) -> None:
         if batch.is_done:
             return
-        link = self._lines.current()
+        link = self._links.link_for(batch.topic, batch.queue)
         if link is None or not self._retries.may_move(self.history(batch), batch.broker == link.address):
             self._park(batch)
         else:
@@ -359,13 +360,13 @@ class Sender(Asking):
                 self._parked.append(batch)
         if closed_by is not None:
             self._end(batch, None, closed_by)
-        elif (link := self._lines.current()) is not None:
+        elif (link := self._links.link_for(batch.topic, batch.queue)) is not None:
             self.connected(link)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
     def connected(self, link: Link) -> None:
-        """A link is in use: what was parked goes out over it, then what has gathered."""
+        """A link is in use: what was parked goes out, as far as its brokers are connected, then what has gathered."""
         self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
         with self.lock:
             parked, self._parked = self._parked, []
@@ -373,8 +374,9 @@ class Sender(Asking):
         for batch in parked:
             if batch.is_done:
                 continue
-            if self._retries.may_move(self.history(batch), batch.broker in (None, link.address)):
-                self.dispatch(batch, link)
+            own = self._links.link_for(batch.topic, batch.queue)
+            if own is not None and self._retries.may_move(self.history(batch), batch.broker in (None, own.address)):
+                self.dispatch(batch, own)
             else:
                 held.append(batch)
         with self.lock:
@@ -383,7 +385,7 @@ class Sender(Asking):
             must_scan = bool(held) and not self._is_scanning
             self._is_scanning = self._is_scanning or must_scan
         if must_scan:
-            self._lines.call_later(SCAN_SECONDS, self._scan)
+            self._links.call_later(SCAN_SECONDS, self._scan)
         for lane in lanes:
             self.pump(lane)
 
@@ -416,7 +418,7 @@ class Sender(Asking):
             if self._retries.is_given_up(batch.sent_at, now):
                 self._end(batch, None, self._out_of_retries(batch))
         if must_go_on:
-            self._lines.call_later(SCAN_SECONDS, self._scan)
+            self._links.call_later(SCAN_SECONDS, self._scan)
 
     def _out_of_retries(self, batch: Batch) -> OutOfRetries:
         return OutOfRetries(
@@ -439,11 +441,13 @@ class Sender(Asking):
         return True
 
     def unreachable(self, error: DMQError) -> None:
-        """No broker was reached for as long as the client waits: what was never sent fails."""
+        """A broker was not reached for as long as the client waits: what was to go there and was never sent fails."""
         with self.lock:
             batches = [batch for batch in self._accumulator.unsettled() if batch.sent_at is None]
         for batch in batches:
-            self.withdraw(batch, error)
+            queue = batch.lane.key.queue if batch.queue < 0 else batch.queue
+            if self._links.link_for(batch.topic, queue) is None:
+                self.withdraw(batch, error)
 
     def close(self, error: DMQError) -> None:
         """End everything that is not settled with this error."""

@@ -17,7 +17,8 @@ from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
 from dmq.client.admin.reports import StoredMessage
-from dmq.client.connection.link import Lines, Link
+from dmq.client.connection.link import Link, Links
+from dmq.client.connection.url import Address
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Batch, LaneKey
 from dmq.client.producer.core import Core, Draft
 from dmq.client.producer.future import Fate
@@ -83,6 +84,8 @@ class End(Fate):
     def __init__(self, topic: str, producer_id: int, spans: Spans, outcome: TransactionOutcome, at: float) -> None:
         super().__init__(topic)
         self.producer_id = producer_id
+        self.queue = -1  # of the half messages, which says where they are
+        self.link: Link | None = None  # over which the broker asked for it
         self.spans = spans
         self.outcome = outcome
         self.epoch = 0
@@ -100,13 +103,14 @@ class Transactions:
         check: what answers for half messages of the group; None leaves that to other producers of it.
     """
 
-    def __init__(self, core: Core, lines: Lines, clock: Clock, group: str, check: Check | None) -> None:
+    def __init__(self, core: Core, links: Links, clock: Clock, group: str, check: Check | None) -> None:
         self._core = core
-        self._lines = lines
+        self._links = links
         self._clock = clock
         self.group: Final = group
         self.check: Final = check
         self._lock = threading.Lock()
+        self._joined: dict[Address, Link] = {}  # over which checks may come
         self._waiting: list[End] = []
         self._is_under_way = False
         self._under_way: list[End] = []
@@ -157,6 +161,7 @@ class Transactions:
         """End half messages that are stored, all of one producer."""
         batch = halves[0][0]
         end = End(batch.topic, batch.producer_id, spans_of(halves), outcome, self._clock.monotonic())
+        end.queue = batch.queue
         self._put(end)
         return end
 
@@ -175,7 +180,8 @@ class Transactions:
             if error is not None:
                 self._tell(end, error)
                 return
-            end.producer_id, end.spans = halves[0][0].producer_id, spans_of(halves)
+            first = halves[0][0]
+            end.producer_id, end.queue, end.spans = first.producer_id, first.queue, spans_of(halves)
             self._put(end)
 
         for batch, _ in halves:
@@ -195,11 +201,15 @@ class Transactions:
 
     def pump(self) -> None:
         """Send what has gathered, unless something is under way."""
-        link = self._lines.current()
         with self._lock:
-            if link is None or self._is_under_way or not self._waiting:
+            if self._is_under_way:
                 return
-            together = self._under_way = self._take()
+            head = next((end for end in self._waiting if self._link_of(end) is not None), None)
+            if head is None:
+                return
+            link = self._link_of(head)
+            assert link is not None
+            together = self._under_way = self._take(head, link)
             self._is_under_way = True
         first, *others = [span for end in together for span in end.spans]
         header = TransactionEnd(
@@ -219,15 +229,18 @@ class Transactions:
         except DMQError as error:
             self._answered(together, error)
 
-    def _take(self) -> list[End]:
-        """Those that can share a request with the first that waits."""
-        head = self._waiting[0]
+    def _link_of(self, end: End) -> Link | None:
+        """The link to the broker that has the half messages of an end; None while there is none."""
+        return end.link or self._links.link_for(end.topic, end.queue)
+
+    def _take(self, head: End, link: Link) -> list[End]:
+        """Those that can share a request with one that waits, itself with them."""
         together: list[End] = []
         rest: list[End] = []
         count = 0
         for end in self._waiting:
             is_alike = (end.producer_id, end.epoch, end.outcome) == (head.producer_id, head.epoch, head.outcome)
-            if is_alike and (not together or count + len(end.spans) <= ENDS_MAX):
+            if is_alike and self._link_of(end) is link and (not together or count + len(end.spans) <= ENDS_MAX):
                 together.append(end)
                 count += len(end.spans)
             else:
@@ -259,34 +272,37 @@ class Transactions:
     def _put_back(self, together: list[End]) -> None:
         now = self._clock.monotonic()
         late = [end for end in together if now - end.asked_at > GIVE_UP_SECONDS]
+        for end in together:
+            end.link = None
         with self._lock:
             self._waiting = [end for end in together if end not in late] + self._waiting
             self._is_under_way, self._under_way = False, []
         for end in late:
             self._tell(end, OutOfRetries("the end of a transaction was never answered; a check will end it"))
-        self._lines.call_later(_AGAIN_SECONDS, self.pump)
+        self._links.call_later(_AGAIN_SECONDS, self.pump)
 
     def _tell(self, end: End, error: DMQError | None) -> None:
         for callback in end.end(None, error):
-            self._lines.notify(callback)
+            self._links.notify(callback)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
     def connected(self, link: Link) -> None:
         """A connection is in use: what waits goes out, and the broker learns that it can ask here."""
         if self.check is not None:
+            self._joined[link.address] = link
             try:
                 link.submit(Command.TRANSACTION_JOIN, TransactionJoin(self.group), on_answer=_joined, attended=True)
             except DMQError as error:
                 log.warning("a producer group was not joined", extra={"group": self.group, "error": str(error)})
         self.pump()
 
-    def pushed(self, header: TransactionCheck, body: bytes | memoryview) -> None:
-        """The broker asks what became of a half message."""
+    def pushed(self, link: Link, header: TransactionCheck, body: bytes | memoryview) -> None:
+        """A broker asks what became of a half message."""
         if header.group == self.group and self.check is not None:
-            self._lines.notify(self._ask, header, bytes(body))
+            self._links.notify(self._ask, link, header, bytes(body))
 
-    def _ask(self, header: TransactionCheck, record: bytes) -> Awaitable[None] | None:
+    def _ask(self, link: Link, header: TransactionCheck, record: bytes) -> Awaitable[None] | None:
         assert self.check is not None
         message_id = MessageId.from_bytes(header.message_id)
         try:
@@ -295,19 +311,21 @@ class Transactions:
             log.exception("the check of a transaction raised", extra={"id": str(message_id)})
             return None
         if isawaitable(decision):
-            return self._await(decision, header, message_id)
-        self._decided(decision, header, message_id)
+            return self._await(decision, link, header, message_id)
+        self._decided(decision, link, header, message_id)
         return None
 
-    async def _await(self, decision: Awaitable[Any], header: TransactionCheck, message_id: MessageId) -> None:
+    async def _await(
+        self, decision: Awaitable[Any], link: Link, header: TransactionCheck, message_id: MessageId
+    ) -> None:
         try:
             decided = await decision
         except Exception:
             log.exception("the check of a transaction raised", extra={"id": str(message_id)})
         else:
-            self._decided(decided, header, message_id)
+            self._decided(decided, link, header, message_id)
 
-    def _decided(self, decision: object, header: TransactionCheck, message_id: MessageId) -> None:
+    def _decided(self, decision: object, link: Link, header: TransactionCheck, message_id: MessageId) -> None:
         if decision is None:
             return  # not known: the broker asks again
         outcome = _OUTCOMES.get(decision) if isinstance(decision, str) else None
@@ -315,13 +333,12 @@ class Transactions:
             log.error("check returned something else than 'commit', 'rollback' or None", extra={"id": str(message_id)})
             return
         end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, self._clock.monotonic())
-        end.epoch = header.producer_epoch
+        end.epoch, end.link = header.producer_epoch, link
         self._put(end)
 
     def close(self, error: DMQError) -> None:
         """No more: what waits fails, and checks go to others."""
-        link = self._lines.current()
-        if link is not None and self.check is not None and self._closed_by is None:
+        for link in self._joined.values() if self._closed_by is None else ():
             try:
                 link.submit(
                     Command.TRANSACTION_JOIN, TransactionJoin(self.group, True), on_answer=_joined, attended=False

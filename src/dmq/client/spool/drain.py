@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dmq.client.connection.link import Lines, Link
+from dmq.client.connection.link import Link, Links
 from dmq.client.producer.accumulator import Batch
 from dmq.client.producer.future import Spooled
 from dmq.client.spool.parcel import Kept, Parcel, Place, Places
@@ -55,7 +55,7 @@ class Drainer:
     def __init__(
         self,
         spool: Spool,
-        lines: Lines,
+        links: Links,
         clock: Clock,
         window_bytes: int,
         resend_seconds: float,
@@ -63,7 +63,7 @@ class Drainer:
         on_topic: Callable[[str, Link, DMQError | None], None],
     ) -> None:
         self._spool = spool
-        self._lines = lines
+        self._links = links
         self._clock = clock
         self._window_bytes = window_bytes
         self._resend_seconds = resend_seconds
@@ -88,7 +88,8 @@ class Drainer:
             in_memory = self._places.bytes
             has_room = not in_memory or in_memory + kept.size <= self._window_bytes
             is_next = self._loaded == kept.offset and not self._is_closing
-            is_followed = is_next and has_room and self._lines.current() is not None
+            head = kept.head
+            is_followed = is_next and has_room and self._links.link_for(head.topic, head.queue) is not None
             if is_followed:
                 self._loaded += 1
                 self._places.enter(kept, batch, False)
@@ -108,16 +109,17 @@ class Drainer:
 
     def pump(self) -> None:
         """Send what is ready to go."""
-        while (link := self._lines.current()) is not None:
+        while True:
             with self._changed:
-                parcel = self._places.take(str(link.address))
+                taken = self._places.take(self._links)
                 if self._places.is_stalled:
                     self._wake()
-            if parcel is None or not self._send(parcel, link):
+            if taken is None:
                 return
+            self._send(*taken)
 
-    def _send(self, parcel: Parcel, link: Link) -> bool:
-        """Send a batch; False if this link takes nothing any more."""
+    def _send(self, parcel: Parcel, link: Link) -> None:
+        """Send a batch; if its link takes nothing any more, it waits for another one."""
         kept, fate = parcel.kept, parcel.fate
         head = kept.head
         header = Produce(
@@ -146,13 +148,11 @@ class Drainer:
                 attended=fate is None or fate.is_attended or fate.is_done,
             )
         except NotConnected:
-            self._free(parcel.place, is_next=self._lines.current() is not link)
-            return self._lines.current() is not link
+            self._free(parcel.place, is_next=self._links.link_for(head.topic, head.queue) is not link)
         except Busy as error:
-            self._lines.call_later(error.retry_after or PAUSE_MIN, lambda: self._free(parcel.place))
+            self._links.call_later(error.retry_after or PAUSE_MIN, lambda: self._free(parcel.place))
         except DMQError as error:
             self._refused(parcel, link, error)
-        return True
 
     def _free(self, place: Place, *, is_next: bool = True) -> None:
         """The first of a place is not under way any more."""
@@ -212,14 +212,14 @@ class Drainer:
         if pause is None:
             pause = min(PAUSE_MIN * 2**parcel.refusals, PAUSE_MAX)
             parcel.refusals = min(parcel.refusals + 1, 30)
-        self._lines.call_later(pause, lambda: self._free(parcel.place))
+        self._links.call_later(pause, lambda: self._free(parcel.place))
 
     def _set_aside(self, parcel: Parcel, error: DMQError, failure: DMQError | None) -> None:
         """A batch that is refused for good was kept apart, or could not be. Called by the spool's thread."""
         head = parcel.kept.head
         if failure is not None:
             log.error("a refused batch cannot be set aside, and is tried again", extra={"error": str(failure)})
-            self._lines.call_later(PAUSE_REFUSED, lambda: self._free(parcel.place))
+            self._links.call_later(PAUSE_REFUSED, lambda: self._free(parcel.place))
             return
         told = type(error)(
             f"{head.count} messages for topic {head.topic!r} that the spool had accepted were refused for good "
@@ -229,7 +229,7 @@ class Drainer:
         log.error("a spooled batch is set aside", extra={"topic": head.topic, "count": head.count, "error": str(error)})
         self._leave(parcel)
         self._spool.on_refused(told)
-        self._lines.call_later(0.0, self.pump)
+        self._links.call_later(0.0, self.pump)
 
     def _proven(self, offsets: Sequence[int]) -> None:
         with self._changed:
@@ -273,7 +273,7 @@ class Drainer:
 
     def _load(self) -> None:
         """Read on from the disk, as far as there is room."""
-        while self._lines.current() is not None:
+        while self._links.is_connected:
             with self._changed:
                 start, stop, room = self._loaded, self.announced, self._window_bytes - self._places.bytes
                 if start >= stop or (self._places.bytes and room <= 0):

@@ -26,7 +26,7 @@ from dmq.protocol import Buffer
 from dmq.storage.state.producers import REMEMBERED
 
 if TYPE_CHECKING:
-    from dmq.client.connection.link import Link
+    from dmq.client.connection.link import Link, Links
 
 __all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "runs", "unpack_parcel"]
 
@@ -161,8 +161,8 @@ class Places:
         for place in self._places.values():
             self.line_up(place)
 
-    def take(self, broker: str) -> Parcel | None:
-        """The next one that may go to this broker; it is under way from now on."""
+    def take(self, links: Links) -> tuple[Parcel, Link] | None:
+        """The next one whose broker is connected, and the link to it; it is under way from now on."""
         while self._ready:
             place = self._ready.popleft()
             place.is_ready = False
@@ -172,11 +172,15 @@ class Places:
                 self.is_stalled = True
                 continue
             parcel = place.parcels[0]
+            head = parcel.kept.head
+            link = links.link_for(head.topic, head.queue)
+            if link is None:
+                continue  # it is lined up again when its broker is connected
             # What may be stored at one broker, and is bound to its queue, waits for that one.
-            if parcel.is_resent and parcel.kept.head.is_pinned and parcel.broker not in ("", broker):
+            if parcel.is_resent and head.is_pinned and parcel.broker not in ("", str(link.address)):
                 continue
             place.is_busy = True
-            return parcel
+            return parcel, link
         return None
 
     def leave(self, parcel: Parcel) -> None:

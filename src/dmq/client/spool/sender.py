@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Final
 
-from dmq.client.connection.link import Lines, Link
+from dmq.client.connection.link import Link, Links
 from dmq.client.producer.accumulator import Accumulator, Batch, Lane, LaneKey, Stream
 from dmq.client.producer.future import Spooled
 from dmq.client.producer.retry_policy import Retries
@@ -79,13 +79,13 @@ class SpoolSender(Sender):
         accumulator: SpoolAccumulator,
         retries: Retries,
         routes: Routes,
-        lines: Lines,
+        links: Links,
         clock: Clock,
         compressor: Compressor | None,
         spool: Spool,
         window_bytes: int,
     ) -> None:
-        super().__init__(app, accumulator, retries, routes, lines, clock, compressor)
+        super().__init__(app, accumulator, retries, routes, links, clock, compressor)
         self._spool = spool
         self._changed = threading.Condition()  # a batch was accepted or settled, or a link was lost
         spool.on_settled = self._settled
@@ -94,7 +94,7 @@ class SpoolSender(Sender):
                 routes.put(topic, Route.of(config, -FRESH_SECONDS))  # and asked for anew when something is sent there
         resend_seconds = next(iter(retries.resend_after), _RESEND_SECONDS)
         # Half of the window waits for a broker, the other half for the disk: neither can stop the other.
-        self._drainer = Drainer(spool, lines, clock, window_bytes // 2, resend_seconds, self._finish, self._on_topic)
+        self._drainer = Drainer(spool, links, clock, window_bytes // 2, resend_seconds, self._finish, self._on_topic)
 
     # --- into the spool ---------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class SpoolSender(Sender):
         while True:
             route = self._routes.get(lane.key.topic)
             with self.lock:
-                batch = self._accumulator.next_batch(lane, route.queues if route else 1)
+                batch = self._accumulator.next_batch(lane, range(route.queues if route else 1))
             if batch is None:
                 return
             self._keep(batch)
@@ -166,7 +166,7 @@ class SpoolSender(Sender):
             return
         callbacks = batch.end(reply, error)
         if callbacks:
-            self._lines.notify(self._call_back, batch, callbacks)
+            self._links.notify(self._call_back, batch, callbacks)
         elif batch.is_attended:
             self._release(batch)
 
@@ -224,7 +224,7 @@ class SpoolSender(Sender):
         with self._changed:
             while self._spool.floor < wanted:
                 left = deadline - time.monotonic()
-                if left <= 0 or (while_connected and self._lines.current() is None):
+                if left <= 0 or (while_connected and not self._links.is_connected):
                     return False
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
         return True
@@ -237,7 +237,7 @@ class SpoolSender(Sender):
 
     def lost(self) -> None:
         """A link broke."""
-        if self._lines.current() is None:
+        if not self._links.is_connected:
             self._drainer.let_go()
             with self._changed:
                 self._changed.notify_all()

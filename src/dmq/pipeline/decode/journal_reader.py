@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.client import make_hello
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.router import OneBroker, Router
 from dmq.client.connection.url import parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import OffsetGone
@@ -80,14 +81,15 @@ class JournalReader:
         self, servers: str, app: str = "dmq-spark", timeout: float = TIMEOUT, *, clock: Clock | None = None
     ) -> None:
         self._timeout = timeout
-        self._transport = Transport(
-            parse_url(server_url(servers)), make_hello(app, None), clock or SystemClock(), timeout=timeout
+        self._router = Router(
+            OneBroker(parse_url(server_url(servers))),
+            PoolSettings(make_hello(app, None), clock or SystemClock(), timeout=timeout),
         )
-        self._transport.open()
+        self._router.open()
         self._ahead = ThreadPoolExecutor(1, "dmq-ahead")
 
     def _ask(self, command: Command, header: Header) -> Frame:
-        return self._transport.request(command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS)
+        return self._router.home.request(command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS)
 
     def topics(self, *, system: bool = False) -> list[TopicInfo]:
         """All topics by name, with id (`topic_id`) and `config.queues`; ours, too, with `system`."""
@@ -177,7 +179,7 @@ class JournalReader:
                 return
 
     def close(self) -> None:
-        self._transport.close()
+        self._router.close()
         self._ahead.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from dmq.client.client import make_hello
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.router import OneBroker, Router
 from dmq.client.connection.url import parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import InvalidRequest
@@ -85,15 +86,17 @@ def execute(
         _check_same(plan, selection, topic)
         if plans.done() is not None:
             return Outcome(plan, 0, plan.total)
-    transport = Transport(parse_url(server_url(broker)), make_hello(APP, None), clock, timeout=timeout)
-    transport.open()
+    router = Router(
+        OneBroker(parse_url(server_url(broker))), PoolSettings(make_hello(APP, None), clock, timeout=timeout)
+    )
+    router.open()
     try:
         if plan is None:
             if selection is None or not topic:
                 raise InvalidRequest(f"there is no replay {replay_id} to go on with: say which messages, and where to")
-            plan = make_plan(archive, selection, find_target(transport, topic), plans, clock.now_ms(), on_rows)
+            plan = make_plan(archive, selection, find_target(router, topic), plans, clock.now_ms(), on_rows)
         sent = send_plan(
-            transport,
+            router,
             plans.folder.below(plan.folder),
             plan,
             rate=rate,
@@ -101,7 +104,7 @@ def execute(
             on_progress=on_progress,
         )
     finally:
-        transport.close()
+        router.close()
     plans.finish(plan, Done(sent=plan.total, at_ms=clock.now_ms()))
     return Outcome(plan, sent.sent, sent.found)
 

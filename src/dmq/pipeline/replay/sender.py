@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.router import Router
 from dmq.errors import ArchiveConflict, DMQError, NotConnected, SequenceConflict, TimedOut, UnknownTopic
 from dmq.model import Durability
 from dmq.pipeline.archive.folder import Folder
@@ -52,13 +52,13 @@ class Sent(NamedTuple):
     found: int
 
 
-def find_target(transport: Transport, topic: str) -> Target:
+def find_target(router: Router, topic: str) -> Target:
     """The topic to send to.
 
     Raises:
         UnknownTopic: it is not there.
     """
-    frame = transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), answer_seconds=ANSWER_SECONDS)
+    frame = router.pool_for(topic).request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), answer_seconds=ANSWER_SECONDS)
     try:
         info = decode_response(frame).info
     except UnknownTopic as error:
@@ -66,20 +66,20 @@ def find_target(transport: Transport, topic: str) -> Target:
     return Target(topic, info.topic_id, info.config.queues, info.config.priority)
 
 
-def stored_rows(transport: Transport, plan: Plan) -> dict[int, int]:
+def stored_rows(router: Router, plan: Plan) -> dict[int, int]:
     """How many rows of each queue the broker has, from the first on.
 
     Raises:
         UnknownTopic: the topic is gone, or was made anew since the plan was.
     """
-    target = find_target(transport, plan.topic)
+    target = find_target(router, plan.topic)
     if target.topic_id != plan.topic_id or target.queues <= max(plan.counts):
         raise UnknownTopic(
             f"topic {plan.topic!r} was made anew since replay {plan.replay_id} was planned: replay into it under "
             "another id",
             topic=plan.topic,
         )
-    frame = transport.request(
+    frame = router.pool_for(plan.topic).request(
         Command.PRODUCER_STATES, ProducerStates(plan.topic, [plan.producer_id]), answer_seconds=ANSWER_SECONDS
     )
     rows = dict.fromkeys(plan.counts, 0)
@@ -90,7 +90,7 @@ def stored_rows(transport: Transport, plan: Plan) -> dict[int, int]:
 
 
 def send_plan(
-    transport: Transport,
+    router: Router,
     rows: Folder,
     plan: Plan,
     *,
@@ -110,9 +110,9 @@ def send_plan(
     Raises:
         DMQError: it cannot go on; what is stored stays, and another call goes on from there.
     """
-    stored = stored_rows(transport, plan)
+    stored = stored_rows(router, plan)
     run = _Run(
-        transport,
+        router,
         rows,
         plan,
         None if rate is None else TokenBucket(rate, time.monotonic(), burst=0),
@@ -133,7 +133,7 @@ def send_plan(
             finally:
                 run.stop.set()
                 pool.shutdown(cancel_futures=True)
-    after = stored_rows(transport, plan)
+    after = stored_rows(router, plan)
     if after != plan.counts:
         raise ArchiveConflict(
             f"the broker has {sum(after.values())} of the {plan.total} messages of replay {plan.replay_id} although "
@@ -147,7 +147,7 @@ class _Run:
 
     def __init__(
         self,
-        transport: Transport,
+        router: Router,
         rows: Folder,
         plan: Plan,
         bucket: TokenBucket | None,
@@ -156,7 +156,7 @@ class _Run:
         on_progress: Callable[[Progress], None],
         stored: int,
     ) -> None:
-        self._transport = transport
+        self._router = router
         self._rows = rows
         self._plan = plan
         self._bucket = bucket
@@ -169,7 +169,7 @@ class _Run:
 
     def queue(self, queue: int, start: int) -> None:
         """Send one queue from a row on."""
-        limit = self._transport.connection().limits.body_bytes_max
+        limit = self._router.home.connection().limits.body_bytes_max
         found: Iterator[Parcel] = parcels(self._rows, self._plan, queue, start, self._now_ms(), limit)
         for parcel in found:
             if self.stop.wait(self._delay(parcel.rows)):
@@ -206,7 +206,7 @@ class _Run:
         flags = 0
         while True:
             try:
-                connection = self._transport.connection(deadline)
+                connection = self._router.pool_for(asked.topic, asked.queue).connection(deadline)
                 decode_response(
                     connection.request(Command.PRODUCE, asked, parcel.body, timeout=ANSWER_SECONDS, flags=flags)
                 )

@@ -74,27 +74,29 @@ class _Broker:
     """`Asking` over a client."""
 
     def __init__(self, client: Client, timeout: float) -> None:
-        self._transport = client.transport
+        self._router = client.router
         self._timeout = timeout
         self._routes: dict[str, Route] = {}
 
     def route(self, topic: str) -> Route:
         route = self._routes.get(topic)
         if route is None:
-            frame = self._transport.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._timeout)
+            frame = self._router.pool_for(topic).request(
+                Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._timeout
+            )
             route = self._routes[topic] = Route.of(decode_response(frame).info.config, time.monotonic())
         return route
 
     def states(self, topic: str, producer_ids: list[int], is_delayed: bool) -> list[ProducerState]:
         asked = ProducerStates(topic, producer_ids, is_delayed)
         reply: ProducerStatesReply = decode_response(
-            self._transport.request(Command.PRODUCER_STATES, asked, timeout=self._timeout)
+            self._router.pool_asked(asked).request(Command.PRODUCER_STATES, asked, timeout=self._timeout)
         )
         return reply.producers
 
     def mark(self, producer_id: int, sequence: int) -> int | None:
         asked = Find(message_id=MessageId(producer_id, sequence).to_bytes(), max_messages=1)
-        frame = self._transport.request(Command.FIND, asked, timeout=self._timeout)
+        frame = self._router.pool_asked(asked).request(Command.FIND, asked, timeout=self._timeout)
         lengths, data = unpack_records(frame.body, len(decode_response(frame).found))
         return RecordView(data, 0, int(lengths[0])).attributes.mark if len(lengths) else None
 
@@ -107,7 +109,7 @@ class _Partition:
         self._writer = writer
         self._options = options
         self._broker = _Broker(client, options.timeout)
-        self._sender = LaneSender(client.transport, options.timeout)
+        self._sender = LaneSender(client.router, options.timeout)
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
         self._encoder = Encoder(options.app, options.ordered, compressor)
         self._clock = SystemClock()
@@ -136,7 +138,7 @@ class _Partition:
         return course
 
     def _send(self, place: Place, numbered: Numbered) -> None:
-        limits = self._client.transport.connection().limits
+        limits = self._client.router.home.connection().limits
         made, dues = self._encoder.encode(
             place, numbered.rows, numbered.mark, self._clock.now_ms(), limits.body_bytes_max
         )

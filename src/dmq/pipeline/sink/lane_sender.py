@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from dmq.client.connection.connection import Connection
-from dmq.client.connection.pool import Transport
+from dmq.client.connection.router import Router
 from dmq.errors import Busy, DMQError, NotConnected, SequenceConflict, ServerError, TimedOut
 from dmq.protocol import Buffer, Command, Flag, Frame, decode_response
 from dmq.protocol.produce import Produce, ProduceReply
@@ -63,8 +62,8 @@ class LaneSender:
         timeout: seconds in which a batch must be stored.
     """
 
-    def __init__(self, transport: Transport, timeout: float) -> None:
-        self._transport = transport
+    def __init__(self, router: Router, timeout: float) -> None:
+        self._router = router
         self._timeout = timeout
         self._changed = threading.Condition()  # guards all below
         self._under_way: dict[Lane, _Piece] = {}
@@ -133,10 +132,11 @@ class LaneSender:
 
     def _submit(self, piece: _Piece) -> None:
         try:
-            connection: Connection = self._transport.connection(piece.deadline)
+            header = piece.header
+            connection = self._router.pool_for(header.topic, header.queue).connection(piece.deadline)
             connection.submit(
                 Command.PRODUCE,
-                piece.header,
+                header,
                 piece.body,
                 on_answer=lambda answer: self._answered(piece, answer),
                 flags=Flag.RESEND if piece.is_resent else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmq.client.connection.failover import Backoff, Failover, nobody_answers
-from dmq.client.connection.pool import Listeners
+from dmq.client.connection.router import Listeners
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotConnected, VersionMismatch
 

@@ -9,7 +9,7 @@ from dmq.protocol import Command
 from dmq.protocol.consume import Assign, GroupMembers, Outcome, Push, Settle
 from dmq.testing import FakeClock
 from tests.unit.client.deliveries import bodies, frame
-from tests.unit.client.lines import FakeLines, FakeLink
+from tests.unit.client.links import FakeLink, FakeLinks
 
 ME = "me.1"
 
@@ -25,7 +25,7 @@ class Divider(Subscription):
         clock = FakeClock()
         self.link = Link()
         options = ConsumerOptions("orders", "billing", strategy=strategy)
-        super().__init__(options, 1, FakeLines(clock, self.link), clock, lambda delivery, seconds: None)  # type: ignore[arg-type]
+        super().__init__(options, 1, FakeLinks(clock, self.link), clock, lambda delivery, seconds: None)
         self._begin()
 
     def wake(self, count: int = 0, *, nudge: bool = False) -> None:

@@ -20,7 +20,7 @@ from dmq.protocol.consume import Pull, PullReply, Settle
 from dmq.protocol.session import ServerReboot
 from dmq.testing import FakeClock
 from tests.unit.client.deliveries import bodies, frame, said
-from tests.unit.client.lines import FakeLines, FakeLink
+from tests.unit.client.links import FakeLink, FakeLinks
 
 
 class NamedLink(FakeLink):
@@ -58,10 +58,10 @@ class Puller(Pulling):
     def __init__(self, **options: Any) -> None:
         self.clock = FakeClock()
         self.link = NamedLink()
-        self.lines = FakeLines(self.clock, self.link)
+        self.lines = FakeLinks(self.clock, self.link)
         options = {"prefetch": 10} | options
         made = ConsumerOptions("orders", "billing", **options)
-        super().__init__(made, 1, self.lines, self.clock, lambda delivery, seconds: None)  # type: ignore[arg-type]
+        super().__init__(made, 1, self.lines, self.clock, lambda delivery, seconds: None)
         self.numbers = count(1)
 
     def wake(self, count: int = 0, *, nudge: bool = False) -> None:
@@ -84,7 +84,7 @@ class Puller(Pulling):
             self._flush()
             parts = self._core.pulled(*self.answered(*texts)) if texts else []
         batch = Batch(ReceivedMessage, parts)
-        self._read_ahead(self.lines.current(), ask, len(batch))  # type: ignore[arg-type]
+        self._read_ahead(self.lines.current(), ask, len(batch))
         return batch
 
     def arrive(self, *texts: str, queue: int = 0) -> None:
@@ -150,7 +150,7 @@ def test_with_a_filter_a_good_part_of_what_was_asked_for_is_enough(got: int, rea
     for number in (1, 2):
         leases, body = frame(number, [Message(b"%d" % index, tag="paid") for index in range(got)], first=100 * number)
         batch = Batch(ReceivedMessage, puller._core.pulled(leases, body))
-        puller._read_ahead(puller.lines.current(), eight, len(batch))  # type: ignore[arg-type]
+        puller._read_ahead(puller.lines.current(), eight, len(batch))
         assert bool(puller.link.together) == (reads_ahead and number == 2)
         batch.ack()
 

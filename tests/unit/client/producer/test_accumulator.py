@@ -35,12 +35,12 @@ def test_a_message_leaves_alone_and_the_next_ones_together() -> None:
     acc = accumulator()
     lane = acc.lane(ANY)
     fill(acc, ANY, 1)
-    first = acc.next_batch(lane, 4)
+    first = acc.next_batch(lane, range(4))
     assert first is not None
     fill(acc, ANY, 20)
-    assert acc.next_batch(lane, 4) is None
+    assert acc.next_batch(lane, range(4)) is None
     assert acc.finished(first) == [lane]
-    second = acc.next_batch(lane, 4)
+    second = acc.next_batch(lane, range(4))
     assert second is not None
     assert (first.count, second.count) == (1, 20)
     assert second.first_sequence == first.first_sequence + 1
@@ -50,14 +50,14 @@ def test_a_large_batch_goes_beside_another_on_another_queue() -> None:
     acc = accumulator()
     lane = acc.lane(ANY)
     fill(acc, ANY, 1)
-    first = acc.next_batch(lane, 2)
+    first = acc.next_batch(lane, range(2))
     fill(acc, ANY, SECOND_MESSAGES_MIN)
-    second = acc.next_batch(lane, 2)
+    second = acc.next_batch(lane, range(2))
     fill(acc, ANY, SECOND_MESSAGES_MIN)
     assert first is not None
     assert second is not None
     assert first.queue != second.queue
-    assert acc.next_batch(lane, 2) is None, "both queues are busy"
+    assert acc.next_batch(lane, range(2)) is None, "both queues are busy"
 
 
 def test_a_fixed_queue_has_one_batch_under_way_whatever_waits() -> None:
@@ -65,21 +65,21 @@ def test_a_fixed_queue_has_one_batch_under_way_whatever_waits() -> None:
     key = ANY._replace(queue=3)
     lane = acc.lane(key)
     fill(acc, key, 1)
-    assert acc.next_batch(lane, 4) is not None
+    assert acc.next_batch(lane, range(4)) is not None
     fill(acc, key, 5000)
-    assert acc.next_batch(lane, 4) is None
+    assert acc.next_batch(lane, range(4)) is None
 
 
 def test_lanes_of_one_queue_wait_for_each_other() -> None:
     acc = accumulator()
     fixed = ANY._replace(queue=0)
     fill(acc, ANY, 1)
-    any_batch = acc.next_batch(acc.lane(ANY), 1)
+    any_batch = acc.next_batch(acc.lane(ANY), range(1))
     fill(acc, fixed, 1)
     assert any_batch is not None
-    assert acc.next_batch(acc.lane(fixed), 1) is None
+    assert acc.next_batch(acc.lane(fixed), range(1)) is None
     assert acc.lane(fixed) in acc.finished(any_batch)
-    assert acc.next_batch(acc.lane(fixed), 1) is not None
+    assert acc.next_batch(acc.lane(fixed), range(1)) is not None
 
 
 @pytest.mark.parametrize("one", [ANY._replace(queue=1, is_delayed=True), ANY._replace(queue=1, is_half=True)])
@@ -88,12 +88,12 @@ def test_delayed_and_prepared_batches_of_one_queue_follow_each_other_whatever_th
     two = one._replace(topic="other")
     fill(acc, one, 1)
     fill(acc, two, 1)
-    first = acc.next_batch(acc.lane(one), 4)
+    first = acc.next_batch(acc.lane(one), range(4))
     assert first is not None
-    assert acc.next_batch(acc.lane(two), 4) is None
+    assert acc.next_batch(acc.lane(two), range(4)) is None
     other = two._replace(queue=2)
     fill(acc, other, 1)
-    assert acc.next_batch(acc.lane(other), 4) is not None
+    assert acc.next_batch(acc.lane(other), range(4)) is not None
     assert acc.lane(two) in acc.finished(first)
 
 
@@ -120,7 +120,7 @@ def test_room_comes_back_and_wakes_those_who_wait() -> None:
     acc = accumulator(window_bytes=100)
     lane = acc.lane(ANY)
     fill(acc, ANY, 1, size=100)
-    batch = acc.next_batch(lane, 1)
+    batch = acc.next_batch(lane, range(1))
     assert batch is not None
     waiter = Waiter()
     acc.waiters.append(waiter)
@@ -146,7 +146,7 @@ def test_a_batch_that_has_not_left_can_be_taken_back() -> None:
     assert acc.withdraw(batch)
     assert lane.is_idle
     gone = acc.append(lane, MESSAGE, 1)
-    assert acc.next_batch(lane, 1) is gone
+    assert acc.next_batch(lane, range(1)) is gone
     assert not acc.withdraw(gone)
 
 
@@ -171,7 +171,7 @@ def test_numbers_rise_within_each_queue_and_have_no_gaps_within_a_batch(seed: in
             fill(acc, key, chance.randrange(1, 400))
         elif under_way:
             acc.finished(under_way.pop(chance.randrange(len(under_way))))
-        while (batch := acc.next_batch(lane, 3)) is not None:
+        while (batch := acc.next_batch(lane, range(3))) is not None:
             place = (batch.producer_id, "" if key.is_aside else key.topic, batch.queue)
             assert batch.first_sequence > last.get(place, -1)
             assert all(

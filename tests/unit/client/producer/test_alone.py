@@ -16,7 +16,7 @@ ANY = LaneKey("orders", -1, Durability.STORED)
 def test_it_has_a_queue_and_a_number_and_takes_room() -> None:
     acc = Accumulator(1000, 10, seed=1)
     lane = acc.lane(ANY)
-    first = acc.take_alone(lane, 100, 4)
+    first = acc.take_alone(lane, 100, range(4))
     assert first is not None
     assert (first.count, first.bytes, first.first_sequence, acc.bytes, acc.messages) == (1, 100, 0, 100, 1)
     assert lane.under_way == 1
@@ -24,7 +24,7 @@ def test_it_has_a_queue_and_a_number_and_takes_room() -> None:
     acc.finished(first)
     acc.release(first)
     assert (acc.bytes, acc.messages, lane.under_way, [*acc.unsettled()]) == (0, 0, 0, [])
-    second = acc.take_alone(lane, 100, 4)
+    second = acc.take_alone(lane, 100, range(4))
     assert second is not None
     assert second.first_sequence == 1
     assert second.queue == (first.queue + 1) % 4
@@ -36,7 +36,7 @@ def test_it_does_not_overtake_nor_overfill(what: str) -> None:
     lane = acc.lane(ANY)
     blocker: Batch | None = None
     if what == "under way":
-        blocker = acc.take_alone(lane, 100, 4)
+        blocker = acc.take_alone(lane, 100, range(4))
     elif what == "gathering":
         blocker = acc.append(lane, Message(b"x"), 100)
     elif what == "ready":
@@ -47,9 +47,9 @@ def test_it_does_not_overtake_nor_overfill(what: str) -> None:
         acc.append(acc.lane(ANY._replace(topic="other")), Message(b"x"), 950)
     else:
         acc.append(acc.lane(ANY._replace(queue=0)), Message(b"x"), 1)
-        blocker = acc.next_batch(acc.lane(ANY._replace(queue=0)), 1)
+        blocker = acc.next_batch(acc.lane(ANY._replace(queue=0)), range(1))
     before = (acc.bytes, acc.messages, lane.under_way, len([*acc.unsettled()]), lane.stream.next_sequence)
-    assert acc.take_alone(lane, 100, 1 if what == "busy" else 4) is None
+    assert acc.take_alone(lane, 100, range(1 if what == "busy" else 4)) is None
     assert (acc.bytes, acc.messages, lane.under_way, len([*acc.unsettled()]), lane.stream.next_sequence) == before
 
 

@@ -14,7 +14,7 @@ from dmq.errors import InvalidSettings
 from dmq.model import Message
 from dmq.protocol import unpack_batch
 from dmq.testing import FakeClock, MemoryFiles
-from tests.unit.client.lines import LIMITS, FakeLines, FakeLink
+from tests.unit.client.links import LIMITS, FakeLink, FakeLinks
 
 KIB = 1 << 10
 
@@ -28,7 +28,7 @@ class Rig:
         clock, link = FakeClock(), FakeLink()
         link.limits = msgspec.structs.replace(LIMITS, frame_bytes_max=frame_bytes_max)
         self.route = Route(4, False, clock.monotonic())
-        self.core = Core("shop", Options(**options), Routes(), FakeLines(clock, link), clock, spool)
+        self.core = Core("shop", Options(**options), Routes(), FakeLinks(clock, link), clock, spool)
         self.core.sender.connected(link)
 
     def counts(self, messages: list[Message]) -> list[int]:

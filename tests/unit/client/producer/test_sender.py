@@ -24,7 +24,7 @@ from dmq.model import TopicConfig
 from dmq.protocol import Command, Flag
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
 from dmq.testing import FakeClock
-from tests.unit.client.lines import FakeLines, FakeLink
+from tests.unit.client.links import FakeLink, FakeLinks
 
 
 class Rig:
@@ -33,7 +33,7 @@ class Rig:
     def __init__(self, *hosts: str, queues: int = 4, **options: Any) -> None:
         self.clock = FakeClock()
         self.links = [FakeLink(host) for host in hosts or ("one",)]
-        self.lines = FakeLines(self.clock, *self.links)
+        self.lines = FakeLinks(self.clock, *self.links)
         self.routes = Routes()
         self.route = Route(queues, False, self.clock.monotonic())
         self.routes.put("orders", self.route)

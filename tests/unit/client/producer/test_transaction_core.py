@@ -34,7 +34,7 @@ from dmq.protocol.produce import (
 from dmq.protocol.status import Status
 from dmq.records import encode_batch
 from dmq.testing import FakeClock
-from tests.unit.client.lines import FakeLines, FakeLink, Request
+from tests.unit.client.links import FakeLink, FakeLinks, Request
 
 COMMIT, ROLLBACK = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK
 
@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, check: object = None) -> None:
         self.clock = FakeClock()
         self.link = FakeLink()
-        self.lines = FakeLines(self.clock, self.link)
+        self.lines = FakeLinks(self.clock, self.link)
         routes = Routes()
         self.route = Route.of(TopicConfig(queues=4), self.clock.monotonic())
         routes.put("orders", self.route)
@@ -188,8 +188,8 @@ def test_a_check_is_answered_as_the_function_says(decision: object, outcome: Tra
     message_id = MessageId(99, 5)
     record = bytes(encode_batch("orders", "other", [Message(b"half", key="k")], sent_at_ms=1).data)
     asked = TransactionCheck(message_id.to_bytes(), "pay", "orders", 1, 3)
-    bench.transactions.pushed(asked, record)
-    bench.transactions.pushed(TransactionCheck(message_id.to_bytes(), "others", "orders"), record)
+    bench.transactions.pushed(bench.link, asked, record)
+    bench.transactions.pushed(bench.link, TransactionCheck(message_id.to_bytes(), "others", "orders"), record)
     assert [(m.id, m.topic, m.body, m.key) for m in seen] == [(message_id, "orders", b"half", "k")]
     headers = [request.header for request in bench.ends()]
     assert [(h.producer_id, h.producer_epoch, h.first_sequence, h.outcome) for h in headers] == (

@@ -6,6 +6,8 @@ import pytest
 
 from dmq.client.spool.parcel import UNPROVEN_MAX, Head, Kept, Parcel, Places, pack_parcel, runs, unpack_parcel
 from dmq.errors import RecordCorrupt, WrongFormat
+from dmq.testing import FakeClock
+from tests.unit.client.links import FakeLink, FakeLinks
 
 
 def head(topic: str = "orders", queue: int = 0, *, is_delayed: bool = False, is_pinned: bool = False) -> Head:
@@ -16,10 +18,14 @@ def entered(places: Places, offset: int, queue: int = 0, *, is_pinned: bool = Fa
     places.enter(Kept(offset, head(queue=queue, is_pinned=is_pinned), (b"x",), 10), None, False)
 
 
-def taken(places: Places, broker: str = "one:9611") -> Parcel:
-    parcel = places.take(broker)
-    assert parcel is not None
-    return parcel
+def links(host: str = "one") -> FakeLinks:
+    return FakeLinks(FakeClock(), FakeLink(host))
+
+
+def taken(places: Places, host: str = "one") -> Parcel:
+    found = places.take(links(host))
+    assert found is not None
+    return found[0]
 
 
 def test_what_is_unpacked_is_what_was_packed() -> None:
@@ -58,7 +64,7 @@ def test_one_of_a_place_goes_after_the_other() -> None:
     entered(places, 1)
     first = taken(places)
     assert first.kept.offset == 0
-    assert places.take("one:9611") is None
+    assert places.take(links()) is None
     places.leave(first)
     assert taken(places).kept.offset == 1
 
@@ -78,7 +84,7 @@ def test_a_place_waits_until_what_it_settled_is_proven() -> None:
     for _ in range(UNPROVEN_MAX):
         assert not places.is_stalled
         places.leave(taken(places))
-    assert places.take("one:9611") is None
+    assert places.take(links()) is None
     assert places.is_stalled
     places.proven([0])
     assert taken(places).kept.offset == UNPROVEN_MAX
@@ -91,9 +97,9 @@ def test_what_may_be_stored_in_order_waits_for_its_broker() -> None:
     parcel.broker, parcel.is_resent = "one:9611", True
     parcel.place.is_busy = False
     places.line_up(parcel.place)
-    assert places.take("two:9611") is None
+    assert places.take(links("two")) is None
     places.line_up_all()
-    assert taken(places, "one:9611") is parcel
+    assert taken(places, "one") is parcel
 
 
 def test_the_bytes_in_memory_are_counted() -> None:

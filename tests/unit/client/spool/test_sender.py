@@ -34,7 +34,7 @@ from dmq.protocol import Flag
 from dmq.protocol.produce import ProduceFlag
 from dmq.testing import FakeClock, MemoryFiles
 from tests.patience import eventually
-from tests.unit.client.lines import FakeLines, FakeLink, Request
+from tests.unit.client.links import FakeLink, FakeLinks, Request
 
 
 class Rig:
@@ -44,7 +44,7 @@ class Rig:
         self.files = files or MemoryFiles()
         self.clock = FakeClock()
         self.link = FakeLink()
-        self.lines = FakeLines(self.clock, self.link)
+        self.lines = FakeLinks(self.clock, self.link)
         self.routes = Routes()
         self.route = Route(4, False, self.clock.monotonic())
         self.routes.put("orders", self.route)

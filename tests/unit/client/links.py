@@ -102,7 +102,7 @@ class FakeLink:
         return [request for request in self.requests if request.command == Command.PRODUCE]
 
 
-class FakeLines:
+class FakeLinks:
     """Links and timers by hand."""
 
     def __init__(self, clock: FakeClock, *links: FakeLink) -> None:
@@ -111,8 +111,17 @@ class FakeLines:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
-    def current(self) -> Link | None:
+    def link_for(self, topic: str, queue: int = -1) -> Link | None:
         return self.links[0] if self.links and self.links[0].is_usable else None
+
+    current = property(lambda self: lambda: self.link_for(""))
+
+    def reachable(self, topic: str, queues: int) -> Sequence[int]:
+        return range(queues)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.link_for("") is not None
 
     def has_other(self, link: Link) -> bool:
         return len(self.links) > 1
