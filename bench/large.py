@@ -119,12 +119,12 @@ def fill(path: str, seed: int, size: int, queues: int, delays: int) -> dict[str,
         store.append([load.batch(*queue_of(number), 10) for number in range(start, min(start + 50, queues))], STORED)
     grow(store, Load(seed + 2, 1000, load.sequence), size)
     store.close()
-    return {"stored": store.end - store.start}
+    return {"stored": store.queries.end - store.queries.start}
 
 
 def grow(store: MessageStore, load: Load, end: int) -> None:
     """Write 1 KB messages until the journal ends about there."""
-    while store.end < end:
+    while store.queries.end < end:
         store.append([load.batch("orders", 0, 500)], STORED)
 
 
@@ -134,14 +134,14 @@ def cycle(path: str, seed: int, first_sequence: int) -> dict[str, Any]:
     began = time.perf_counter()
     store = MessageStore(OsFiles(path))
     wall, cpu = time.perf_counter() - began, time.process_time() - imported
-    checkpointed = store.end
+    checkpointed = store.queries.end
     grow(store, Load(seed, 1000, first_sequence), checkpointed + store.settings.checkpoint_bytes - (2 << 20))
     return {
         "wall": wall,
         "cpu": cpu,
         "units": store.recovered.units,
-        "left": store.end - checkpointed,  # for the next one to replay
-        "stored": store.end - store.start,
+        "left": store.queries.end - checkpointed,  # for the next one to replay
+        "stored": store.queries.end - store.queries.start,
     }
 
 
@@ -151,10 +151,10 @@ def memory(path: str, seed: int, queues: int) -> dict[str, Any]:
     store = MessageStore(OsFiles(path))
     opened = rss_mb()
     for number in range(0, queues, 7):
-        list(store.read(*queue_of(number), 0).records())
-    offset = store.bounds("orders", 0)[0]
+        list(store.queries.read(*queue_of(number), 0).records())
+    offset = store.queries.bounds("orders", 0)[0]
     for _ in range(200):
-        offset = store.read("orders", 0, offset).next_offset
+        offset = store.queries.read("orders", 0, offset).next_offset
     load = Load(seed, 200, 1 << 60)
     for _ in range(200):
         store.append([load.batch("orders", 1, 500)], STORED)
@@ -167,7 +167,7 @@ def memory(path: str, seed: int, queues: int) -> dict[str, Any]:
         "opened_mb": opened,
         "rss_mb": rss_mb(),
         "peak_mb": status_mb("VmHWM"),
-        "stored": store.end - store.start,
+        "stored": store.queries.end - store.queries.start,
         "queues": stats["queues"],
         "delays": stats["delays"],
         "taken": len(taken),

@@ -111,7 +111,7 @@ def append_wall(bench: Bench) -> list[Row]:
     aside = Aside(store)
     try:
         for turn in range(bench.rounds + 1):
-            before = store.end
+            before = store.queries.end
             items = load.again(batches)
             began, cpu = time.perf_counter(), time.thread_time()
             for batch in items:
@@ -119,7 +119,7 @@ def append_wall(bench: Bench) -> list[Row]:
                 aside.poll()
             wall, cpu = time.perf_counter() - began, time.thread_time() - cpu
             aside.drain()
-            pad = bytes((store.end - before) // len(items) - len(items[0].data))
+            pad = bytes((store.queries.end - before) // len(items) - len(items[0].data))
             fd = os.open(plain_path, os.O_RDWR | os.O_CREAT)
             began = time.perf_counter()
             at = 0
@@ -221,7 +221,7 @@ def backlog_behind(bench: Bench) -> list[Row]:
             lambda: _timed_appends(small, [[batch] for batch in load.again(batches)]),
             lambda: _timed_appends(large, [[batch] for batch in load.again(batches)]),
         )
-        stored = large.end - large.start
+        stored = large.queries.end - large.queries.start
     finally:
         large.close()
         small.close()

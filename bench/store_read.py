@@ -25,12 +25,12 @@ def sequential_read(bench: Bench) -> list[Row]:
     store = MessageStore(OsFiles(bench.large()))
     walls, cpus, rates, plain_rates, touched = [], [], [], [], []
     buffer = bytearray(1 << 20)
-    first, following = store.bounds("orders", 0)
+    first, following = store.queries.bounds("orders", 0)
     span = min((following - first) // 2, bench.sizes.read_messages)
     try:
         for turn in range(bench.rounds + 1):
             offset = first + turn * span % (following - first - span)
-            where = next(store.read("orders", 0, offset, max_messages=1).records()).journal_offset
+            where = next(store.queries.read("orders", 0, offset, max_messages=1).records()).journal_offset
             size = _read_on(store, offset, offset + span)  # warms the page cache
             taken = timed(partial(_read_on, store, offset, offset + span))
             plain = timed(partial(_read_plain, bench.large(), where, size, buffer))
@@ -65,7 +65,7 @@ def _read_on(store: MessageStore, offset: int, stop: int) -> int:
     """Read a queue between two offsets; returns how many bytes."""
     size = 0
     while offset < stop:
-        part = store.read("orders", 0, offset, max_messages=4000, max_bytes=4 << 20)
+        part = store.queries.read("orders", 0, offset, max_messages=4000, max_bytes=4 << 20)
         size += int(part.lengths.sum())
         offset = part.next_offset
     return size
@@ -74,7 +74,7 @@ def _read_on(store: MessageStore, offset: int, stop: int) -> int:
 def _touch(store: MessageStore, offset: int, stop: int) -> None:
     """Read as a consumer does."""
     while offset < stop:
-        part = store.read("orders", 0, offset)
+        part = store.queries.read("orders", 0, offset)
         for record in part.records():
             _ = record.body, record.key
         offset = part.next_offset
@@ -103,7 +103,7 @@ def lookup(bench: Bench) -> list[Row]:
     store = MessageStore(OsFiles(bench.large()))
     times: dict[str, list[float]] = {"key": [], "id": []}
     try:
-        first, following = store.bounds("orders", 0)
+        first, following = store.queries.bounds("orders", 0)
         chosen = [rng.randrange(first, following) for _ in range(2 * bench.sizes.lookups)]
         wanted = [_sequence_at(store, offset) for offset in chosen]
         rng.shuffle(wanted)  # so that none is found because it was just read
@@ -111,13 +111,17 @@ def lookup(bench: Bench) -> list[Row]:
             for kind, sequence in (("key", by_key), ("id", by_id)):
                 message_id = MessageId(PRODUCER, sequence)
                 began = time.perf_counter()
-                found = store.find(key=key_of(sequence)) if kind == "key" else store.find(message_id=message_id)
+                found = (
+                    store.queries.find(key=key_of(sequence))
+                    if kind == "key"
+                    else store.queries.find(message_id=message_id)
+                )
                 took = time.perf_counter() - began
                 assert [f.message_id for f in found] == [message_id], (kind, sequence, found)
                 if turn >= bench.sizes.lookups // 4:
                     times[kind].append(took * 1e3)
         files = len(list((bench.large() / "index").iterdir()))
-        stored = store.end - store.start
+        stored = store.queries.end - store.queries.start
     finally:
         store.close()
     rows = []
@@ -136,6 +140,6 @@ def lookup(bench: Bench) -> list[Row]:
 
 
 def _sequence_at(store: MessageStore, offset: int) -> int:
-    key = next(store.read("orders", 0, offset, max_messages=1).records()).key
+    key = next(store.queries.read("orders", 0, offset, max_messages=1).records()).key
     assert key is not None
     return sequence_of(key)

@@ -139,8 +139,6 @@ PLACES: dict[str, set[str]] = {
         "dmq.storage.journal.unit_builder:_build_lone",
         "dmq.storage.journal.unit_draft:draft_units",
         "dmq.storage.journal.unit_writer:Writer.__init__",
-        "dmq.storage.queries:StoreView.read",
-        "dmq.storage.read.reader:Reader.read",
         "dmq.storage.read.reader:Reader._gather",
         "dmq.storage.upkeep.checkpointer:CheckpointPlan.__init__",
         "dmq.storage.upkeep.directory:rebuild",
@@ -198,9 +196,9 @@ PLACES: dict[str, set[str]] = {
 # How many there are at most, by layer.
 COUNTS: dict[str, dict[str, int]] = {
     "positional_calls": {
-        "dmq.broker": 106,
+        "dmq.broker": 104,
         "dmq.cli": 17,
-        "dmq.client": 99,
+        "dmq.client": 97,
         "dmq.deadletters": 1,
         "dmq.net": 1,
         "dmq.outbox": 18,
@@ -213,23 +211,23 @@ COUNTS: dict[str, dict[str, int]] = {
     },
     "vague_words": {
         "dmq.broker": 20,
-        "dmq.client": 33,
+        "dmq.client": 32,
         "dmq.net": 6,
         "dmq.outbox": 8,
         "dmq.pipeline": 9,
         "dmq.protocol": 8,
         "dmq.records": 3,
-        "dmq.storage": 11,
+        "dmq.storage": 10,
         "dmq.testing": 4,
     },
     "silent_docstrings": {
         "dmq.broker": 24,
         "dmq.cli": 1,
-        "dmq.client": 19,
+        "dmq.client": 15,
         "dmq.deadletters": 1,
         "dmq.net": 3,
         "dmq.outbox": 1,
         "dmq.pipeline": 4,
-        "dmq.storage": 12,
+        "dmq.storage": 11,
     },
 }

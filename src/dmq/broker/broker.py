@@ -93,7 +93,7 @@ class Broker:
         self.writer = JournalWriter(
             store, clock, settings.waiting_bytes_max, self.outbox, self._visible, self._store_failed
         )
-        self.reads = DiskReads(store)
+        self.reads = DiskReads(store.queries)
         self.changes = Changes(settings.pulls_waiting_max, settings.waiting_bytes_max)
         self.dividing = Dividing(self._loop)
         self._tasks = Tasks()
@@ -215,7 +215,7 @@ class Broker:
             Later: it is being created, because the settings say so.
         """
         try:
-            return self.store.topic(name)
+            return self.store.queries.topic(name)
         except UnknownTopic:
             if name.startswith(RESULT_PREFIX):
                 raise catalog.make_result_topic(self, name) from None
@@ -229,7 +229,7 @@ class Broker:
 
     def load_limits(self) -> None:
         """Put the limits in force that the store has; called when they, or topics, have changed."""
-        self.limits.replace(kept_limits(self.store), self.clock.monotonic())
+        self.limits.replace(kept_limits(self.store.queries), self.clock.monotonic())
 
     def choose_queue(self, topic: Topic) -> int:
         """A queue for a producer that does not care."""
@@ -248,15 +248,15 @@ class Broker:
             self.forget_topic(topic.name)  # an earlier incarnation
         made = Consumption(
             topic,
-            Group(group, topic.name, kept_subscription(self.store, group, topic.id)),
-            self.store,
+            Group(group, topic.name, kept_subscription(self.store.queries, group, topic.id)),
+            self.store.queries,
             self._lease_numbers,
             self.write_lazily,
             self.settings.pulls_waiting_max,
             self.moves.bury_doomed,
             self.pump_soon,
         )
-        retries = self.store.find_topic(retry_topic_name(group, topic.id))
+        retries = self.store.queries.find_topic(retry_topic_name(group, topic.id))
         if retries is not None:
             made.set_retry_topic(retries)
         self.consumptions[topic.name, group] = made
@@ -289,17 +289,17 @@ class Broker:
 
     def topics_of(self, group: str) -> list[Topic]:
         """The topics a group consumes."""
-        known = {topic_id for topic_id, _ in self.store.positions_of(group)}
+        known = {topic_id for topic_id, _ in self.store.queries.positions_of(group)}
         live = {topic for topic, name in self.consumptions if name == group}
         return [
             topic
-            for topic in self.store.topics()
+            for topic in self.store.queries.topics()
             if (topic.id in known or topic.name in live) and not topic.name.startswith(RETRY_PREFIX)
         ]
 
     def group_names(self) -> set[str]:
         """All groups, but for our own."""
-        names = {*self.store.groups(), *(group for _, group in self.consumptions)}
+        names = {*self.store.queries.groups(), *(group for _, group in self.consumptions)}
         return {name for name in names if not name.startswith(SYSTEM_PREFIX)}
 
     def groups_of(self, topic: Topic) -> list[str]:
@@ -421,7 +421,7 @@ class Broker:
         if now_ms < self._broadcasts.next_look_ms:
             return
         used = {group for (_, group), consumption in self.consumptions.items() if consumption.group.members}
-        for name in self._broadcasts.look(self.store.groups(), used, now_ms):
+        for name in self._broadcasts.look(self.store.queries.groups(), used, now_ms):
             log.info("broadcast member expired", extra={"name": name})
             self.forget_group(name)
             self.write_events([PositionDropped(name, None)])

@@ -192,13 +192,13 @@ class GroupCommit:
         """Flush if need be, and tell those who wait."""
         failure: StorageError | None = None
         try:
-            if placed and self._store.visible < max(place.unit_end for _, place in placed):
+            if placed and self._store.queries.visible < max(place.unit_end for _, place in placed):
                 self.flushes += 1
                 self._store.flush()
         except StorageError as error:
             failure = error
         for future, place in placed:
-            if failure is None or place.unit_end <= self._store.visible:
+            if failure is None or place.unit_end <= self._store.queries.visible:
                 future.set_result(place)
             else:
                 future.set_exception(failure)

@@ -8,9 +8,8 @@ could notice, so that one which needs the disk can be asked again once another t
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from dmq.storage.file_pool import FilePool, NeedsDisk, Prepared
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_writer import Writer
-from dmq.storage.read.reader import SCAN_MAX, Found, Reader, Slice
+from dmq.storage.read.reader import Found, Reader, Slice, TagFilter
 from dmq.storage.read.record_group import Gathered, gather
 from dmq.storage.read.record_origin import IdRun, OriginRun, origin_runs
 from dmq.storage.state.derived import Derived
@@ -31,34 +30,48 @@ from dmq.storage.state.positions import Position
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
 
-__all__ = ["StoreView"]
+__all__ = ["Queries"]
 
 T = TypeVar("T")
 
 
-class StoreView(ABC):
-    """The questions; `MessageStore` adds the rest."""
+class Queries:
+    """Questions to a store. One owner asks, as with the store itself.
 
-    _pool: FilePool
-    _journal: Journal
-    _derived: Derived
-    _writer: Writer
-    _reader: Reader
-    _closed: bool
-    _checkpointed: int
+    Parameters:
+        derived: what follows from the journal; the store replaces it after a rebuild.
+        rebuild: called when a derived file turns out to be wrong; afterwards `derived` is a new one.
+    """
 
-    @abstractmethod
-    def _rebuild(self, error: DerivedDamaged) -> None: ...
+    def __init__(
+        self,
+        pool: FilePool,
+        journal: Journal,
+        derived: Derived,
+        writer: Writer,
+        reader: Reader,
+        rebuild: Callable[[DerivedDamaged], None],
+    ) -> None:
+        self._pool = pool
+        self._journal = journal
+        self.derived = derived
+        self._writer = writer
+        self._reader = reader
+        self._rebuild = rebuild
+        self._closed = False
 
-    def _check_open(self, *, reading: bool = False) -> None:
+    def close(self) -> None:
+        """The store is closed: every further question that may need the disk raises StoreClosed."""
+        self._closed = True
+
+    def check_open(self) -> None:
+        """Raises StoreClosed after `close`."""
         if self._closed:
             raise StoreClosed("the store is closed: open it again")
-        if not reading:
-            self._journal.check()
 
-    def _healed(self, ask: Callable[[], T]) -> T:
+    def healed(self, ask: Callable[[], T]) -> T:
         """The answer to a question; if a derived file turns out wrong, after building all of them anew."""
-        self._check_open(reading=True)
+        self.check_open()
         try:
             return ask()
         except DerivedDamaged as error:
@@ -124,95 +137,64 @@ class StoreView(ABC):
         return self._journal.id
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a flush failed, so that nothing is written any more."""
-        return self._journal.failure is not None
-
-    @property
-    def is_ahead_of_checkpoint(self) -> bool:
-        """Whether anything was written since the last checkpoint."""
-        return self._checkpointed != self.end
-
-    @property
     def damage(self) -> list[tuple[int, int]]:
         """Journal ranges that cannot be read."""
-        return list(self._derived.damage)
-
-    def stats(self) -> dict[str, Any]:
-        """Numbers for monitoring."""
-        state = self._derived.state
-        return {
-            "journal_start": self.start,
-            "journal_end": self.end,
-            "visible": self.visible,
-            "flushed": self.flushed,
-            "archived": self.archived_to,
-            "epoch": self.epoch,
-            "segments": len(self._journal.segments),
-            "topics": len(state.topics_by_id) - 2,
-            "queues": len(state.next),
-            "producers": len(state.producers),
-            "transactions": len(state.transactions),
-            "delays": self._derived.wheel.pending,
-            "damage": len(self._derived.damage),
-            "refusing": self._writer.refusing,
-            "failed": self._journal.failure is not None,
-        }
+        return list(self.derived.damage)
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
         """Raises UnknownTopic if there is none of that name."""
-        topic = self._derived.state.topics.get(name)
+        topic = self.derived.state.topics.get(name)
         if topic is None:
             raise UnknownTopic(f"there is no topic {name!r}: create it first", topic=name)
         return topic
 
     def topics(self) -> list[Topic]:
         """All topics, the built-in ones included."""
-        return sorted(self._derived.state.topics.values(), key=lambda topic: topic.name)
+        return sorted(self.derived.state.topics.values(), key=lambda topic: topic.name)
 
     def find_topic(self, name: str) -> Topic | None:
         """The topic of a name, if there is one."""
-        return self._derived.state.topics.get(name)
+        return self.derived.state.topics.get(name)
 
     def sought(self, group: str, topic_id: int, queue: int) -> int:
         """A number that changes whenever a group's position in a queue is set by hand; 0 if it never was."""
-        return self._derived.state.sought.get((group, topic_id, queue), 0)
+        return self.derived.state.sought.get((group, topic_id, queue), 0)
 
     def subscription(self, group: str, topic_id: int) -> SubscriptionPut | None:
         """What a group agreed on in a topic, if that had a version."""
-        return self._derived.state.subscriptions.get((group, topic_id))
+        return self.derived.state.subscriptions.get((group, topic_id))
 
     def topic_by_id(self, topic_id: int) -> Topic | None:
         """The topic of an id, if it is still there."""
-        return self._derived.state.topics_by_id.get(topic_id)
+        return self.derived.state.topics_by_id.get(topic_id)
 
     def limits(self) -> list[LimitPut]:
         """How much a second topics and apps may be sent, or send."""
-        return list(self._derived.state.limits.values())
+        return list(self.derived.state.limits.values())
 
     @property
     def keys(self) -> KeyTable:
         """The key-value space; to be read only."""
-        return self._derived.state.keys
+        return self.derived.state.keys
 
     @property
     def archived_to(self) -> int:
         """The journal offset below which the archive has everything; 0 if there never was one."""
-        return self._derived.state.archived
+        return self.derived.state.archived
 
     @property
     def expiring(self) -> Set[int]:
         """Ids of the topics that had messages with an expiry of their own."""
-        return self._derived.state.expiring
+        return self.derived.state.expiring
 
     def retrying(self, group: str, topic_id: int, queue: int) -> int:
         """How many messages of a queue failed in a group and are not settled since: they wait, or are on offer."""
         target = self.find_topic(retry_topic_name(group, topic_id))
         if target is None or queue >= target.config.queues:
             return 0
-        state = self._derived.state
+        state = self.derived.state
         key = queue_key(target.id, queue)
         first, following = state.first.get(key, 0), state.next.get(key, 0)
         position = state.positions.get(group, target.id, queue)
@@ -224,19 +206,19 @@ class StoreView(ABC):
     @property
     def topic_count(self) -> int:
         """How many topics there are, those that are always there not counted."""
-        return len(self._derived.state.topics) - 2
+        return len(self.derived.state.topics) - 2
 
     @property
     def group_count(self) -> int:
         """How many groups have positions."""
-        return len(self._derived.state.positions.groups())
+        return len(self.derived.state.positions.groups())
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
         """(first offset kept, next offset) of a queue."""
-        key = self._queue(topic, queue)[1]
-        state = self._derived.state
+        key = self.queue(topic, queue)[1]
+        state = self.derived.state
         return state.first.get(key, 0), state.next.get(key, 0)
 
     def read(
@@ -246,39 +228,32 @@ class StoreView(ABC):
         offset: int,
         max_messages: int = 1000,
         max_bytes: int = 1 << 20,
-        tags: Sequence[int] | None = None,
-        look_max: int = SCAN_MAX,
+        tags: TagFilter | None = None,
     ) -> Slice:
-        """Visible messages of a queue from an offset on; see `Reader.read`.
-
-        Parameters:
-            tags: hashes of the tags wanted (`dmq.records.tag_hash`); None takes all. Different tags may share a
-                hash, so the caller compares the tag itself.
-            look_max: how many entries a filter looks at, at most; `next_offset` says how far it came.
-        """
-        found, _ = self._queue(topic, queue)
-        return self._healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags, look_max))
+        """Visible messages of a queue from an offset on; see `Reader.read`."""
+        found, _ = self.queue(topic, queue)
+        return self.healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags))
 
     def id_runs(self, topic: Topic, queue: int, offsets: Sequence[int], pieces: Sequence[memoryview]) -> list[IdRun]:
         """The ids of records that `read` gave, as runs; see `dmq.storage.read.record_origin`."""
-        return self._healed(lambda: self._reader.identities.runs(topic.id, queue, offsets, pieces))
+        return self.healed(lambda: self._reader.identities.runs(topic.id, queue, offsets, pieces))
 
     def origins(
         self, topic: Topic, queue: int, offsets: npt.NDArray[np.uint64], pieces: Sequence[memoryview]
     ) -> list[OriginRun]:
         """When records that `read` gave were stored and where they came from, as runs; see
         `dmq.storage.read.record_origin`."""
-        reader, lookup = self._reader, self._derived.lookup
-        return self._healed(lambda: origin_runs(reader.bytes_at, lookup.unit_holding, topic.id, queue, offsets, pieces))
+        reader, lookup = self._reader, self.derived.lookup
+        return self.healed(lambda: origin_runs(reader.bytes_at, lookup.unit_holding, topic.id, queue, offsets, pieces))
 
     def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on, and the offset to go on with."""
-        return self._healed(lambda: self._reader.raw_units(offset, self.visible, max_bytes))
+        return self.healed(lambda: self._reader.raw_units(offset, self.visible, max_bytes))
 
     def offset_since(self, topic: str, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""
-        found, _ = self._queue(topic, queue)
-        return self._healed(lambda: self._reader.offset_since(found.id, queue, time_ms))
+        found, _ = self.queue(topic, queue)
+        return self.healed(lambda: self._reader.offset_since(found.id, queue, time_ms))
 
     def find(
         self, *, key: str | None = None, message_id: MessageId | None = None, topic: str | None = None
@@ -286,26 +261,26 @@ class StoreView(ABC):
         """Messages by key, or one message, as first stored and as moved since, by id; oldest first."""
         if message_id is not None:
             wanted = message_id
-            return [f for f in self._healed(lambda: list(self._reader.find_id(wanted))) if topic in (None, f.topic)]
+            return [f for f in self.healed(lambda: list(self._reader.find_id(wanted))) if topic in (None, f.topic)]
         assert key is not None, "a key or an id is needed"
-        return self._healed(lambda: list(self._reader.find_key(key, topic)))
+        return self.healed(lambda: list(self._reader.find_key(key, topic)))
 
     def places(self, *, key: str | None = None, message_id: MessageId | None = None) -> list[int]:
         """Journal offsets of records that may have this key or id, rising; who asks compares the record itself."""
         if message_id is not None:
             wanted = message_id
-            return self._healed(lambda: self._reader.places_of_id(wanted))
+            return self.healed(lambda: self._reader.places_of_id(wanted))
         assert key is not None, "a key or an id is needed"
-        return self._healed(lambda: self._reader.places_of_key(key))
+        return self.healed(lambda: self._reader.places_of_key(key))
 
     def unit_start(self, journal_offset: int) -> int:
         """Where the unit begins that a journal offset lies in."""
-        return self._healed(lambda: self._derived.lookup.unit_holding(journal_offset))
+        return self.healed(lambda: self.derived.lookup.unit_holding(journal_offset))
 
     def journal_offset(self, topic: str, queue: int, offset: int) -> int | None:
         """Where a message stands in the journal; None if it was lost."""
-        key = self._queue(topic, queue)[1]
-        columns = self._healed(lambda: next(iter(self._derived.queues.columns(key, offset, offset + 1))))
+        key = self.queue(topic, queue)[1]
+        columns = self.healed(lambda: next(iter(self.derived.queues.columns(key, offset, offset + 1))))
         return int(columns.offsets[0]) if columns.lengths[0] else None
 
     def raw_record(self, found: Found) -> memoryview:
@@ -314,9 +289,14 @@ class StoreView(ABC):
 
     def record_at(self, journal_offset: int) -> Found | None:
         """The message that stands at a journal offset; None if its topic is gone."""
-        return self._healed(lambda: self._reader.record_at(journal_offset))
+        return self.healed(lambda: self._reader.record_at(journal_offset))
 
-    def _queue(self, topic: str, queue: int) -> tuple[Topic, int]:
+    def queue(self, topic: str, queue: int) -> tuple[Topic, int]:
+        """A topic and the key of one of its queues.
+
+        Raises:
+            UnknownTopic: there is no such topic or queue.
+        """
         found = self.topic(topic)
         if not 0 <= queue < found.config.queues:
             raise UnknownTopic(
@@ -328,71 +308,60 @@ class StoreView(ABC):
 
     def position(self, group: str, topic: str, queue: int) -> Position | None:
         """How far a group has come in a queue; None if it never was there."""
-        return self._derived.state.positions.get(group, self._queue(topic, queue)[0].id, queue)
+        return self.derived.state.positions.get(group, self.queue(topic, queue)[0].id, queue)
 
     def positions_of(self, group: str) -> dict[tuple[int, int], Position]:
         """All positions of a group, by (topic id, queue)."""
-        return dict(self._derived.state.positions.groups().get(group, {}))
+        return dict(self.derived.state.positions.groups().get(group, {}))
 
     def groups(self) -> list[str]:
-        return sorted(self._derived.state.positions.groups())
+        return sorted(self.derived.state.positions.groups())
 
     def groups_at(self, topic_id: int) -> list[str]:
         """The groups that have a position in a topic."""
-        groups = self._derived.state.positions.groups()
+        groups = self.derived.state.positions.groups()
         return [name for name, places in groups.items() if any(place[0] == topic_id for place in places)]
-
-    def take_due(self, now_ms: int, limit: int, fragments: Iterable[int] | None = None) -> list[Delay]:
-        """Delayed records that are due; the caller's until a DelaysDone event names them or they are released."""
-        return self._healed(lambda: self._derived.wheel.take(now_ms, limit, fragments))
-
-    def next_due_ms(self, fragments: Iterable[int] | None = None) -> int | None:
-        return self._healed(lambda: self._derived.wheel.next_due_ms(fragments))
 
     def gather(self, offsets: Sequence[int]) -> tuple[list[Gathered], list[int]]:
         """The records at these journal offsets, batch by batch, and the offsets that cannot be read."""
-        return self._healed(lambda: gather(self._reader, offsets))
+        return self.healed(lambda: gather(self._reader, offsets))
 
     def delays_after(self, due_ms: int, offset: int, limit: int) -> list[Delay]:
         """Pending delayed records behind one, in the order they are due, at most so many."""
-        return self._healed(lambda: self._derived.wheel.after(due_ms, offset, limit))
-
-    def claim_delay(self, due_ms: int, offset: int) -> bool:
-        """Take one pending delayed record, due or not, as `take_due` does; False if it is not to be had."""
-        return self._healed(lambda: self._derived.wheel.claim(due_ms, offset))
+        return self.healed(lambda: self.derived.wheel.after(due_ms, offset, limit))
 
     @property
     def delays_pending(self) -> int:
-        return self._derived.wheel.pending
+        return self.derived.wheel.pending
 
     def transactions(self) -> dict[MessageId, OpenTransaction]:
         """Half messages that are neither committed nor rolled back."""
-        return {MessageId.from_bytes(raw): half for raw, half in self._derived.state.transactions.items()}
+        return {MessageId.from_bytes(raw): half for raw, half in self.derived.state.transactions.items()}
 
     def transaction_group(self, producer_id: int) -> str | None:
         """The producer group that a producer of half messages belongs to."""
-        return self._derived.state.transaction_groups.get(producer_id)
+        return self.derived.state.transaction_groups.get(producer_id)
 
     @property
     def transaction_count(self) -> int:
         """How many half messages are open."""
-        return len(self._derived.state.transactions)
+        return len(self.derived.state.transactions)
 
     def is_open(self, message_id: bytes) -> bool:
         """Whether a half message, by its 16-byte id, is neither committed nor rolled back."""
-        return message_id in self._derived.state.transactions
+        return message_id in self.derived.state.transactions
 
     def half(self, message_id: bytes) -> OpenTransaction | None:
         """A half message that is neither committed nor rolled back."""
-        return self._derived.state.transactions.get(message_id)
+        return self.derived.state.transactions.get(message_id)
 
     def transaction_first(self, message_id: bytes) -> bytes:
         """The first half message of the transaction that one belongs to; often itself."""
-        return self._derived.state.joined.first_of(message_id)
+        return self.derived.state.joined.first_of(message_id)
 
     def transaction_members(self, first: bytes) -> list[bytes]:
         """The further half messages of a transaction that are open, by its first one."""
-        state = self._derived.state
+        state = self.derived.state
         return [member for member in state.joined.members_of(first) if member in state.transactions]
 
     def is_resent(
@@ -403,19 +372,15 @@ class StoreView(ABC):
             return False
         key = queue_key(topic.id, queue)
         try:
-            return self._derived.state.producers.look(producer_id, epoch, key, first_sequence, count) is not None
+            return self.derived.state.producers.look(producer_id, epoch, key, first_sequence, count) is not None
         except (SequenceConflict, StaleEpoch):
-            return False  # whoever stores it says so
+            return False  # the write will raise it
 
     def producer_epoch(self, producer_id: int) -> int | None:
         """The newest epoch a producer has written with; None if it is not remembered."""
-        return self._derived.state.producers.epoch_of(producer_id)
+        return self.derived.state.producers.epoch_of(producer_id)
 
     def producer_places(self, producer_id: int, topic: Topic) -> dict[int, Place]:
         """Where a producer's last batch went in each queue of a topic."""
-        last = self._derived.state.producers.last_places(producer_id)
+        last = self.derived.state.producers.last_places(producer_id)
         return {key & 0xFF: place for key, place in last.items() if key >> 8 == topic.id}
-
-    def release_due(self, offsets: Iterable[int]) -> None:
-        """Delayed records that could not be delivered; they stay pending."""
-        self._derived.wheel.release(offsets)

@@ -1,7 +1,8 @@
 """The message store: one journal, and everything derived from it, behind one door.
 
 One owner calls everything here, from one thread at a time; `FlushTicket.run` and `CheckpointPlan.write` alone may run
-in another thread meanwhile. `commit.GroupCommit` is an owner for callers from many threads.
+in another thread meanwhile. `group_commit.GroupCommit` is an owner for callers from many threads. The store writes;
+`MessageStore.queries` answers questions.
 
 What always holds: `append` puts units into the page cache and gives every batch its place; a batch may be acknowledged
 once `visible` has reached its `unit_end`; for `FLUSHED` that takes a `flush`. After a failed flush nothing is written,
@@ -12,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from dmq.clock import Clock, SystemClock
-from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, TopicExists
+from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, StoreClosed, TopicExists
 from dmq.model import QUEUES_MAX, Durability, TopicConfig, check_name
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
@@ -27,9 +28,9 @@ from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import FlushTicket, Writer
-from dmq.storage.queries import StoreView
+from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Reader
-from dmq.storage.state.events import Archived, EpochStarted, Event, PositionSet, TopicDropped, TopicPut
+from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDropped, TopicPut
 from dmq.storage.state.state import Topic
 from dmq.storage.upkeep import retention
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
@@ -45,8 +46,8 @@ _UNITS_BUFFERED_MAX: Final = 50_000
 _NO_SERVER: Final = bytes(6)
 
 
-class MessageStore(StoreView):
-    """See the module."""
+class MessageStore:
+    """A data directory that is open for writing. `queries` is what can be asked of it."""
 
     def __init__(
         self,
@@ -119,15 +120,54 @@ class MessageStore(StoreView):
             next_offset=opened.next_offset,
             needs_segment=opened.needs_segment,
         )
+        self.queries = Queries(
+            self._pool,
+            self._journal,
+            self._derived,
+            writer=self._writer,
+            reader=self._reader,
+            rebuild=self._rebuild,
+        )
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
         if new_epoch:
             try:
-                self.append([EpochStarted(self.epoch)])
+                self.append([EpochStarted(self._writer.epoch)])
                 self.flush()
             except DiskFull as error:
                 log.warning("disk full at start", extra={"error": str(error)})
         if self._checkpointed != self._journal.end:
             self._try_checkpoint()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store is closed: open it again")
+        self._journal.check()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a flush failed, so that nothing is written any more."""
+        return self._journal.failure is not None
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for monitoring."""
+        state, visibility = self._derived.state, self._writer.visibility
+        return {
+            "journal_start": self._journal.start,
+            "journal_end": self._journal.end,
+            "visible": visibility.visible,
+            "flushed": visibility.flushed,
+            "archived": state.archived,
+            "epoch": self._writer.epoch,
+            "segments": len(self._journal.segments),
+            "topics": len(state.topics_by_id) - 2,
+            "queues": len(state.next),
+            "producers": len(state.producers),
+            "transactions": len(state.transactions),
+            "delays": self._derived.wheel.pending,
+            "damage": len(self._derived.damage),
+            "refusing": self._writer.refusing,
+            "failed": self.has_failed,
+        }
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +177,8 @@ class MessageStore(StoreView):
         Raises:
             TopicExists, InvalidName, StorageError.
         """
-        return self._put_topic(self.creation(name, config, system=system))
+        self._append_flushed([self.creation(name, config, system=system)])
+        return self.queries.topic(name)
 
     def creation(self, name: str, config: TopicConfig | None = None, *, system: bool = False) -> TopicPut:
         """The event that creates a topic, for an owner that writes it with others; until then there is none.
@@ -155,13 +196,9 @@ class MessageStore(StoreView):
         self._topic_id = max(self._topic_id + 1, self._derived.state.next_topic_id)
         return TopicPut(self._topic_id, name, config)
 
-    def update_topic(self, name: str, config: TopicConfig) -> Topic:
-        """Change a topic's settings; queues can only be added."""
-        return self._put_topic(self.change(name, config))
-
     def change(self, name: str, config: TopicConfig) -> TopicPut:
-        """The event that changes a topic's settings; see `creation`."""
-        topic = self.topic(name)
+        """The event that changes a topic's settings; queues can only be added. See `creation`."""
+        topic = self.queries.topic(name)
         if not topic.config.queues <= config.queues <= QUEUES_MAX:
             raise InvalidSettings(
                 f"topic {name!r} has {topic.config.queues} queues: it can get more, up to {QUEUES_MAX}, but not fewer",
@@ -169,13 +206,9 @@ class MessageStore(StoreView):
             )
         return TopicPut(topic.id, name, config)
 
-    def _put_topic(self, event: TopicPut) -> Topic:
-        self._append_flushed([event])
-        return self.topic(event.name)
-
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and positions; durable when this returns."""
-        self._append_flushed([TopicDropped(self.topic(name).id)])
+        self._append_flushed([TopicDropped(self.queries.topic(name).id)])
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -249,13 +282,28 @@ class MessageStore(StoreView):
 
     def set_position(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Put a group at an offset; written with the next flush."""
-        self.append([PositionSet(group, self._queue(topic, queue)[0].id, queue, offset)])
+        self.append([PositionSet(group, self.queries.queue(topic, queue)[0].id, queue, offset)])
 
-    def archived(self, offset: int) -> None:
-        """The archive has everything below a journal offset; written with the next flush."""
-        self.append([Archived(offset)])
+    # --- delays -----------------------------------------------------------------------------------------------------
+
+    def take_due(self, now_ms: int, limit: int, fragments: Iterable[int] | None = None) -> list[Delay]:
+        """Delayed records that are due; the caller's until a DelaysDone event names them or they are released."""
+        return self.queries.healed(lambda: self._derived.wheel.take(now_ms, limit, fragments))
+
+    def claim_delay(self, due_ms: int, offset: int) -> bool:
+        """Take one pending delayed record, due or not, as `take_due` does; False if it is not to be had."""
+        return self.queries.healed(lambda: self._derived.wheel.claim(due_ms, offset))
+
+    def release_due(self, offsets: Iterable[int]) -> None:
+        """Delayed records that could not be delivered; they stay pending."""
+        self._derived.wheel.release(offsets)
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ahead_of_checkpoint(self) -> bool:
+        """Whether anything was written since the last checkpoint."""
+        return self._checkpointed != self._journal.end
 
     @property
     def checkpoint_due(self) -> bool:
@@ -289,6 +337,11 @@ class MessageStore(StoreView):
         else:
             self._end_checkpoint(plan, None)
 
+    @property
+    def _is_catching_up(self) -> bool:
+        """Whether units were written that are not visible yet."""
+        return self._writer.visibility.visible != self._journal.end
+
     def begin_checkpoint(self) -> CheckpointPlan | None:
         """Set aside what a checkpoint writes, the flush of the journal included.
 
@@ -297,14 +350,18 @@ class MessageStore(StoreView):
         self._check_open()
         if self._plan is not None:
             return None
-        if self.visible != self.end:
+        if self._is_catching_up:
             self.flush()
-            if self.visible != self.end:
+            if self._is_catching_up:
                 return None
         self._derived.state.producers.expire(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
         plan = self._checkpointer.begin(
-            self._derived, self.start, self.epoch, self._writer.stored_at_ms, self._writer.begin_flush()
+            self._derived,
+            self._journal.start,
+            self._writer.epoch,
+            self._writer.stored_at_ms,
+            self._writer.begin_flush(),
         )
         self._pool.hold()
         self._plan = plan
@@ -346,7 +403,7 @@ class MessageStore(StoreView):
         if self._plan is not None:
             self._plan.give_up()
         scanner = Scanner(self._journal)
-        old = self._derived
+        old, visible = self._derived, self._writer.visibility.visible
         derived, _ = rebuild(
             self._files,
             self._pool,
@@ -355,21 +412,24 @@ class MessageStore(StoreView):
             scanner,
             Recovered(),
             self._checkpointer,
-            self.visible,
-            self.visible,
+            visible,
+            visible,
         )
         for unit in self._writer.visibility.pending:
             derived.state.remember_producers(unit)
         derived.wheel.take_over_flights(old.wheel)
-        self._derived = self._reader.derived = self._writer.derived = derived
+        self._derived = self._reader.derived = self._writer.derived = self.queries.derived = derived
         self._try_checkpoint(rebuilt=True)
 
     def tick(self) -> None:
         """What time alone makes due: flush what was only stored, checkpoint, retention. Call it every second or so."""
         now = self._clock.monotonic()
-        if self.flushed < self.end and now - self._flushed_at >= self.settings.flush_seconds:
+        if (
+            self._writer.visibility.flushed < self._journal.end
+            and now - self._flushed_at >= self.settings.flush_seconds
+        ):
             self.flush()
-        if self._checkpointed != self.end and now - self._checkpointed_at >= self.settings.checkpoint_seconds:
+        if self.is_ahead_of_checkpoint and now - self._checkpointed_at >= self.settings.checkpoint_seconds:
             self._try_checkpoint()
         try:
             self._writer.check_space()
@@ -384,7 +444,7 @@ class MessageStore(StoreView):
             carried_max: how much that is still wanted of them may be written again now. If that is not all of it, none
                 goes, `is_retaining` is true afterwards, and the next call goes on.
         """
-        if self.is_retaining and self.visible != self.end:
+        if self.is_retaining and self._is_catching_up:
             self.flush()  # what was carried before is not to be carried again
         self.is_retaining = False
         try:
@@ -399,10 +459,10 @@ class MessageStore(StoreView):
         )
         if going is None:
             return 0
-        if self.visible != self.end:
+        if self._is_catching_up:
             # What was ended by a unit that is not visible yet must not be carried forward behind it.
             self.flush()
-            if self.visible != self.end:
+            if self._is_catching_up:
                 return 0
         if not self._carry(going, carried_max):
             self.is_retaining = True
@@ -418,7 +478,7 @@ class MessageStore(StoreView):
         self._derived.begin_at(going.kept_from, going.firsts)
         self._reader.cache.clear()
         self._journal.drop_first(going.segments)
-        log.info("segments dropped", extra={"count": going.segments, "journal_start": self.start})
+        log.info("segments dropped", extra={"count": going.segments, "journal_start": self._journal.start})
         return going.segments
 
     def _carry(self, going: retention.Going, carried_max: int) -> bool:
@@ -451,6 +511,7 @@ class MessageStore(StoreView):
                 unmark_running(self._files)
         finally:
             self._closed = True
+            self.queries.close()
             self._journal.close()
             self._pool.close()
             self._files.unlock()

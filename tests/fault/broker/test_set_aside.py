@@ -52,7 +52,7 @@ class Run:
 
     @property
     def journal(self) -> int:
-        return self._served.broker.store.end
+        return self._served.broker.store.queries.end
 
     @property
     def delays(self) -> float:

@@ -103,11 +103,11 @@ class Failing:
         self.store.flush()
 
     def join(self) -> Member:
-        topic = self.store.topic("orders")
+        topic = self.store.queries.topic("orders")
         consumption = Consumption(
             topic,
             Group(GROUP, "orders"),
-            self.store,
+            self.store.queries,
             itertools.count(1),
             lambda events: self.writer.submit(events, Durability.STORED, lambda *_: None) if events else None,
             100,
@@ -167,9 +167,9 @@ class Failing:
     def _fire(self) -> None:
         due = self.store.take_due(self.now_ms, 100)
         for delay in due:
-            found = self.store.record_at(delay.offset)
+            found = self.store.queries.record_at(delay.offset)
             assert found is not None
-            released = release_record(bytes(self.store.raw_record(found)), self.now_ms)
+            released = release_record(bytes(self.store.queries.raw_record(found)), self.now_ms)
             assert released is not None
             name = released.topic.decode()
             batch = Batch(
@@ -198,20 +198,20 @@ def _offsets(start: int, mask: int) -> list[int]:
 def places(store: MessageStore) -> Counter[MessageId]:
     """In how many places each message is: to be consumed, waiting, or among the dead letters."""
     found: Counter[MessageId] = Counter()
-    for topic in store.topics():
+    for topic in store.queries.topics():
         if topic.name == SCHEDULE_TOPIC or topic.name.startswith("%HALF"):
             continue
         for queue in range(topic.config.queues):
-            first, following = store.bounds(topic.name, queue)
-            position = store.position(GROUP, topic.name, queue)
+            first, following = store.queries.bounds(topic.name, queue)
+            position = store.queries.position(GROUP, topic.name, queue)
             for offset in range(first, following):
                 if topic.name.startswith("%DLQ%") or position is None or not position.is_settled(offset):
-                    where = store.journal_offset(topic.name, queue, offset)
-                    record = None if where is None else store.record_at(where)
+                    where = store.queries.journal_offset(topic.name, queue, offset)
+                    record = None if where is None else store.queries.record_at(where)
                     assert record is not None
                     found[record.message_id] += 1
     for delay in store.take_due(1 << 60, 10_000):
-        record = store.record_at(delay.offset)
+        record = store.queries.record_at(delay.offset)
         assert record is not None
         found[record.message_id] += 1
     return found

@@ -51,8 +51,8 @@ class Rig:
         self._caught_up()
 
     def _caught_up(self) -> None:
-        self.model.take_in(self.files, self.store.end)
-        self.model.see(self.store.visible)
+        self.model.take_in(self.files, self.store.queries.end)
+        self.model.see(self.store.queries.visible)
 
     def _call(self, asked: list[Expected], call: Callable[[], list[Placement] | None]) -> list[Placement]:
         self.model.ask(asked)
@@ -212,16 +212,16 @@ class Rig:
 
     def retain(self, carried_max: int = sys.maxsize) -> None:
         self.upkeep(lambda: self.store.retain(carried_max))
-        self.start = self.store.start
+        self.start = self.store.queries.start
 
     # --- ends and beginnings ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """A clean end, and a new beginning that has nothing to recover."""
         self.upkeep(self.store.close)
-        end, epoch = self.store.end, self.store.epoch
+        end, epoch = self.store.queries.end, self.store.queries.epoch
         self.open(durable=end)
-        assert (self.store.end, self.store.epoch) == (end, epoch)
+        assert (self.store.queries.end, self.store.queries.epoch) == (end, epoch)
         assert not self.store.recovered.units
 
     def kill(self) -> None:
@@ -231,7 +231,7 @@ class Rig:
 
     def crash(self, rng: random.Random, keep: Keep | None = None) -> None:
         """The power goes; what was flushed is there."""
-        flushed = self.store.flushed
+        flushed = self.store.queries.flushed
         self.files = self.files.crash(rng, keep)
         self.open(durable=flushed)
 
@@ -244,10 +244,10 @@ class Rig:
     def open(self, *, durable: int) -> None:
         """Open what is there, and settle with the model what that is."""
         self.store = MessageStore(self.files, self.settings, self.clock)
-        start = self.model.survive(self.files, self.store.end, durable=durable)
-        assert start == self.store.start
+        start = self.model.survive(self.files, self.store.queries.end, durable=durable)
+        assert start == self.store.queries.start
         assert start >= self.start, "segments that went for good are back"
-        assert self.store.visible == self.store.end
+        assert self.store.queries.visible == self.store.queries.end
 
     # --- checking ---------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Rig:
         check_find(self.store, view, self.sample(view.messages, sample))
         for message in self.sample(view.messages, 1 if sample > 1 or self.rng.random() < 0.3 else 0):
             check_times(self.store, view, message.stored_at_ms + self.rng.choice((0, 1)))
-        if self.store.visible == self.store.end:
+        if self.store.queries.visible == self.store.queries.end:
             check_producers(self.store, view)
 
     def sample(self, messages: Iterable[Stored], count: int) -> list[Stored]:

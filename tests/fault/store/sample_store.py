@@ -121,7 +121,7 @@ def prepare(*, clean: bool) -> Prepared:
             send("gone", 0, 30)
         if step % 8 == 0:
             send(SCHEDULE_TOPIC, step % 5, 4, key="delay", delay_s=400 * HOUR)
-            topic_id = store.topic("orders").id
+            topic_id = store.queries.topic("orders").id
             store.append([Settled("billing", topic_id, 0, step * 3, 2, member="m", settled_at_ms=clock.now_ms())])
             store.append([PositionSet("audit", topic_id, 1, step)])
         if step == 40:
@@ -134,14 +134,14 @@ def prepare(*, clean: bool) -> Prepared:
     clock.advance(30 * HOUR)
     assert store.retain() > 0
     store.checkpoint()
-    checkpointed = store.end
+    checkpointed = store.queries.end
     if clean:
         store.close()
-        checkpointed = store.end
+        checkpointed = store.queries.end
     else:
         for step in range(6):
             send("orders", step % 2, 4)
-            store.append([Settled("billing", store.topic("orders").id, 1, step, 1)], Durability.STORED)
+            store.append([Settled("billing", store.queries.topic("orders").id, 1, step, 1)], Durability.STORED)
             if step < 4:
                 store.flush()
         files = files.kill()
@@ -149,7 +149,7 @@ def prepare(*, clean: bool) -> Prepared:
     starts, durable = _units(files)
     reopened = MessageStore(files.copy(), SETTINGS, FakeClock(wall_ms))
     said = answers(reopened, wall_ms)
-    assert not reopened.damage
+    assert not reopened.queries.damage
     places = {
         (topic, queue, offset): int.from_bytes(record[10:18], "big")
         for (topic, queue), records in said.records.items()
@@ -170,12 +170,12 @@ def _units(files: MemoryFiles) -> tuple[list[int], int]:
 
 def read_queue(store: MessageStore, topic: str, queue: int) -> tuple[dict[int, bytes], list[Lost]]:
     """All messages of a queue by offset, verified, and what could not be read."""
-    at, end = store.bounds(topic, queue)
+    at, end = store.queries.bounds(topic, queue)
     records: dict[int, bytes] = {}
     lost: list[Lost] = []
     while at < end:
         try:
-            got = store.read(topic, queue, at, max_messages=400)
+            got = store.queries.read(topic, queue, at, max_messages=400)
         except Damaged as error:
             detail = error.detail
             assert detail["first"] == at < detail["next"], detail
@@ -193,32 +193,32 @@ def read_queue(store: MessageStore, topic: str, queue: int) -> tuple[dict[int, b
 
 def answers(store: MessageStore, wall_ms: int) -> Answers:
     """Ask everything."""
-    queues = [(topic.name, queue) for topic in store.topics() for queue in range(min(topic.config.queues, 5))]
+    queues = [(topic.name, queue) for topic in store.queries.topics() for queue in range(min(topic.config.queues, 5))]
     read = {queue: read_queue(store, *queue) for queue in queues}
     times = [wall_ms - int(hours * HOUR * 1000) for hours in (0, 10, 31, 95, 10_000)]
-    names = [topic.name for topic in store.topics()]
+    names = [topic.name for topic in store.queries.topics()]
     return Answers(
-        topics=store.topics(),
-        bounds={queue: store.bounds(*queue) for queue in queues},
+        topics=store.queries.topics(),
+        bounds={queue: store.queries.bounds(*queue) for queue in queues},
         records={queue: records for queue, (records, _) in read.items()},
         lost={queue: lost for queue, (_, lost) in read.items() if lost},
         positions={
-            (group, name, queue): store.position(group, name, queue)
-            for group in store.groups()
+            (group, name, queue): store.queries.position(group, name, queue)
+            for group in store.queries.groups()
             for name, queue in queues
             if name in names
         },
-        since={queue: [store.offset_since(*queue, ms) for ms in times] for queue in queues},
+        since={queue: [store.queries.offset_since(*queue, ms) for ms in times] for queue in queues},
         found=[_found(store, key=key) for key in KEYS] + [_found(store, message_id=sent) for sent in IDS],
-        transactions=store.transactions(),
-        delays=store.delays_pending,
+        transactions=store.queries.transactions(),
+        delays=store.queries.delays_pending,
         due=_due(store),
     )
 
 
 def _found(store: MessageStore, **wanted: Any) -> list[tuple[str, int]] | None:
     try:
-        return [(str(found.message_id), found.journal_offset) for found in store.find(**wanted)]
+        return [(str(found.message_id), found.journal_offset) for found in store.queries.find(**wanted)]
     except Damaged:
         return None
 

@@ -83,7 +83,7 @@ def check(ready: Prepared, files: MemoryFiles, store: MessageStore, harm: Harm, 
             assert record == before.records[where][offset], (where, offset)
     if not path.startswith("journal/"):
         assert said == before
-        assert store.damage == []
+        assert store.queries.damage == []
         return said
     harmed = int(path[-28:-8]) + at
     harmed_unit = ready.unit_starts[bisect_right(ready.unit_starts, harmed) - 1]
@@ -113,7 +113,7 @@ def check(ready: Prepared, files: MemoryFiles, store: MessageStore, harm: Harm, 
                     assert place >= ready.checkpointed
                     assert offset >= said.bounds[topic, queue][1]
                 start, end = lost.get(offset, (place, place + 1))
-                assert any(s <= start and end <= e for s, e in store.damage), (start, end, store.damage)
+                assert any(s <= start and end <= e for s, e in store.queries.damage), (start, end, store.queries.damage)
     if torn and not is_cut:
         kept = b"".join(files.read_file(name) for name in files.paths() if name.startswith("salvage/"))
         assert kept == after[harmed_unit - int(path[-28:-8]) :].rstrip(b"\0"), "what was cut is kept, as it was"
@@ -128,22 +128,22 @@ def go_on(
     ready: Prepared, files: MemoryFiles, store: MessageStore, said: Answers, *, may_find_more: bool = False
 ) -> None:
     """The store takes more, and says the same after another start; unless that finds what memory had hidden."""
-    first = store.bounds("orders", 2)[1]
+    first = store.queries.bounds("orders", 2)[1]
     (place,) = store.append([batch_of("orders", 2, [b"more"], producer=8, sequence=1)])
     assert isinstance(place, Placement)
     assert place.first_offset == first
     store.flush()
-    damage = store.damage
+    damage = store.queries.damage
     store.close()
     again = MessageStore(files, SETTINGS, FakeClock(ready.wall_ms))
-    assert [record.body for record in again.read("orders", 2, first).records()] == [b"more"]
+    assert [record.body for record in again.queries.read("orders", 2, first).records()] == [b"more"]
     later = answers(again, ready.wall_ms)
     del later.records["orders", 2][first]
-    if may_find_more and again.damage != damage:
-        assert set(again.damage) > set(damage)
+    if may_find_more and again.queries.damage != damage:
+        assert set(again.queries.damage) > set(damage)
         assert all(later.records[queue].items() <= records.items() for queue, records in said.records.items())
     else:
-        assert again.damage == damage
+        assert again.queries.damage == damage
         assert later.lost == said.lost
         assert later.records == said.records
     again.close()

@@ -71,7 +71,7 @@ def recovered(rig: Rig, seed: str) -> Rig:
     twin = rig.fork(rig.files.crash(rng), seed)
     if rng.random() < 0.5:
         twin.files = crashed_again(twin, rng)
-    twin.open(durable=rig.store.flushed)
+    twin.open(durable=rig.store.queries.flushed)
     return twin
 
 

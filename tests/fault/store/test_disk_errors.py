@@ -41,16 +41,16 @@ class Run:
             self.upkeep(number)
 
     def deliver(self, sent: Sent) -> None:
-        visible = self.rig.store.visible
+        visible = self.rig.store.queries.visible
         try:
             place = self.rig.append([sent])[0]
             self.rig.flush()
         except StorageError as error:
             self.errors.append(error)
             self.refused.append(sent)
-            assert self.rig.store.visible == visible or not self.holds(sent), "what failed can be seen"
+            assert self.rig.store.queries.visible == visible or not self.holds(sent), "what failed can be seen"
         else:
-            assert self.rig.store.visible >= place.unit_end
+            assert self.rig.store.queries.visible >= place.unit_end
             self.acknowledged.append(sent)
 
     def holds(self, sent: Sent) -> bool:
@@ -150,7 +150,7 @@ def test_a_failed_flush_is_not_followed_by_an_acknowledgement_nor_tried_again() 
         sent = unacknowledged(run)
         assert fault.hits == 1
         failed = next(o.path for o in reversed(rig.files.trace) if o.kind == "sync")
-        visible, flushed = rig.store.visible, rig.store.flushed
+        visible, flushed = rig.store.queries.visible, rig.store.queries.flushed
         for _ in range(2):
             with pytest.raises(StoreFailed):
                 rig.store.flush()
@@ -158,7 +158,7 @@ def test_a_failed_flush_is_not_followed_by_an_acknowledgement_nor_tried_again() 
                 rig.store.checkpoint()
             with pytest.raises(StoreFailed):
                 rig.store.append([sent.batch])
-        assert (rig.store.visible, rig.store.flushed) == (visible, flushed)
+        assert (rig.store.queries.visible, rig.store.queries.flushed) == (visible, flushed)
         assert not run.holds(sent)
         rig.store.close()
         assert_no_sync_after_a_failed_one(rig.files, failed)
@@ -235,7 +235,7 @@ def test_a_start_that_fails_leaves_everything_to_the_next_one(kind: Kind) -> Non
                 store.close()
         files.heal()
         run.rig.files = files.kill()
-        run.rig.open(durable=run.rig.store.flushed)
+        run.rig.open(durable=run.rig.store.queries.flushed)
         run.check()
         if not fault.hits:
             break
@@ -250,7 +250,7 @@ def test_a_full_disk_refuses_and_works_on_when_space_returns() -> None:
     run.send(10)
     assert run.refused
     assert all(isinstance(error, DiskFull) for error in run.errors)
-    assert rig.store.stats()["refusing"] is False or rig.store.visible == rig.store.flushed
+    assert rig.store.stats()["refusing"] is False or rig.store.queries.visible == rig.store.queries.flushed
     rig.files.capacity_bytes = None
     before = len(run.refused)
     run.send(10)
@@ -282,13 +282,13 @@ def test_a_nearly_full_disk_lets_retention_carry_what_is_pending(checkpointed: b
         run.deliver(rig.batch("orders", 0, rig.messages(BATCH, 600)))
     if checkpointed:
         rig.checkpoint()
-    start = rig.store.start
+    start = rig.store.queries.start
     disk = rig.files.disk_usage()
     rig.files.capacity_bytes = int((disk.total - disk.free) / 0.92)
     rig.clock.advance(1.0)
     rig.upkeep(rig.store.tick)
-    assert rig.store.start > start
-    assert rig.store.delays_pending == 3
+    assert rig.store.queries.start > start
+    assert rig.store.queries.delays_pending == 3
     rig.check()
     rig.crash(random.Random(1))
     rig.check()

@@ -15,6 +15,7 @@ from dmq.model import Durability, TopicConfig
 from dmq.records import RecordView, tag_hash
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
+from dmq.storage.read.reader import TagFilter
 from dmq.storage.state.events import DelaysDone, PositionDropped, pack_offsets
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from tests.fault.store.comparison import check_resend
@@ -73,7 +74,7 @@ class Life(RuleBasedStateMachine):
 
     def queue(self, data: st.DataObject) -> tuple[str, int]:
         name = data.draw(st.sampled_from(self.rig.names))
-        return name, data.draw(st.integers(0, self.rig.store.topic(name).config.queues - 1))
+        return name, data.draw(st.integers(0, self.rig.store.queries.topic(name).config.queues - 1))
 
     @property
     def has_topics(self) -> bool:
@@ -96,8 +97,8 @@ class Life(RuleBasedStateMachine):
         )
         placement = self.rig.append([sent], durability)[0]
         assert (placement.count, placement.duplicate) == (count, False)
-        if durability == Durability.FLUSHED and self.rig.store.flushed < placement.unit_end:
-            assert self.rig.store.visible < placement.unit_end
+        if durability == Durability.FLUSHED and self.rig.store.queries.flushed < placement.unit_end:
+            assert self.rig.store.queries.visible < placement.unit_end
 
     @precondition(lambda self: self.has_topics)
     @rule(data=st.data(), count=st.integers(2, 6), durability=durabilities, atomic=st.booleans())
@@ -139,13 +140,14 @@ class Life(RuleBasedStateMachine):
     )
     def read(self, data: st.DataObject, limit: int, space: int, tags: tuple[str, ...] | None, look: int) -> None:
         name, queue = self.queue(data)
-        first, following = self.rig.store.bounds(name, queue)
+        first, following = self.rig.store.queries.bounds(name, queue)
         start = data.draw(st.integers(first, following))
         messages = self.rig.model.seen.queues.get((self.rig.id_of(name), queue), [])
         hashes = None if tags is None else [tag_hash(tag) for tag in tags]
+        tag_filter = None if hashes is None else TagFilter(hashes, look)
         at, found = start, []
         for _ in range(3):
-            part = self.rig.store.read(name, queue, at, limit, space, hashes, look)
+            part = self.rig.store.queries.read(name, queue, at, limit, max_bytes=space, tags=tag_filter)
             assert len(part) <= limit
             assert hashes is None or part.next_offset <= at + look
             assert len(part) <= 1 or int(part.lengths.sum()) <= space
@@ -163,10 +165,10 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def read_outside(self, data: st.DataObject) -> None:
         name, queue = self.queue(data)
-        first, following = self.rig.store.bounds(name, queue)
+        first, following = self.rig.store.queries.bounds(name, queue)
         for offset in (first - 1, following + 1):
             with pytest.raises(OffsetGone) as caught:
-                self.rig.store.read(name, queue, offset)
+                self.rig.store.queries.read(name, queue, offset)
             assert (caught.value.detail["first"], caught.value.detail["next"]) == (first, following)
 
     # --- positions --------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class Life(RuleBasedStateMachine):
     )
     def settle(self, data: st.DataObject, group: str, bits: bytes, durability: Durability) -> None:
         name, queue = self.queue(data)
-        following = self.rig.store.bounds(name, queue)[1]
+        following = self.rig.store.queries.bounds(name, queue)[1]
         start = data.draw(st.integers(0, following))
         count = data.draw(st.integers(1, 40))
         self.rig.append([self.rig.settle(group, name, queue, start, min(count, following - start), bits)], durability)
@@ -186,7 +188,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def set_position(self, data: st.DataObject) -> None:
         name, queue = self.queue(data)
-        offset = data.draw(st.integers(0, self.rig.store.bounds(name, queue)[1]))
+        offset = data.draw(st.integers(0, self.rig.store.queries.bounds(name, queue)[1]))
         self.rig.append([self.rig.put_at("audit", name, queue, offset)])
 
     @rule()
@@ -247,7 +249,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.rig.flush()
-        assert self.rig.store.visible == self.rig.store.flushed == self.rig.store.end
+        assert self.rig.store.queries.visible == self.rig.store.queries.flushed == self.rig.store.queries.end
 
     @precondition(lambda self: self.plan is None)
     @rule()

@@ -42,10 +42,10 @@ def lived(seed: int, settings: StoreSettings = SMALL) -> Rig:
 
 def assert_it_has_everything(rig: Rig) -> None:
     view, store = rig.model.seen, rig.store
-    assert store.start > 0
-    first, following = store.bounds("quiet", 0)
+    assert store.queries.start > 0
+    first, following = store.queries.bounds("quiet", 0)
     assert first == following == 30, "a queue was to be emptied by retention"
-    assert store.position("idle", "quiet", 0) is not None
+    assert store.queries.position("idle", "quiet", 0) is not None
     assert "gone" not in rig.names
     assert EVENTS in rig.names or any(topic_id > 18 for topic_id in view.topics)
     assert view.delays
@@ -54,7 +54,7 @@ def assert_it_has_everything(rig: Rig) -> None:
     spot = view.positions.get("billing", {}).get(key, Spot())
     waiting = [offset for offset in range(len(view.queues[key])) if not spot.holds(offset)]
     assert waiting, "a dead letter was to wait for its group"
-    assert store.bounds(DEAD, 0)[0] > 0
+    assert store.queries.bounds(DEAD, 0)[0] > 0
 
 
 def answers(store: MessageStore) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_any_derived_files_can_be_deleted_while_the_store_is_closed(number: int)
         for path in lost:
             twin.files.remove(path)
         twin.open(durable=twin.model.end)
-        assert twin.store.end == rig.store.end, "a clean end needs no new epoch"
+        assert twin.store.queries.end == rig.store.queries.end, "a clean end needs no new epoch"
         assert answers(twin.store) == before, lost
         check_everything(twin)
 
@@ -98,9 +98,9 @@ def test_what_was_built_anew_goes_on_like_what_was_kept(number: int) -> None:
         anew.files.remove(path)
     for rig in (kept, anew):
         rig.open(durable=rig.model.end)
-        start = rig.store.start
+        start = rig.store.queries.start
         go_on(rig)
-        assert rig.store.start > start
+        assert rig.store.queries.start > start
         check_everything(rig)
         rig.kill()
         check_everything(rig)
@@ -140,11 +140,11 @@ def test_records_that_were_handed_out_stay_so_when_the_wheel_is_built_anew() -> 
         if path.startswith(("runs/", "index/")):
             rig.files.cut(path, 0)
     for name, (topic_id, queue) in queues_of(rig.model.seen):
-        if rig.store.bounds(name, queue)[0] < rig.store.bounds(name, queue)[1]:
-            rig.store.read(name, queue, rig.model.seen.first((topic_id, queue), rig.store.start))
+        if rig.store.queries.bounds(name, queue)[0] < rig.store.queries.bounds(name, queue)[1]:
+            rig.store.queries.read(name, queue, rig.model.seen.first((topic_id, queue), rig.store.queries.start))
     again = rig.store.take_due(1 << 50, 1000)
     assert {delay.offset for delay in taken}.isdisjoint(delay.offset for delay in again)
-    assert len(taken) + len(again) == rig.store.delays_pending
+    assert len(taken) + len(again) == rig.store.queries.delays_pending
     for delay in taken[:2]:
         rig.deliver(delay)
     rig.flush()

@@ -11,7 +11,7 @@ import pytest
 from dmq.errors import DiskFull, LimitReached, StorageError
 from dmq.model import TopicConfig
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.state.events import DelaysDone, TransactionEnded, pack_offsets
+from dmq.storage.state.events import Archived, DelaysDone, TransactionEnded, pack_offsets
 from dmq.testing import CrashNow
 from tests.fault.store.comparison import check_producers
 from tests.fault.store.model import Spot
@@ -44,13 +44,13 @@ def test_a_message_that_is_handed_out_is_not_carried_forward_as_well() -> None:
     fill(rig, 3)
     rig.clock.advance(DAY)
     rig.retain()
-    assert rig.store.start == 0
+    assert rig.store.queries.start == 0
     for delay in taken:
         rig.deliver(delay)
     rig.flush()
     rig.retain()
-    assert rig.store.start > 0
-    assert rig.store.delays_pending == 1
+    assert rig.store.queries.start > 0
+    assert rig.store.queries.delays_pending == 1
     rig.check()
 
 
@@ -69,20 +69,20 @@ def test_what_is_wanted_is_carried_a_little_at_a_time_while_some_of_it_ends() ->
     rig.flush()
     for delay in rig.store.take_due(rig.clock.now_ms(), 10):
         rig.deliver(delay)
-    cancelled = rig.store.delays_after(soon, 1 << 60, 1)
+    cancelled = rig.store.queries.delays_after(soon, 1 << 60, 1)
     rig.append([DelaysDone(pack_offsets([cancelled[0].offset]), "cancelled")])
     rig.flush()
     calls = 0
-    while rig.store.start == 0:
-        before = rig.store.end
+    while rig.store.queries.start == 0:
+        before = rig.store.queries.end
         rig.retain(2)
-        assert rig.store.stats()["segments"] <= segments + 1, f"{rig.store.end - before} bytes were written"
+        assert rig.store.stats()["segments"] <= segments + 1, f"{rig.store.queries.end - before} bytes were written"
         calls += 1
         assert calls < 20
     assert calls > 4
     assert not rig.store.is_retaining
-    assert rig.store.delays_pending == 5
-    assert len(rig.store.transactions()) == 4
+    assert rig.store.queries.delays_pending == 5
+    assert len(rig.store.queries.transactions()) == 4
     rig.check()
 
 
@@ -98,9 +98,9 @@ def test_what_ended_but_is_not_visible_yet_is_not_carried_behind_its_end() -> No
     rig.append([DelaysDone(pack_offsets([offset]), "cancelled")])
     rig.append([TransactionEnded(message_id.to_bytes(), "rolled back"), rig.settle("g", "%DLQ%g", 0, 0, 1)])
     rig.retain()
-    assert rig.store.start > 0
-    assert (rig.store.delays_pending, rig.store.transactions()) == (0, {})
-    assert rig.store.bounds("%DLQ%g", 0) == (1, 1)
+    assert rig.store.queries.start > 0
+    assert (rig.store.queries.delays_pending, rig.store.queries.transactions()) == (0, {})
+    assert rig.store.queries.bounds("%DLQ%g", 0) == (1, 1)
     rig.check()
 
 
@@ -117,13 +117,13 @@ def test_a_dead_letter_is_carried_once_however_often_retention_is_interrupted() 
             rig.retain()
         rig.files.heal()
         rig.check()
-    assert rig.store.start == 0
+    assert rig.store.queries.start == 0
     rig.retain()
-    assert rig.store.start > 0
+    assert rig.store.queries.start > 0
     rig.check()
     key = (rig.id_of("%DLQ%g"), 0)
     spot = rig.model.seen.positions["g"].get(key, Spot())
-    first, following = rig.store.bounds("%DLQ%g", 0)
+    first, following = rig.store.queries.bounds("%DLQ%g", 0)
     assert [offset for offset in range(first, following) if not spot.holds(offset)] == [5, 6, 7]
 
 
@@ -153,13 +153,13 @@ def test_a_disk_that_does_not_remove_segments_is_no_reason_to_show_them() -> Non
     rig.files.fail("unlink", lambda path, seen: path.startswith("journal/"))
     with pytest.raises(StorageError):
         rig.upkeep(rig.store.retain)
-    assert rig.store.start > 0
+    assert rig.store.queries.start > 0
     rig.check()
     rig.files.heal()
     rig.kill()
     rig.check()
     rig.retain()
-    assert rig.store.start > 0
+    assert rig.store.queries.start > 0
     rig.check()
 
 
@@ -173,8 +173,8 @@ def test_open_transactions_at_their_limit_are_carried_all_the_same() -> None:
     fill(rig, 3)
     rig.clock.advance(DAY)
     rig.retain()
-    assert rig.store.start > 0
-    assert len(rig.store.transactions()) == 2
+    assert rig.store.queries.start > 0
+    assert len(rig.store.queries.transactions()) == 2
     rig.check()
 
 
@@ -184,11 +184,11 @@ def test_unconsumed_messages_are_kept_if_so_set() -> None:
     fill(rig, 3)
     rig.clock.advance(DAY)
     rig.retain()
-    assert rig.store.start == 0
+    assert rig.store.queries.start == 0
     rig.append([rig.settle("g", "orders", 1, 2, 1)])
     rig.flush()
     rig.retain()
-    assert rig.store.start > 0
+    assert rig.store.queries.start > 0
     rig.check()
 
 
@@ -197,12 +197,12 @@ def test_unarchived_messages_are_kept_if_so_set() -> None:
     fill(rig, 3)
     rig.clock.advance(DAY)
     rig.retain()
-    assert rig.store.start == 0
-    end = rig.store.end
-    rig.upkeep(lambda: rig.store.archived(end))
+    assert rig.store.queries.start == 0
+    end = rig.store.queries.end
+    rig.upkeep(lambda: rig.store.append([Archived(end)]))
     rig.flush()
     rig.retain()
-    assert rig.store.start > 0
+    assert rig.store.queries.start > 0
     rig.check()
 
 
@@ -210,7 +210,7 @@ def test_the_journal_is_kept_to_its_size_if_so_set() -> None:
     rig = rig_with(retention_hours=None, retention_bytes=200_000)
     fill(rig, 6)
     rig.retain()
-    assert 130_000 < rig.store.end - rig.store.start <= 200_000
+    assert 130_000 < rig.store.queries.end - rig.store.queries.start <= 200_000
     rig.check()
 
 

@@ -41,10 +41,10 @@ def make(directory: Path) -> list[bytes]:
 
 
 def bodies(store: MessageStore) -> list[bytes]:
-    at, end = store.bounds("orders", 0)
+    at, end = store.queries.bounds("orders", 0)
     found: list[bytes] = []
     while at < end:
-        got = store.read("orders", 0, at)
+        got = store.queries.read("orders", 0, at)
         found += [record.body for record in got.records()]
         at = got.next_offset
     return found
@@ -53,7 +53,7 @@ def bodies(store: MessageStore) -> list[bytes]:
 def open_again(files: Files) -> list[bytes]:
     """The messages another start finds."""
     with MessageStore(files, SETTINGS) as store:
-        assert store.damage == []
+        assert store.queries.damage == []
         return bodies(store)
 
 

@@ -91,7 +91,7 @@ def fill_up_and_free(files: OsFiles | MemoryFiles, free: Callable[[], object]) -
         assert sent[-1] == b"after"
     with MessageStore(files, ROOMY) as store:
         assert bodies(store) == sent
-        assert store.damage == []
+        assert store.queries.damage == []
         assert not store.recovered.cut_bytes
 
 
@@ -125,10 +125,10 @@ def test_writes_are_refused_from_a_share_of_the_disk_on_and_go_on_by_themselves(
     files.capacity_bytes = int(sum(files.paths().values()) / 0.95)
     store.tick()
     assert store.stats()["refusing"]
-    before = store.end
+    before = store.queries.end
     with pytest.raises(DiskFull, match=r"over 90% full.*writing goes on by itself"):
         store.append([batch(b"x")])
-    assert store.end == before
+    assert store.queries.end == before
     assert bodies(store) == sent, "what is there can be read"
     files.capacity_bytes = 1 << 20
     store.append([batch(b"x")])
@@ -167,24 +167,24 @@ def test_a_clock_that_went_backwards_does_not_turn_the_journal_back() -> None:
     store = MessageStore(files, settings, clock)
     store.append([batch(b"later")])
     store.flush()
-    found = store.record_at(int(next(store.read("orders", 0, 120).records()).journal_offset))
+    found = store.queries.record_at(int(next(store.queries.read("orders", 0, 120).records()).journal_offset))
     assert found is not None
     assert found.stored_at_ms == start_ms, "the store's time stands still until the clock has caught up"
-    assert store.offset_since("orders", 0, start_ms) == 0
-    assert store.offset_since("orders", 0, start_ms + 1) == 121
+    assert store.queries.offset_since("orders", 0, start_ms) == 0
+    assert store.queries.offset_since("orders", 0, start_ms + 1) == 121
     assert store.retain() == 0, "nothing is old yet"
     clock.set_wall_ms(start_ms + 5 * hour_ms)
     store.append([batch(b"5 h later")])
     store.flush()
-    assert store.offset_since("orders", 0, start_ms + 1) == 121
+    assert store.queries.offset_since("orders", 0, start_ms + 1) == 121
     assert store.retain() == 0
     clock.set_wall_ms(start_ms + 11 * hour_ms)
     assert store.retain() > 0
-    first = store.bounds("orders", 0)[0]
+    first = store.queries.bounds("orders", 0)[0]
     assert first > 0
     with pytest.raises(OffsetGone):
-        store.read("orders", 0, 0)
-    assert [record.body for record in store.read("orders", 0, 120).records()] == [b"later", b"5 h later"]
+        store.queries.read("orders", 0, 0)
+    assert [record.body for record in store.queries.read("orders", 0, 120).records()] == [b"later", b"5 h later"]
     store.close()
 
 
@@ -208,11 +208,11 @@ for turn in range(12):
     store.checkpoint()
 for topic, queue in places:
     expected = [b"%s/%d %d" % (topic.encode(), queue, turn) for turn in range(12)]
-    assert [record.body for record in store.read(topic, queue, 0).records()] == expected
+    assert [record.body for record in store.queries.read(topic, queue, 0).records()] == expected
 store.close()
 with MessageStore(OsFiles(sys.argv[1]), SETTINGS) as store:
     for topic, queue in places:
-        assert len(store.read(topic, queue, 0)) == 12
+        assert len(store.queries.read(topic, queue, 0)) == 12
 """
 
 

@@ -331,9 +331,9 @@ def test_a_deleted_group_stays_deleted_whatever_was_acked_just_before() -> None:
         lease = pulled(peer, "orders", "g", 1)
         ack = Settle("orders", "g", [Settlement(0, lease.epoch, lease.lease, Outcome.ACK)], "member")
         peer.send(one_way_head(Command.SETTLE, ack) + one_way_head(Command.GROUP_DELETE, GroupDelete("g")))
-        eventually(lambda: broker.broker.store.groups() == [])
+        eventually(lambda: broker.broker.store.queries.groups() == [])
         broker.restart()
-        assert broker.broker.store.groups() == []
+        assert broker.broker.store.queries.groups() == []
 
 
 def test_a_queue_that_is_not_there_is_refused_instead_of_waited_for() -> None:

@@ -252,7 +252,7 @@ def test_what_is_read_past_memory_is_what_was_sent() -> None:
         assert len(found.found) == 20
         assert found.is_complete
         at, size = 0, 0
-        while at < broker.broker.store.visible:
+        while at < broker.broker.store.queries.visible:
             fetched: FetchReply = decode_response(peer.ask(Command.FETCH, Fetch(at)))
             assert fetched.end > at
             size += fetched.end - fetched.start

@@ -62,14 +62,14 @@ def test_what_has_expired_is_taken_out_of_the_journal_s_state() -> None:
     clock = FakeClock()
     with ServedBroker(clock=clock) as broker, dmq.connect(broker.url) as client:
         client.registry.put("confirm", "dead", b"1", ttl=1)
-        assert broker.broker.store.keys.count == 1
+        assert broker.broker.store.queries.keys.count == 1
         clock.advance(100)
         for _ in range(600):
-            if not broker.broker.store.keys.count:
+            if not broker.broker.store.queries.keys.count:
                 break
             client.registry.get("confirm", "dead")
             asyncio.run(asyncio.sleep(0.05))
-        assert broker.broker.store.keys.count == 0
+        assert broker.broker.store.queries.keys.count == 0
 
 
 def test_a_killed_broker_has_all_that_was_put(broker: TestBroker, client: Client) -> None:

@@ -225,8 +225,8 @@ def test_a_segment_that_was_restored_is_good_once_the_checkpoint_is_deleted(data
     flip(path, 900)
     with MessageStore(OsFiles(data), SETTINGS) as store:
         with pytest.raises(Damaged):
-            store.read("orders", 1, 75)
-        ((first, end),) = store.damage
+            store.queries.read("orders", 1, 75)
+        ((first, end),) = store.queries.damage
         assert first <= int(path.stem) + 900 < end
     assert kinds(as_json(dmq("verify", data, "--format", "json"))) == ["damage"]
     path.write_bytes(good)
@@ -235,7 +235,7 @@ def test_a_segment_that_was_restored_is_good_once_the_checkpoint_is_deleted(data
     assert "delete the checkpoint" in shown
     (data / "checkpoint").unlink()
     with MessageStore(OsFiles(data), SETTINGS) as store:
-        assert len(store.read("orders", 1, 75)) > 15
+        assert len(store.queries.read("orders", 1, 75)) > 15
     assert dmq("verify", data) == (0, dmq("verify", data)[1])
 
 
@@ -279,7 +279,7 @@ def test_a_directory_in_use_can_be_looked_into_and_goes_on_undisturbed(data: Pat
             report = as_json(dmq("verify", data, "--format", "json"))
             assert report["is_good"], report
             assert report["in_use_by"] is not None
-            rows = as_json(dmq("inspect", data, "--from", store.end - 1, "--records", "--format", "json"))
-            assert rows[-1]["content"][-1]["queue_offset"] == store.bounds("orders", 0)[1] - 1
+            rows = as_json(dmq("inspect", data, "--from", store.queries.end - 1, "--records", "--format", "json"))
+            assert rows[-1]["content"][-1]["queue_offset"] == store.queries.bounds("orders", 0)[1] - 1
             store.checkpoint()
         assert "in use by process" in dmq("verify", data)[1]

@@ -92,13 +92,13 @@ def stored(data: Path) -> list[list[tuple[str, bytes]]]:
     queues = []
     # A copy is looked at, and not through a consumer, which would suppress what comes twice.
     with MessageStore(MemoryFiles.load(data)) as store:
-        topic = store.topic(spool_writer.TOPIC)
+        topic = store.queries.topic(spool_writer.TOPIC)
         for queue in range(topic.config.queues):
             found: list[tuple[str, bytes]] = []
-            at, end = store.bounds(topic.name, queue)
+            at, end = store.queries.bounds(topic.name, queue)
             while at < end:
-                got = store.read(topic.name, queue, at, max_messages=5000)
-                runs = store.id_runs(topic, queue, got.offsets.tolist(), got.pieces)
+                got = store.queries.read(topic.name, queue, at, max_messages=5000)
+                runs = store.queries.id_runs(topic, queue, got.offsets.tolist(), got.pieces)
                 ids = [MessageId(producer, first + index) for count, producer, first in runs for index in range(count)]
                 found += zip(map(str, ids), (record.body for record in got.records()), strict=True)
                 at = got.next_offset

@@ -133,7 +133,7 @@ def test_the_place_of_a_broadcast_member_is_kept_while_it_is_used_and_for_a_whil
         server = broker._server
         assert server is not None
         store = server.broker.store
-        eventually(lambda: set(store.groups()) == kept)
+        eventually(lambda: set(store.queries.groups()) == kept)
         eventually(lambda: all(not c.group.members for (_, g), c in server.broker.consumptions.items() if "goes" in g))
         broker.clock.advance(60)
         eventually(lambda: broadcast_name("news", "goes") in server.broker._broadcasts._away_since_ms)
@@ -147,7 +147,7 @@ def test_the_place_of_a_broadcast_member_is_kept_while_it_is_used_and_for_a_whil
         broker.clock.advance(120)
         eventually(lambda: broadcast_name("news", "goes") in server.broker._broadcasts._away_since_ms)
         broker.clock.advance(WEEK + 1)
-        eventually(lambda: store.groups() == [broadcast_name("news", "stays")])
+        eventually(lambda: store.queries.groups() == [broadcast_name("news", "stays")])
         message = next(stays)
         assert message.body == b"b"
 

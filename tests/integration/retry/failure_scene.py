@@ -67,10 +67,10 @@ def letters(broker: TestBroker, group: str = "billing") -> list[RecordView]:
         assert broker._server is not None
         store = broker._server.broker.store
         name = f"%DLQ%{group}"
-        if store.find_topic(name) is None:
+        if store.queries.find_topic(name) is None:
             return []
-        first, following = store.bounds(name, 0)
-        return [*store.read(name, 0, first, following - first, 1 << 30).records()] if following > first else []
+        first, following = store.queries.bounds(name, 0)
+        return [*store.queries.read(name, 0, first, following - first, 1 << 30).records()] if following > first else []
 
     return in_loop(broker, read)
 

@@ -78,13 +78,13 @@ def check(files: Files, known: dict[tuple[int, int], int]) -> int:
     report = verify(files)
     assert report.is_good, report.findings
     with MessageStore(files, store_writer.SETTINGS) as store:
-        assert store.damage == []
+        assert store.queries.damage == []
         total = 0
         for producer in range(store_writer.PRODUCERS):
-            at, end = store.bounds(store_writer.TOPIC, producer)
+            at, end = store.queries.bounds(store_writer.TOPIC, producer)
             bodies: list[bytes] = []
             while at < end:
-                got = store.read(store_writer.TOPIC, producer, at, max_messages=5000)
+                got = store.queries.read(store_writer.TOPIC, producer, at, max_messages=5000)
                 bodies += [record.body for record in got.records()]
                 at = got.next_offset
             # In order, none missing, none twice: the offset of a message is its sequence.

@@ -147,10 +147,10 @@ class Rig:
 
     def bodies(self, topic: str = "orders", queue: int = 0) -> list[bytes]:
         """All messages of a queue."""
-        at, end = self.store.bounds(topic, queue)
+        at, end = self.store.queries.bounds(topic, queue)
         taken: list[bytes] = []
         while at < end:
-            part = self.store.read(topic, queue, at, end - at)
+            part = self.store.queries.read(topic, queue, at, end - at)
             taken += [bytes(record.body) for record in part.records()]
             at = part.next_offset
         return taken

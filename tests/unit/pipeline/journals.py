@@ -57,9 +57,9 @@ def batch_of(
 def journal(store: MessageStore) -> bytes:
     """All visible units."""
     store.flush()
-    pieces, at = [], store.start
-    while at < store.visible:
-        piece, at = store.read_units(at, 1 << 16)
+    pieces, at = [], store.queries.start
+    while at < store.queries.visible:
+        piece, at = store.queries.read_units(at, 1 << 16)
         pieces.append(piece)
     return b"".join(pieces)
 

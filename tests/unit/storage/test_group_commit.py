@@ -76,7 +76,7 @@ class Bench:
             self.files.heal(fault)
 
     def bodies(self, queue: int = 0) -> list[bytes]:
-        return [record.body for record in self.store.read("t", queue, 0, max_messages=100_000).records()]
+        return [record.body for record in self.store.queries.read("t", queue, 0, max_messages=100_000).records()]
 
 
 @pytest.fixture
@@ -120,8 +120,8 @@ def test_a_future_is_done_only_when_its_batch_can_be_read(bench: Bench) -> None:
         future = bench.commit.submit(batch(b"x"))
         assert not future.done()
     place = future.result(30)
-    assert bench.store.visible >= place.unit_end
-    assert bench.store.flushed >= place.unit_end
+    assert bench.store.queries.visible >= place.unit_end
+    assert bench.store.queries.flushed >= place.unit_end
 
 
 def test_a_stored_batch_does_not_overtake_a_flushed_one_for_the_same_queue(bench: Bench) -> None:
@@ -274,25 +274,25 @@ def test_upkeep_is_done_under_load_too() -> None:
     store.create_topic("t")
     commit = GroupCommit(store, clock=clock)
     commit.submit(batch(b"x"), STORED).result(30)
-    assert store.flushed < store.end
+    assert store.queries.flushed < store.queries.end
     clock.advance(2.0)
     with ThreadPoolExecutor(1) as thread:
-        while store.flushed < store.visible:
+        while store.queries.flushed < store.queries.visible:
             thread.submit(lambda: commit.submit(batch(b"y"), STORED).result(30)).result(30)
             clock.advance(2.0)
     commit.close()
-    assert store.flushed == store.end
+    assert store.queries.flushed == store.queries.end
     store.close()
 
 
 def test_a_function_is_called_between_two_commits(bench: Bench) -> None:
     bench.commit.submit(batch(b"one"))
-    assert bench.commit.call(lambda: bench.store.bounds("t", 0)).result(10) == (0, 1)
+    assert bench.commit.call(lambda: bench.store.queries.bounds("t", 0)).result(10) == (0, 1)
 
 
 def test_what_a_function_raises_is_the_caller_s_and_the_store_goes_on(bench: Bench) -> None:
     with pytest.raises(UnknownTopic):
-        bench.commit.call(lambda: bench.store.topic("nowhere")).result(10)
+        bench.commit.call(lambda: bench.store.queries.topic("nowhere")).result(10)
     assert bench.commit.submit(batch(b"one")).result(10).first_offset == 0
 
 

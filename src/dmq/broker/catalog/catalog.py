@@ -69,13 +69,13 @@ async def create_topic(broker: Broker, name: str, config: TopicConfig, *, system
     """
     store = broker.store
     event = store.creation(name, config, system=system)
-    if not system and store.topic_count >= broker.settings.topics_max:
+    if not system and store.queries.topic_count >= broker.settings.topics_max:
         raise NotAllowed(
-            f"this broker has {store.topic_count} topics, and broker.topics_max allows no more: delete some, or raise "
-            "the setting"
+            f"this broker has {store.queries.topic_count} topics, and broker.topics_max allows no more: "
+            "delete some, or raise the setting"
         )
     await broker.write([event])
-    return store.topic(name)
+    return store.queries.topic(name)
 
 
 def begin_group(broker: Broker, topic: Topic, group: str, name: str, offset: Callable[[int], int]) -> None:
@@ -90,13 +90,13 @@ def begin_group(broker: Broker, topic: Topic, group: str, name: str, offset: Cal
         Later: it gets its first positions now.
         NotAllowed: there are too many groups.
     """
-    store = broker.store
-    queues = [queue for queue in range(topic.config.queues) if store.position(group, topic.name, queue) is None]
+    queries = broker.store.queries
+    queues = [queue for queue in range(topic.config.queues) if queries.position(group, topic.name, queue) is None]
     if not queues:
         return
-    if store.group_count >= broker.settings.groups_max and not store.positions_of(group):
+    if queries.group_count >= broker.settings.groups_max and not queries.positions_of(group):
         raise NotAllowed(
-            f"this broker keeps {store.group_count} groups, and broker.groups_max allows no more: delete some, or "
+            f"this broker keeps {queries.group_count} groups, and broker.groups_max allows no more: delete some, or "
             "raise the setting"
         )
     change = broker.changes.begin(("group", name))

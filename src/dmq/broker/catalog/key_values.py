@@ -34,12 +34,12 @@ class KeySpace:
 
     def get(self, namespace: str, key: str) -> KeyPut | None:
         """What a key holds now."""
-        found = self._broker.store.keys.get(namespace, key)
+        found = self._broker.store.queries.keys.get(namespace, key)
         return found if found is not None and self._is_alive(found) else None
 
     def among(self, namespace: str) -> list[KeyPut]:
         """The keys of a namespace by name."""
-        return [entry for entry in self._broker.store.keys.among(namespace) if self._is_alive(entry)]
+        return [entry for entry in self._broker.store.queries.keys.among(namespace) if self._is_alive(entry)]
 
     def _is_alive(self, entry: KeyPut) -> bool:
         return not entry.expires_at_ms or entry.expires_at_ms > self._broker.now_ms
@@ -51,14 +51,14 @@ class KeySpace:
             LimitReached: there is no room for more.
             StorageError: it could not be written.
         """
-        before = self._broker.store.keys.get(entry.namespace, entry.key)
+        before = self._broker.store.queries.keys.get(entry.namespace, entry.key)
         more = int(before is None)
         more_bytes = size_of(entry) - (0 if before is None else size_of(before))
         expired: list[Event] = []
         if not self._has_room(more, more_bytes):
             gone = self._expired()
             if not self._has_room(more - len(gone), more_bytes - sum(map(size_of, gone))):
-                keys = self._broker.store.keys
+                keys = self._broker.store.queries.keys
                 raise LimitReached(
                     f"the key-value space is full ({keys.count:,} keys, {keys.bytes:,} bytes): delete some first"
                 )
@@ -72,14 +72,14 @@ class KeySpace:
             self._waiting_bytes -= max(0, more_bytes)
 
     def _has_room(self, more: int, more_bytes: int) -> bool:
-        keys = self._broker.store.keys
+        keys = self._broker.store.queries.keys
         is_counted = more <= 0 or keys.count + self._waiting + more <= KEYS_MAX
         return is_counted and (more_bytes <= 0 or keys.bytes + self._waiting_bytes + more_bytes <= BYTES_MAX)
 
     async def delete(self, namespace: str, key: str) -> bool:
         """Take it out, durably; whether it was there."""
         is_there = self.get(namespace, key) is not None
-        if self._broker.store.keys.get(namespace, key) is not None:
+        if self._broker.store.queries.keys.get(namespace, key) is not None:
             await self._broker.write([KeyPut(namespace, key)])
         return is_there
 
@@ -90,7 +90,7 @@ class KeySpace:
             self._broker.write_events(map(_removal, self._expired()))
 
     def _expired(self) -> list[KeyPut]:
-        return [entry for entry in self._broker.store.keys if not self._is_alive(entry)]
+        return [entry for entry in self._broker.store.queries.keys if not self._is_alive(entry)]
 
 
 def _removal(entry: KeyPut) -> Event:

@@ -323,14 +323,14 @@ class DeadLetters:
 
     def _waiting(self) -> int:
         """How many of the journal's are not in the database yet."""
-        store = self._broker.store
+        queries = self._broker.store.queries
         total = 0
-        for topic in store.topics():
+        for topic in queries.topics():
             if not topic.name.startswith(DLQ_PREFIX):
                 continue
             for queue in range(topic.config.queues):
-                first, following = store.bounds(topic.name, queue)
-                position = store.position(DRAIN_GROUP, topic.name, queue)
+                first, following = queries.bounds(topic.name, queue)
+                position = queries.position(DRAIN_GROUP, topic.name, queue)
                 floor = first if position is None else max(first, position.floor)
                 settled = (
                     0

@@ -50,7 +50,7 @@ class Resends:
     @property
     def _name(self) -> str:
         """What our claims say; the journal's id, since a name may be used twice."""
-        return f"{self._broker.settings.name[:200]}/{self._broker.store.journal_id:016x}"
+        return f"{self._broker.settings.name[:200]}/{self._broker.store.queries.journal_id:016x}"
 
     async def resend(self, numbers: Sequence[int], who: str) -> dict[int, DMQError | None]:
         """Send letters again.
@@ -150,7 +150,7 @@ class Resends:
 
     async def _target(self, letter: DeadLetter) -> tuple[str, int]:
         broker = self._broker
-        topic = broker.store.find_topic(letter.topic)
+        topic = broker.store.queries.find_topic(letter.topic)
         if topic is None:
             raise UnknownTopic(
                 f"topic {letter.topic!r} of letter {letter.number} is gone: create it, or delete the letter"
@@ -172,10 +172,10 @@ class Resends:
         return name, min(letter.queue or 0, queues - 1)
 
     def _is_broadcast(self, group: str, topic_id: int) -> bool:
-        store = self._broker.store
-        if any(key[0] == topic_id for key in store.positions_of(group)):
+        queries = self._broker.store.queries
+        if any(key[0] == topic_id for key in queries.positions_of(group)):
             return False
-        names = (name for name in store.groups() if name.startswith(SYSTEM_PREFIX))
+        names = (name for name in queries.groups() if name.startswith(SYSTEM_PREFIX))
         return any((parts := parse_broadcast_name(name)) is not None and parts[0] == group for name in names)
 
     async def _write(self, batch: Batch) -> None:
@@ -209,8 +209,8 @@ class Resends:
 
     async def _is_sent(self, letter: DeadLetter) -> bool:
         """Whether the journal has what a resend of this letter writes."""
-        store = self._broker.store
-        found = await self._broker.reads.ask(lambda: store.find(message_id=letter.message_id))
+        queries = self._broker.store.queries
+        found = await self._broker.reads.ask(lambda: queries.find(message_id=letter.message_id))
         for place in found:
             said = place.record.attributes
             if place.record.moved and said.attempts_before == letter.attempts and (said.group or "") == letter.group:

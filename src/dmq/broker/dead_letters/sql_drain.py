@@ -83,7 +83,7 @@ class Drainer:
     def _look_again(self) -> None:
         self._next.clear()
         self._refused.clear()
-        for topic in self._broker.store.topics():
+        for topic in self._broker.store.queries.topics():
             if topic.name.startswith(DLQ_PREFIX):
                 self.wake(topic.name)
 
@@ -134,9 +134,9 @@ class Drainer:
         return False
 
     async def _read(self, name: str) -> _Read | None:
-        store = self._broker.store
+        queries = self._broker.store.queries
         try:
-            topic = store.topic(name)
+            topic = queries.topic(name)
         except UnknownTopic:
             return None
         try:
@@ -151,9 +151,9 @@ class Drainer:
 
     def _place(self, topic: Topic, queue: int) -> tuple[int, int]:
         """The first offset that was not offered yet, and the one after the last there is."""
-        store = self._broker.store
-        first, following = store.bounds(topic.name, queue)
-        position = store.position(DRAIN_GROUP, topic.name, queue)
+        queries = self._broker.store.queries
+        first, following = queries.bounds(topic.name, queue)
+        position = queries.position(DRAIN_GROUP, topic.name, queue)
         at = max(first, self._next.get((topic.id, queue), 0))
         if position is not None:
             at = max(at, position.floor)
@@ -163,9 +163,9 @@ class Drainer:
         return at, following
 
     async def _records(self, topic: Topic, queue: int, at: int) -> _Read | None:
-        store = self._broker.store
+        queries = self._broker.store.queries
         try:
-            found = await self._broker.reads.ask(lambda: store.read(topic.name, queue, at, _BATCH, _BATCH_BYTES))
+            found = await self._broker.reads.ask(lambda: queries.read(topic.name, queue, at, _BATCH, _BATCH_BYTES))
         except (OffsetGone, Damaged) as error:
             is_gone = isinstance(error, OffsetGone)
             resume = max(at + 1, int(error.detail["first"] if is_gone else error.detail["next"]))
@@ -174,7 +174,7 @@ class Drainer:
                 self._refused.setdefault((topic.id, queue), set()).update(range(at, resume))
             self._next[topic.id, queue] = resume
             return _Read(topic, queue, [], [], resume)
-        position = store.position(DRAIN_GROUP, topic.name, queue)
+        position = queries.position(DRAIN_GROUP, topic.name, queue)
         offsets, records = [], []
         for offset, record in zip(found.offsets.tolist(), found.records(), strict=True):
             if position is None or not position.is_settled(offset):

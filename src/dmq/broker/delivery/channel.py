@@ -25,9 +25,9 @@ from dmq.broker.delivery.queue_selection import with_retries
 from dmq.broker.delivery.waiters import ConsumedWatch, Sink, WaitingPull, Watches
 from dmq.broker.retry.record_copy import read_origins
 from dmq.errors import Busy
+from dmq.storage.queries import Queries
 from dmq.storage.state.events import Outcome, Settled
 from dmq.storage.state.state import Topic
-from dmq.storage.store import MessageStore
 
 __all__ = ["RETRY", "Consumption", "Doomed"]
 
@@ -50,7 +50,7 @@ class Consumption(Fetching):
         self,
         topic: Topic,
         group: Group,
-        store: MessageStore,
+        queries: Queries,
         lease_numbers: Iterator[int],
         write: Callable[[list[Settled]], None],
         pulls_waiting_max: int,
@@ -60,7 +60,7 @@ class Consumption(Fetching):
         look: int = LOOK,
         look_turn: int = LOOK_TURN,
     ) -> None:
-        super().__init__(topic, group, store, lease_numbers, write, look, look_turn)
+        super().__init__(topic, group, queries, lease_numbers, write, look, look_turn)
         self._bury = bury
         self._pump_soon = pump_soon
         self._pulls_waiting_max = pulls_waiting_max
@@ -179,7 +179,7 @@ class Consumption(Fetching):
         for event in events:
             bits = int.from_bytes(event.bitmap, "little") if event.bitmap else full(event.count)
             if event.outcome == Outcome.ACKED:
-                origins, _ = read_origins(self._store, topic, number, list(runs(event.start, bits)), is_retry=True)
+                origins, _ = read_origins(self._queries, topic, number, list(runs(event.start, bits)), is_retry=True)
                 for origin in origins:
                     self.watches.acked(number, origin.first_offset)
 

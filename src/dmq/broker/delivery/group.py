@@ -49,8 +49,8 @@ from dmq.model import parse_broadcast_name
 from dmq.records.hashes import tag_hash
 
 if TYPE_CHECKING:
+    from dmq.storage.queries import Queries
     from dmq.storage.state.events import SubscriptionPut
-    from dmq.storage.store import MessageStore
 
 __all__ = [
     "BroadcastCursors",
@@ -185,9 +185,9 @@ class Member(Holder):
         return max(self.prefetch - self.messages_out, 0)
 
 
-def kept_subscription(store: MessageStore, group: str, topic_id: int) -> Subscription | None:
+def kept_subscription(queries: Queries, group: str, topic_id: int) -> Subscription | None:
     """What held in a group before the broker was started, if it had a version."""
-    kept = store.subscription(group, topic_id)
+    kept = queries.subscription(group, topic_id)
     return None if kept is None else Subscription(kept.filter, kept.version, kept.is_ordered)
 
 

@@ -30,12 +30,12 @@ from dmq.broker.delivery.waiters import Handed, Lengths
 from dmq.broker.retry.policy import is_exhausted
 from dmq.broker.retry.record_copy import Origin, origins_of
 from dmq.errors import Damaged, OffsetGone
-from dmq.storage.read.reader import Slice
+from dmq.storage.queries import Queries
+from dmq.storage.read.reader import Slice, TagFilter
 from dmq.storage.read.record_origin import IdRun
 from dmq.storage.state.events import Settled
 from dmq.storage.state.positions import Position
 from dmq.storage.state.state import Topic
-from dmq.storage.store import MessageStore
 
 __all__ = ["HANDED_MAX", "LOOK", "LOOK_TURN", "PUSH_BYTES", "RETRY", "Doomed", "Fetching", "find_doomed"]
 
@@ -106,7 +106,7 @@ class Fetching:
         self,
         topic: Topic,
         group: Group,
-        store: MessageStore,
+        queries: Queries,
         lease_numbers: Iterator[int],
         write: Callable[[list[Settled]], None],
         look: int,
@@ -114,7 +114,7 @@ class Fetching:
     ) -> None:
         self.topic = topic
         self.group = group
-        self._store = store
+        self._queries = queries
         self._numbers = lease_numbers
         self._write = write
         self._look, self._look_turn = look, look_turn
@@ -175,21 +175,21 @@ class Fetching:
         cursor = self.cursors.get(queue)
         if cursor is None:
             topic, number = self.place(queue)
-            first, following = self._store.bounds(topic.name, number)
-            position = self._store.position(self.group.name, topic.name, number) or Position(first)
+            first, following = self._queries.bounds(topic.name, number)
+            position = self._queries.position(self.group.name, topic.name, number) or Position(first)
             subscription = self.group.subscription
             cursor = self.cursors[queue] = Cursor(
                 self.group.name,
                 topic.id,
                 number,
                 position,
-                epoch=self._store.epoch,
+                epoch=self._queries.epoch,
                 numbers=self._numbers,
                 ordered=bool(subscription and subscription.is_ordered),
                 parallel=self.parallel,
                 visible_next=following,
             )
-            cursor.sought = self._store.sought(self.group.name, topic.id, number)
+            cursor.sought = self._queries.sought(self.group.name, topic.id, number)
         return cursor
 
     def set_ordered(self, ordered: bool, now_ms: int) -> None:
@@ -200,7 +200,7 @@ class Fetching:
     def lag(self) -> int:
         """Visible messages the group has not settled."""
         name = self.topic.name
-        return sum(self.cursor(q).lag(self._store.bounds(name, q)[1]) for q in range(self.topic.config.queues))
+        return sum(self.cursor(q).lag(self._queries.bounds(name, q)[1]) for q in range(self.topic.config.queues))
 
     # --- handing out ------------------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Fetching:
         while not self.is_looking and (queue := self.selection.pick(allowed)) is not None:
             cursor = self.cursor(queue)
             topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
-            following = self._store.bounds(topic.name, number)[1]
+            following = self._queries.bounds(topic.name, number)[1]
             wanted = limit if not rounds else max(limit, _DOOMED_BATCH)
             proposal = cursor.propose(wanted, now_ms, following, None if tags is None else self._look)
             if proposal is None:
@@ -275,8 +275,13 @@ class Fetching:
         if proposal.limit > limit:
             max_bytes = max(max_bytes, PUSH_BYTES)
         try:
-            found = self._store.read(
-                topic.name, number, proposal.start, count, max_bytes, filtered, proposal.stop - proposal.start
+            found = self._queries.read(
+                topic.name,
+                number,
+                proposal.start,
+                count,
+                max_bytes=max_bytes,
+                tags=None if filtered is None else TagFilter(filtered, proposal.stop - proposal.start),
             )
         except (OffsetGone, Damaged) as error:
             is_gone = isinstance(error, OffsetGone)
@@ -314,7 +319,7 @@ class Fetching:
         if (
             queue >= RETRY
             or topic.config.ttl_ms is not None
-            or topic.id in self._store.expiring
+            or topic.id in self._queries.expiring
             or 0 < self.max_attempts < proposal.attempt
         ):
             self._doom(cursor, queue, lease, found, offsets, limit, now_ms)
@@ -324,7 +329,7 @@ class Fetching:
             wanted = {offset for first, last in runs(lease.start, lease.mask) for offset in range(first, last)}
             offsets, lengths, pieces = _part(found, offsets, wanted)
             size = sum(lengths)
-        ids = self._store.id_runs(topic, number, offsets, pieces)
+        ids = self._queries.id_runs(topic, number, offsets, pieces)
         name = "" if queue < RETRY else topic.name
         return Handed(number, lease, lengths, pieces, size, ids, cursor.sought, name)
 
@@ -336,7 +341,7 @@ class Fetching:
         doomed = find_doomed(
             found,
             offsets,
-            self._store.id_runs(topic, number, offsets, found.pieces),
+            self._queries.id_runs(topic, number, offsets, found.pieces),
             attempt=lease.attempt,
             attempts_max=self.max_attempts,
             now_ms=now_ms,

@@ -15,11 +15,11 @@ from dmq.errors import DMQError, UnknownMessage
 from dmq.model import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.records import Attributes
 from dmq.storage.offline.event_search import SeenEvent, Wanted, covers, find_events
+from dmq.storage.queries import Queries
 from dmq.storage.state.events import PositionSet, Settled
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
-    from dmq.storage.store import MessageStore
 
 __all__ = ["Copy", "Letter", "Life", "look_up"]
 
@@ -105,7 +105,7 @@ async def look_up(broker: Broker, message_id: MessageId, *, is_thorough: bool) -
         UnknownMessage: there is nothing.
     """
     broker.writer.hurry()
-    copies = await broker.reads.ask(lambda: _copies(broker.store, message_id))
+    copies = await broker.reads.ask(lambda: _copies(broker.store.queries, message_id))
     notes: list[str] = []
     letters: list[Letter] = []
     if not copies or any(copy.reason_code for copy in copies):
@@ -124,14 +124,14 @@ async def look_up(broker: Broker, message_id: MessageId, *, is_thorough: bool) -
     return Life(message_id, copies, events, letters, is_complete, notes)
 
 
-def _copies(store: MessageStore, message_id: MessageId) -> list[Copy]:
-    places = store.places(message_id=message_id)
+def _copies(queries: Queries, message_id: MessageId) -> list[Copy]:
+    places = queries.places(message_id=message_id)
     if len(places) > _COPIES_MAX:
         places = [places[0], *places[1 - _COPIES_MAX :]]
-    parts, _ = store.gather(places)
+    parts, _ = queries.gather(places)
     found = []
     for part in parts:
-        topic = store.topic_by_id(part.row.topic_id)
+        topic = queries.topic_by_id(part.row.topic_id)
         for index, journal_offset in enumerate(part.offsets.tolist()):
             if topic is None or part.message_id(index) != message_id:
                 continue
@@ -156,7 +156,7 @@ def _copies(store: MessageStore, message_id: MessageId) -> list[Copy]:
                     said.tag,
                     part.is_moved,
                     due_ms,
-                    topic.name == SCHEDULE_TOPIC and _is_pending(store, due_ms, int(journal_offset)),
+                    topic.name == SCHEDULE_TOPIC and _is_pending(queries, due_ms, int(journal_offset)),
                     target,
                     said.group or "",
                     _attempts(said),
@@ -174,8 +174,8 @@ def _attempts(said: Attributes) -> int:
     return before + (said.attempt or 0)
 
 
-def _is_pending(store: MessageStore, due_ms: int, journal_offset: int) -> bool:
-    following = store.delays_after(due_ms, journal_offset - 1, 1)
+def _is_pending(queries: Queries, due_ms: int, journal_offset: int) -> bool:
+    following = queries.delays_after(due_ms, journal_offset - 1, 1)
     return bool(following) and following[0].offset == journal_offset
 
 
@@ -211,7 +211,7 @@ async def _events(
         if copy.is_users or copy.topic.startswith(RETRY_PREFIX):
             places.setdefault((copy.topic_id, copy.queue), []).append(copy.offset)
     aside = [copy for copy in copies if copy.topic in (SCHEDULE_TOPIC, HALF_TOPIC)]
-    questions = _questions(broker.store, places)
+    questions = _questions(broker.store.queries, places)
     has_ended = any(not copy.is_pending for copy in aside)
     if not questions and not has_ended:
         return [], True
@@ -231,14 +231,14 @@ async def _events(
 _Question = tuple[str, int, int, int]  # how did a group settle what stands at topic id, queue and offset?
 
 
-def _questions(store: MessageStore, places: Mapping[tuple[int, int], list[int]]) -> set[_Question]:
+def _questions(queries: Queries, places: Mapping[tuple[int, int], list[int]]) -> set[_Question]:
     found: set[_Question] = set()
     for (topic_id, queue), offsets in places.items():
-        topic = store.topic_by_id(topic_id)
+        topic = queries.topic_by_id(topic_id)
         if topic is None:
             continue
-        for group in store.groups_at(topic_id):
-            position = store.position(group, topic.name, queue)
+        for group in queries.groups_at(topic_id):
+            position = queries.position(group, topic.name, queue)
             if position is not None:
                 found |= {(group, topic_id, queue, at) for at in offsets if position.is_settled(at)}
     return found
@@ -258,15 +258,15 @@ def _answered(seen: SeenEvent, places: Mapping[tuple[int, int], list[int]]) -> s
 async def _search(
     broker: Broker, wanted: Wanted, start: int, is_answered: Callable[[list[SeenEvent]], bool]
 ) -> tuple[list[SeenEvent], bool]:
-    store, loop = broker.store, asyncio.get_running_loop()
+    queries, loop = broker.store.queries, asyncio.get_running_loop()
     deadline = loop.time() + _SEARCH_SECONDS
     found: list[SeenEvent] = []
-    at = begin = await broker.reads.ask(lambda: store.unit_start(start))
-    while at < store.visible:
+    at = begin = await broker.reads.ask(lambda: queries.unit_start(start))
+    while at < queries.visible:
         if at - begin > _SEARCH_BYTES or loop.time() > deadline:
             return found, False
         try:
-            raw, following = await broker.reads.ask(partial(store.read_units, at, _CHUNK))
+            raw, following = await broker.reads.ask(partial(queries.read_units, at, _CHUNK))
         except DMQError:
             return found, False  # damaged: what follows cannot be relied on to be all
         if not raw:

@@ -32,13 +32,13 @@ def numbers(broker: Broker) -> dict[str, float]:
 
 def lags(broker: Broker) -> dict[tuple[str, str], int]:
     """How much each group has not settled, by topic and group, whether its consumers are there or not."""
-    store = broker.store
-    names = {topic.id: topic.name for topic in store.topics()}
+    queries = broker.store.queries
+    names = {topic.id: topic.name for topic in queries.topics()}
     found: dict[tuple[str, str], int] = {}
-    for group in store.groups():
-        for (topic_id, queue), position in store.positions_of(group).items():
+    for group in queries.groups():
+        for (topic_id, queue), position in queries.positions_of(group).items():
             if topic_id in names:
-                first, following = store.bounds(names[topic_id], queue)
+                first, following = queries.bounds(names[topic_id], queue)
                 settled = sum(end - max(start, first) for start, end in position.ranges if end > first)
                 key = (names[topic_id], group)
                 found[key] = found.get(key, 0) + max(following - max(position.floor, first) - settled, 0)

@@ -58,10 +58,12 @@ class StatusPage:
         consumed = {key: lag for key, lag in lags(broker).items() if not key[1].startswith(SYSTEM_PREFIX)}
         queues = {
             topic.name: topic.config.queues
-            for topic in broker.store.topics()
+            for topic in broker.store.queries.topics()
             if not topic.name.startswith(SYSTEM_PREFIX)
         }
-        kept = {name: [broker.store.bounds(name, queue) for queue in range(count)] for name, count in queues.items()}
+        kept = {
+            name: [broker.store.queries.bounds(name, queue) for queue in range(count)] for name, count in queues.items()
+        }
         values = numbers(broker)
         ever = {name: sum(following for _, following in bounds) for name, bounds in kept.items()}
         done = {key: ever[key[0]] - lag for key, lag in consumed.items() if key[0] in ever}
@@ -92,7 +94,7 @@ class StatusPage:
             "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"
             f"<title>DMQ {escape(broker.settings.name)}</title><style>{_STYLE}</style>"
             f"<h1>DMQ broker {escape(broker.settings.name)}</h1>"
-            f"<p>{escape(broker.address)}, epoch {broker.store.epoch}, {len(broker.sessions)} clients</p>"
+            f"<p>{escape(broker.address)}, epoch {broker.store.queries.epoch}, {len(broker.sessions)} clients</p>"
             + _table("Rates", ("what", "per second"), rates)
             + _table("Topics", ("topic", "queues", "messages kept", "messages ever", "in per second", "groups"), topics)
             + _table("Groups", ("group", "topic", "members", "out", "consumed per second", "lag"), groups)

@@ -77,10 +77,10 @@ async def _status(broker: Broker, argument: str) -> str:
         ("broker", broker.settings.name),
         ("state", state_of(broker)),
         ("address", broker.address),
-        ("epoch", broker.store.epoch),
+        ("epoch", broker.store.queries.epoch),
         ("clients", len(broker.sessions)),
-        ("topics", broker.store.topic_count),
-        ("groups", broker.store.group_count),
+        ("topics", broker.store.queries.topic_count),
+        ("groups", broker.store.queries.group_count),
         ("messages out", broker.out),
         ("bytes waiting to be written", broker.writer.waiting_bytes),
         ("time", moment(broker.clock.now_ms())),
@@ -90,9 +90,9 @@ async def _status(broker: Broker, argument: str) -> str:
 
 async def _topics(broker: Broker, prefix: str) -> str:
     rows = []
-    for topic in broker.store.topics():
+    for topic in broker.store.queries.topics():
         if topic.name.startswith(prefix) and (prefix or not topic.name.startswith(SYSTEM_PREFIX)):
-            bounds = [broker.store.bounds(topic.name, queue) for queue in range(topic.config.queues)]
+            bounds = [broker.store.queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
             kept, ever = sum(following - first for first, following in bounds), sum(end for _, end in bounds)
             rows.append((topic.name, topic.config.queues, kept, ever, _switches(topic.config)))
     return _table(("topic", "queues", "kept", "ever", "off"), rows)
@@ -106,10 +106,10 @@ def _switches(config: TopicConfig) -> str:
 async def _topic(broker: Broker, name: str) -> str:
     if not name:
         raise UnknownTopic("say which: topic NAME")
-    topic = broker.store.topic(name)
+    topic = broker.store.queries.topic(name)
     rows = []
     for queue in range(topic.config.queues):
-        first, following = broker.store.bounds(name, queue)
+        first, following = broker.store.queries.bounds(name, queue)
         rows.append((queue, first, following, following - first))
     groups = [(group, lag) for (of, group), lag in sorted(lags(broker).items()) if of == name]
     return _table(("queue", "first", "next", "kept"), rows) + "\n" + _table(("group", "lag"), groups)
@@ -154,19 +154,19 @@ async def _delays(broker: Broker, topic: str) -> str:
     _, infos = await broker.reads.ask(partial(delay_page, broker, (0, 0), 1000, topic))
     now_ms = broker.now_ms
     rows = [(until(info.due_at_ms, now_ms), moment(info.due_at_ms), info.topic) for info in infos]
-    total = f"{broker.store.delays_pending} wait, retries among them.\n"
+    total = f"{broker.store.queries.delays_pending} wait, retries among them.\n"
     return total + _table(("due", "at", "topic"), rows)
 
 
 async def _transactions(broker: Broker, argument: str) -> str:
-    open_ones = broker.store.transactions().items()
+    open_ones = broker.store.queries.transactions().items()
     oldest = nsmallest(
         ROWS_MAX, ((half.stored_at_ms, half.journal_offset, str(mid), half.group) for mid, half in open_ones)
     )
-    parts, _ = await broker.reads.ask(lambda: broker.store.gather([key[1] for key in oldest]))
+    parts, _ = await broker.reads.ask(lambda: broker.store.queries.gather([key[1] for key in oldest]))
     topics = {offset: half_target(part, index) for part in parts for index, offset in enumerate(part.offsets.tolist())}
     rows = [(name, topics.get(offset, "-"), group, moment(since)) for since, offset, name, group in oldest]
-    total = f"{broker.store.transaction_count} are open.\n"
+    total = f"{broker.store.queries.transaction_count} are open.\n"
     return total + _table(("id", "topic", "producer group", "since"), rows)
 
 
@@ -179,7 +179,7 @@ async def _limits(broker: Broker, argument: str) -> str:
             "-" if limit.bytes is None else limit.bytes,
             "dead-letter" if limit.is_dead_letter else "refuse",
         )
-        for limit in kept_limits(broker.store)
+        for limit in kept_limits(broker.store.queries)
     ]
     return _table(("topic", "app", "messages/s", "bytes/s", "policy"), rows)
 

@@ -31,7 +31,7 @@ _REASONS = {int(reason): reason.name for reason in DeadReason}
 def groups_at(broker: Broker, topic: Topic) -> list[str]:
     """The groups that consume a topic, the members of broadcast groups each for itself; by name."""
     live = {group for name, group in broker.consumptions if name == topic.name}
-    kept = broker.store.groups_at(topic.id)
+    kept = broker.store.queries.groups_at(topic.id)
     return sorted(
         group for group in live.union(kept) if not group.startswith(SYSTEM_PREFIX) or parse_broadcast_name(group)
     )
@@ -95,7 +95,7 @@ def facts_of(broker: Broker, life: Life, topic: Topic, group: str) -> Facts | No
 
 
 def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Consumption | None) -> Facts:
-    kept = broker.store.subscription(group, topic.id)
+    kept = broker.store.queries.subscription(group, topic.id)
     tags = "" if kept is None else kept.filter
     members = connected = 0
     is_ordered = kept is not None and kept.is_ordered
@@ -116,8 +116,8 @@ def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Co
 
 
 def _with_place(broker: Broker, facts: Facts, life: Life, copy: Copy, group: str, live: Consumption | None) -> Facts:
-    first = broker.store.bounds(copy.topic, copy.queue)[0]
-    position = broker.store.position(group, copy.topic, copy.queue) or Position(first)
+    first = broker.store.queries.bounds(copy.topic, copy.queue)[0]
+    position = broker.store.queries.position(group, copy.topic, copy.queue) or Position(first)
     claim: Lease | Redelivery | None = None
     if live is not None and (key := live.queue_of(copy.topic, copy.queue)) is not None:
         cursor = live.cursor(key)

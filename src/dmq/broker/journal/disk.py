@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dmq.errors import Busy, NotConnected
 from dmq.storage.file_pool import NeedsDisk, Prepared
-from dmq.storage.store import MessageStore
+from dmq.storage.queries import Queries
 
 if TYPE_CHECKING:
     from dmq.broker.wire.session import Session
@@ -145,8 +145,8 @@ T = TypeVar("T")
 class DiskReads:
     """See the module."""
 
-    def __init__(self, store: MessageStore, *, threads: int = _READ_THREADS, asked_max: int = _ASKED_MAX) -> None:
-        self._store = store
+    def __init__(self, queries: Queries, *, threads: int = _READ_THREADS, asked_max: int = _ASKED_MAX) -> None:
+        self._queries = queries
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dmq-read")
         self._asked_max = asked_max
@@ -195,7 +195,7 @@ class DiskReads:
         prepared: Prepared = {}
         for _ in range(_ATTEMPTS_MAX):
             try:
-                with self._store.deferring(prepared):
+                with self._queries.deferring(prepared):
                     return question()
             except NeedsDisk as need:
                 missing = need
@@ -208,9 +208,9 @@ class DiskReads:
 
     async def _read(self, need: NeedsDisk) -> bytes | Exception:
         self.reads += 1
-        with self._store.lending():
+        with self._queries.lending():
             try:
-                return await self._loop.run_in_executor(self._threads, self._store.fetch, need)
+                return await self._loop.run_in_executor(self._threads, self._queries.fetch, need)
             except Exception as error:  # the question decides what it means
                 return error
 

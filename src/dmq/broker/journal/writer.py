@@ -286,7 +286,7 @@ class JournalWriter:
 
     def _advance(self) -> None:
         """Answer everything that is visible by now."""
-        visible = self.store.visible
+        visible = self.store.queries.visible
         waiting = self._waiting
         touched: set[tuple[str, int]] = set()
         # A resend's first copy may be visible long since, so order is by arrival, and the first that waits stops all
@@ -400,7 +400,7 @@ class JournalWriter:
         now = self._clock.monotonic()
         settings = self.store.settings
         try:
-            if self.store.flushed < self.store.end and now - self._flushed_at >= settings.flush_seconds:
+            if self.store.queries.flushed < self.store.queries.end and now - self._flushed_at >= settings.flush_seconds:
                 self._start_flush()
             elif self.store.is_ahead_of_checkpoint and now - self._checkpointed_at >= settings.checkpoint_seconds:
                 self._start_checkpoint()

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from dmq.storage.queries import StoreView
+from dmq.storage.queries import Queries
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["LIMITS_MAX", "Limit", "Limits", "Over", "kept_limits"]
@@ -114,11 +114,11 @@ class Limits:
         return None
 
 
-def kept_limits(store: StoreView) -> list[Limit]:
+def kept_limits(queries: Queries) -> list[Limit]:
     """The limits that the journal has."""
     found = []
-    for said in store.limits():
-        topic = store.topic_by_id(said.topic_id) if said.topic_id else None
+    for said in queries.limits():
+        topic = queries.topic_by_id(said.topic_id) if said.topic_id else None
         if topic is not None or not said.topic_id:
             name = "" if topic is None else topic.name
             found.append(Limit(name, said.app, said.messages, said.bytes, bool(said.policy)))

@@ -51,9 +51,9 @@ from dmq.model import (
 from dmq.records import DeadReason
 from dmq.records.copy import CopyPlan
 from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.queries import Queries
 from dmq.storage.state.events import Event, Outcome, Settled
 from dmq.storage.state.state import Topic
-from dmq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from dmq.broker.broker import Broker
@@ -132,7 +132,7 @@ class Loads:
             self._write(load, durability)
 
     def _lacks(self, name: str, config: TopicConfig) -> bool:
-        found = self._broker.store.find_topic(name)
+        found = self._broker.store.queries.find_topic(name)
         return found is None or found.config.queues < config.queues
 
     async def _create(self, load: Load, durability: Durability, missing: dict[str, TopicConfig]) -> None:
@@ -152,7 +152,7 @@ class Loads:
                 await done
                 continue
             try:
-                is_there = broker.store.find_topic(name) is not None
+                is_there = broker.store.queries.find_topic(name) is not None
                 event = (
                     broker.store.change(name, config) if is_there else broker.store.creation(name, config, system=True)
                 )
@@ -307,7 +307,7 @@ class Moves:
             return []
         topic, queue = consumption.place(key)
         origins, missing = read_origins(
-            self._broker.store, topic, queue, list(runs(lease.start, bits)), is_retry=consumption.is_retry(key)
+            self._broker.store.queries, topic, queue, list(runs(lease.start, bits)), is_retry=consumption.is_retry(key)
         )
         if missing:
             cursor.nack(lease.epoch, lease.number, missing, self._broker.now_ms, was_tried=False)
@@ -440,13 +440,13 @@ class Moves:
     def arrived(self, name: str, queue: int) -> None:
         """Messages came into a retry topic: offer them to their group, if anybody is there."""
         parts = retry_topic_parts(name)
-        topic = None if parts is None else self._broker.store.topic_by_id(parts[1])
+        topic = None if parts is None else self._broker.store.queries.topic_by_id(parts[1])
         consumption = None if parts is None or topic is None else self._broker.consumptions.get((topic.name, parts[0]))
         if consumption is None or topic is None or consumption.topic.id != topic.id:
             return
         before = consumption.retry_topic
         if before is None or queue >= before.config.queues:
-            consumption.set_retry_topic(self._broker.store.topic(name))
+            consumption.set_retry_topic(self._broker.store.queries.topic(name))
         consumption.selection.mark(queue + RETRY)
         self._broker.pump_soon(consumption)
 
@@ -463,10 +463,10 @@ def checked_config(config: TopicConfig) -> TopicConfig:
     return config
 
 
-def retry_topics(store: MessageStore, *, group: str | None = None, topic_id: int | None = None) -> list[Topic]:
+def retry_topics(queries: Queries, *, group: str | None = None, topic_id: int | None = None) -> list[Topic]:
     """The retry topics of a group, of a topic, or of both."""
     found = []
-    for topic in store.topics():
+    for topic in queries.topics():
         parts = retry_topic_parts(topic.name)
         if parts is not None and group in (None, parts[0]) and topic_id in (None, parts[1]):
             found.append(topic)

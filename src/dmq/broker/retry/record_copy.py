@@ -20,10 +20,10 @@ from dmq.records import RecordView, layout
 from dmq.records.copy import CopyPlan, Failed, copy_record, read_failed
 from dmq.records.hashes import id_hashes
 from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Slice
 from dmq.storage.read.record_origin import IdRun
 from dmq.storage.state.state import Topic
-from dmq.storage.store import MessageStore
 
 __all__ = ["Origin", "Parcel", "origins_of", "read_origins"]
 
@@ -52,7 +52,7 @@ class Origin(NamedTuple):
 
 
 def read_origins(
-    store: MessageStore, topic: Topic, queue: int, ranges: Ranges, *, is_retry: bool
+    queries: Queries, topic: Topic, queue: int, ranges: Ranges, *, is_retry: bool
 ) -> tuple[list[Origin], list[tuple[int, int]]]:
     """The records of some ranges, and the ranges of those that cannot be read."""
     origins: list[Origin] = []
@@ -61,14 +61,14 @@ def read_origins(
         at = start
         while at < stop:
             try:
-                found = store.read(topic.name, queue, at, stop - at, _EVERYTHING, None)
+                found = queries.read(topic.name, queue, at, stop - at, _EVERYTHING, None)
             except OffsetGone as error:
                 resume = min(stop, max(at + 1, int(error.detail["first"])))
             except Damaged as error:
                 resume = min(stop, max(at + 1, int(error.detail["next"])))
             else:
                 offsets = found.offsets.tolist()
-                ids = store.id_runs(topic, queue, offsets, found.pieces)
+                ids = queries.id_runs(topic, queue, offsets, found.pieces)
                 origins += origins_of(found, offsets, ids, is_retry=is_retry)
                 if found.next_offset > at:
                     at = found.next_offset

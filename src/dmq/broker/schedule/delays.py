@@ -174,7 +174,7 @@ class _Worker:
     async def _build(self, taken: list[Delay]) -> tuple[list[Delay], ReleaseUnit]:
         """The unit that moves them, and which of them it moves."""
         broker = self._broker
-        gathered, lost = await broker.reads.ask(lambda: broker.store.gather([delay.offset for delay in taken]))
+        gathered, lost = await broker.reads.ask(lambda: broker.store.queries.gather([delay.offset for delay in taken]))
         if lost:
             # Kept as handed out: the journal's damage is reported, and a copy of it may be restored.
             self._delays.unreadable += len(lost)

@@ -169,7 +169,7 @@ class ReleaseUnit:
 
     def _topic(self, name: str) -> Topic | None:
         try:
-            return self._broker.store.topic(name)
+            return self._broker.store.queries.topic(name)
         except UnknownTopic:
             return None
 
@@ -181,7 +181,7 @@ class ReleaseUnit:
         items: list[Batch | Event] = []
         for (name, queue), placed in self._batches.items():
             if queue < 0:
-                queue = self._broker.choose_queue(self._broker.store.topic(name))
+                queue = self._broker.choose_queue(self._broker.store.queries.topic(name))
             items.append(_batch_of(name, queue, placed))
         for name, placed in self._letters.items():
             await _make_dead_topic(self._broker, name)
@@ -193,7 +193,7 @@ async def _make_dead_topic(broker: Broker, name: str) -> None:
     """See that a topic of dead letters is there."""
     while True:
         try:
-            broker.store.topic(name)
+            broker.store.queries.topic(name)
             return
         except UnknownTopic:
             pass

@@ -178,7 +178,7 @@ class Transactions:
             settings.transaction_checks_max,
         )
         self._late: list[bytes] = []  # were stored when the first of their transaction had ended
-        self.opened(message_id.to_bytes() for message_id in broker.store.transactions())
+        self.opened(message_id.to_bytes() for message_id in broker.store.queries.transactions())
         self._members: dict[str, OrderedDict[Session, int]] = {}  # and how many producers each has
         self._waiting: deque[Ending] = deque()
         self._waiting_count = 0
@@ -238,17 +238,17 @@ class Transactions:
         """Half messages were stored."""
         now_ms, store = self._broker.now_ms, self._broker.store
         for message_id in ids:
-            if not store.is_open(message_id):
+            if not store.queries.is_open(message_id):
                 continue
-            first = store.transaction_first(message_id)
+            first = store.queries.transaction_first(message_id)
             if first == message_id:
                 self.checks.opened(message_id, now_ms)
-            elif not store.is_open(first):
+            elif not store.queries.is_open(first):
                 self._late.append(message_id)
 
     def times_asked(self, message_id: bytes) -> int:
         """How often the transaction of a half message was asked about."""
-        return self.checks.attempts(self._broker.store.transaction_first(message_id))
+        return self.checks.attempts(self._broker.store.queries.transaction_first(message_id))
 
     def end(self, ending: Ending) -> None:
         """End half messages with the next unit.
@@ -287,7 +287,7 @@ class Transactions:
             together.append(ending)
             ending.ids = self._whole(ending.ids)
             count += len(ending.ids)
-            halves = [self._broker.store.half(message_id) for message_id in ending.ids]
+            halves = [self._broker.store.queries.half(message_id) for message_id in ending.ids]
             size += sum(half.length for half in halves if half is not None)
         ends: dict[bytes, str] = {}
         for ending in together:
@@ -305,7 +305,7 @@ class Transactions:
 
     def _whole(self, ids: Iterable[bytes]) -> list[bytes]:
         """Half messages, and those that end with them."""
-        members = self._broker.store.transaction_members
+        members = self._broker.store.queries.transaction_members
         return [*dict.fromkeys(one for message_id in ids for one in (message_id, *members(message_id)))]
 
     async def _decide(self, ending: Ending, ends: dict[bytes, str]) -> None:
@@ -313,8 +313,8 @@ class Transactions:
         looked = 0
         for message_id in ending.ids:
             outcome = ends.get(message_id) or self._ended.get(message_id)
-            if outcome is None and self._broker.store.is_open(message_id):
-                first = self._broker.store.transaction_first(message_id)
+            if outcome is None and self._broker.store.queries.is_open(message_id):
+                first = self._broker.store.queries.transaction_first(message_id)
                 if first == message_id:
                     ends[message_id] = ending.outcome
                     continue
@@ -344,15 +344,15 @@ class Transactions:
         if ending.outcome == ROLLED_BACK and first not in ending.ids:
             return ending.outcome
         outcome = ends.get(first)
-        if outcome is None and not self._broker.store.is_open(first):
+        if outcome is None and not self._broker.store.queries.is_open(first):
             outcome = self._ended.get(first) or await self._outcome_of(first)
         return outcome if outcome in (COMMITTED, ROLLED_BACK) else ending.outcome
 
     async def _outcome_of(self, message_id: bytes) -> str | None:
         """How a transaction ended that is no longer remembered, by what the journal has of it."""
-        store = self._broker.store
+        queries = self._broker.store.queries
         wanted = MessageId.from_bytes(message_id)
-        found = await self._broker.reads.ask(lambda: [f.topic for f in store.find(message_id=wanted)])
+        found = await self._broker.reads.ask(lambda: [f.topic for f in queries.find(message_id=wanted)])
         if HALF_TOPIC not in found:
             return COMMITTED if found else None
         if any(not topic.startswith(SYSTEM_PREFIX) for topic in found):
@@ -382,10 +382,10 @@ class Transactions:
         moving = {
             half.journal_offset: message_id
             for message_id, outcome in ends.items()
-            if outcome != ROLLED_BACK and (half := broker.store.half(message_id)) is not None
+            if outcome != ROLLED_BACK and (half := broker.store.queries.half(message_id)) is not None
         }
         order = {offset: rank for rank, offset in enumerate(moving)}
-        parts, gone = await broker.reads.ask(lambda: broker.store.gather([*moving]))
+        parts, gone = await broker.reads.ask(lambda: broker.store.queries.gather([*moving]))
         lost = {moving[offset] for offset in gone}
         if lost:
             log.error("half messages cannot be read", extra={"offsets": gone[:8], "count": len(gone)})
@@ -407,7 +407,7 @@ class Transactions:
         for message_id, outcome in ends.items():
             self.checks.ended(message_id)
             self._ended[message_id] = outcome
-            self._late += broker.store.transaction_members(message_id)  # that came while this was written
+            self._late += broker.store.queries.transaction_members(message_id)  # that came while this was written
         while len(self._ended) > _REMEMBERED_MAX:
             self._ended.popitem(last=False)
         outcomes = [*ends.values()]
@@ -440,9 +440,9 @@ class Transactions:
 
     async def _follow(self, late: list[bytes]) -> None:
         """End half messages as the first of their transaction has ended."""
-        store = self._broker.store
+        queries = self._broker.store.queries
         for message_id in late:
-            first = store.transaction_first(message_id)
+            first = queries.transaction_first(message_id)
             outcome = self._ended.get(first) or await self._outcome_of(first)
             if outcome in (COMMITTED, ROLLED_BACK):
                 self.end(Ending([message_id], outcome, lambda ending, error: None))
@@ -455,16 +455,16 @@ class Transactions:
         places = {
             half.journal_offset: action.message_id
             for action in actions
-            if (half := broker.store.half(action.message_id)) is not None
+            if (half := broker.store.queries.half(action.message_id)) is not None
         }
-        parts, lost = await broker.reads.ask(lambda: broker.store.gather([*places]))
+        parts, lost = await broker.reads.ask(lambda: broker.store.queries.gather([*places]))
         if lost:
             log.error("half messages cannot be read", extra={"offsets": lost[:8], "count": len(lost)})
         groups: dict[bytes, str] = {}  # of those that are given up
         for part in parts:
             for index, offset in enumerate(part.offsets.tolist()):
                 message_id = places[offset]
-                half = broker.store.half(message_id)
+                half = broker.store.queries.half(message_id)
                 if half is None:
                     continue
                 if attempts[message_id]:
@@ -480,7 +480,7 @@ class Transactions:
         if session is None:
             return
         producer_id = int.from_bytes(message_id[:8], "big")
-        epoch = self._broker.store.producer_epoch(producer_id)
+        epoch = self._broker.store.queries.producer_epoch(producer_id)
         header = TransactionCheck(
             message_id, group, half_target(part, index), attempt, part.row.producer_epoch if epoch is None else epoch
         )
@@ -498,7 +498,7 @@ class Transactions:
             still = {
                 one: group
                 for message_id, group in groups.items()
-                if self._broker.store.is_open(message_id)
+                if self._broker.store.queries.is_open(message_id)
                 for one in self._whole([message_id])
             }
             if still:

@@ -78,7 +78,7 @@ def cluster(broker: Broker, session: Session, frame: Frame, asked: headers.Clust
         broker.address,
         state=state_of(broker),
         is_writable=not (broker.is_stopping or broker.is_draining),
-        epoch=broker.store.epoch,
+        epoch=broker.store.queries.epoch,
     )
     session.answer(frame, headers.ClusterReply([me]))
 

@@ -67,7 +67,7 @@ _NO_PUSH = 0
 
 def point_offset(broker: Broker, topic: Topic, queue: int, point: Point) -> int:
     """The queue offset a point means."""
-    first, following = broker.store.bounds(topic.name, queue)
+    first, following = broker.store.queries.bounds(topic.name, queue)
     match point.kind:
         case PointKind.EARLIEST:
             return first
@@ -76,9 +76,9 @@ def point_offset(broker: Broker, topic: Topic, queue: int, point: Point) -> int:
         case PointKind.OFFSET:
             return min(max(point.value, first), following)
         case PointKind.TIME:
-            return broker.store.offset_since(topic.name, queue, point.value)
+            return broker.store.queries.offset_since(topic.name, queue, point.value)
         case _:
-            return broker.store.offset_since(topic.name, queue, max(0, broker.clock.now_ms() - point.value))
+            return broker.store.queries.offset_since(topic.name, queue, max(0, broker.clock.now_ms() - point.value))
 
 
 def _join(
@@ -104,7 +104,7 @@ def _join(
     )
     joined = consumption.group.join(name, subscription, prefetch, prefetch_bytes)
     held = consumption.group.subscription
-    if must_keep(broker.store.subscription(group, topic.id), held) and held is not None:
+    if must_keep(broker.store.queries.subscription(group, topic.id), held) and held is not None:
         broker.write_events([SubscriptionPut(group, topic.id, held.filter, held.version, held.is_ordered)])
     consumption.set_ordered(subscription.is_ordered, broker.now_ms)
     if asked.parallel:
@@ -344,10 +344,10 @@ def _consumption(broker: Broker, session: Session, asked: Settle) -> Consumption
     if found is not None:
         return found
     # After a restart acks of leases from before still count; a group that never was here has none.
-    known = broker.store.groups()
+    known = broker.store.queries.groups()
     for name in (asked.group, alone):
         if name in known:
-            return broker.consumption(broker.store.topic(asked.topic), name)
+            return broker.consumption(broker.store.queries.topic(asked.topic), name)
     raise UnknownGroup(f"group {asked.group!r} has nothing of topic {asked.topic!r}", group=asked.group)
 
 

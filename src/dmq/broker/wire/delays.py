@@ -157,8 +157,8 @@ async def list_delays(broker: Broker, session: Session, frame: Frame, asked: Del
 
 def delay_page(broker: Broker, after: tuple[int, ...], limit: int, topic: str) -> tuple[list[Delay], list[DelayInfo]]:
     """Pending records behind a place, and what there is to say of those that are for a topic, or for any user's."""
-    page = broker.store.delays_after(after[0], after[1], limit)
-    parts, _ = broker.store.gather([delay.offset for delay in page])
+    page = broker.store.queries.delays_after(after[0], after[1], limit)
+    parts, _ = broker.store.queries.gather([delay.offset for delay in page])
     infos: dict[int, DelayInfo] = {}
     dues = {delay.offset: delay.due_ms for delay in page}
     for part in parts:
@@ -192,8 +192,8 @@ async def cancel_delay(broker: Broker, session: Session, frame: Frame, asked: De
 def _claim(broker: Broker, message_id: MessageId) -> int | None:
     """The journal offset of the pending record of a message, taken so that nobody else delivers it."""
     store = broker.store
-    places = [found.journal_offset for found in store.find(message_id=message_id, topic=SCHEDULE_TOPIC)]
-    parts, _ = store.gather(places)
+    places = [found.journal_offset for found in store.queries.find(message_id=message_id, topic=SCHEDULE_TOPIC)]
+    parts, _ = store.queries.gather(places)
     for part in reversed(parts):
         for index, offset in enumerate(part.offsets.tolist()):
             # What waits for a retry belongs to its group: cancelling it would lose the message for that group only.

@@ -23,7 +23,7 @@ __all__ = ["create_group", "delete_group", "describe_group", "list_groups", "pos
 
 def seek(broker: Broker, session: Session, frame: Frame, asked: consume.Seek) -> Work:
     """Move a group's position (J-12); a dry run only says what would happen."""
-    topic = broker.store.topic(asked.topic)
+    topic = broker.store.queries.topic(asked.topic)
     is_broadcast = bool(asked.flags & consume.SubscribeFlag.BROADCAST)
     group = _group(broker, session, asked.group, is_broadcast)
     queues = range(topic.config.queues) if asked.queue == ANY_QUEUE else [asked.queue]
@@ -32,7 +32,7 @@ def seek(broker: Broker, session: Session, frame: Frame, asked: consume.Seek) ->
     async def move() -> None:
         try:
             places = await broker.reads.ask(lambda: [point_offset(broker, topic, q, asked.to) for q in queues])
-            consumption = broker.consumption(broker.store.topic(asked.topic), group)
+            consumption = broker.consumption(broker.store.queries.topic(asked.topic), group)
             moves = [
                 consume.QueueMove(queue, consumption.cursor(queue).floor, place)
                 for queue, place in zip(queues, places, strict=True)
@@ -51,7 +51,7 @@ def _moved(broker: Broker, consumption: Consumption, moves: list[consume.QueueMo
     for move in moves:
         cursor = consumption.cursor(move.queue)
         cursor.seek(move.after)
-        cursor.sought = broker.store.sought(consumption.group.name, consumption.topic.id, move.queue)
+        cursor.sought = broker.store.queries.sought(consumption.group.name, consumption.topic.id, move.queue)
         consumption.selection.mark(move.queue)
     for member in consumption.group.members.values():
         consumption.group.wake(member)  # what was out with it is so no more
@@ -60,7 +60,7 @@ def _moved(broker: Broker, consumption: Consumption, moves: list[consume.QueueMo
 
 def _group(broker: Broker, session: Session, name: str, is_broadcast: bool) -> str:
     """What the positions are kept under that somebody means: the group's, or its own in a broadcast group."""
-    known = broker.store.groups()
+    known = broker.store.queries.groups()
     alone = broadcast_name(name, session.client_id)
     if is_broadcast or (name not in known and alone in known):
         _known(broker, alone)
@@ -78,7 +78,7 @@ def _group(broker: Broker, session: Session, name: str, is_broadcast: bool) -> s
 
 
 def position(broker: Broker, session: Session, frame: Frame, asked: consume.Position) -> None:
-    topics = [broker.store.topic(asked.topic)] if asked.topic else broker.topics_of(asked.group)
+    topics = [broker.store.queries.topic(asked.topic)] if asked.topic else broker.topics_of(asked.group)
     if not asked.topic:
         _known(broker, asked.group)
     rows = [row for topic in topics for row in _positions(broker, topic, asked.group)]
@@ -89,18 +89,18 @@ def _positions(broker: Broker, topic: Topic, group: str) -> list[consume.QueuePo
     rows = []
     live = broker.consumptions.get((topic.name, group))
     for queue in range(topic.config.queues):
-        first, following = broker.store.bounds(topic.name, queue)
+        first, following = broker.store.queries.bounds(topic.name, queue)
         if live is not None:
             cursor = live.cursor(queue)
             place, handed_out, leased = cursor.position, cursor.next, cursor.out
         else:
-            stored = broker.store.position(group, topic.name, queue)
+            stored = broker.store.queries.position(group, topic.name, queue)
             if stored is None:
                 continue
             place, handed_out, leased = stored, stored.floor, 0
         settled = sum(end - start for start, end in place.ranges)
         floor = min(max(place.floor, first), following)
-        retrying = broker.store.retrying(group, topic.id, queue)
+        retrying = broker.store.queries.retrying(group, topic.id, queue)
         rows.append(
             consume.QueuePosition(
                 topic.name, queue, first, following, floor, handed_out, settled, leased, retrying=retrying
@@ -110,7 +110,7 @@ def _positions(broker: Broker, topic: Topic, group: str) -> list[consume.QueuePo
 
 
 def _known(broker: Broker, group: str) -> None:
-    if not broker.topics_of(group) and group not in broker.store.groups():
+    if not broker.topics_of(group) and group not in broker.store.queries.groups():
         raise UnknownGroup(f"group {group!r} has never consumed here: check the name", group=group)
 
 
@@ -118,13 +118,15 @@ def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
     broker.check_running()
     check_name(asked.group, "group")
     topic = broker.topic(asked.topic)
-    begin_group(broker, topic, asked.group, asked.group, lambda queue: broker.store.bounds(topic.name, queue)[0])
+    begin_group(
+        broker, topic, asked.group, asked.group, lambda queue: broker.store.queries.bounds(topic.name, queue)[0]
+    )
     session.answer(frame, Header())
 
 
 def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDelete) -> Work:
     _known(broker, asked.group)
-    topic_id = broker.store.topic(asked.topic).id if asked.topic else None
+    topic_id = broker.store.queries.topic(asked.topic).id if asked.topic else None
     change = broker.changes.begin(("group", asked.group))
     # At once, so that nothing the group does now is written behind its end.
     error = UnknownGroup(f"group {asked.group!r} was deleted", group=asked.group)
@@ -135,7 +137,7 @@ def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
 
     async def delete() -> None:
         try:
-            gone = retry_topics(broker.store, group=asked.group, topic_id=topic_id)
+            gone = retry_topics(broker.store.queries, group=asked.group, topic_id=topic_id)
             await broker.write([PositionDropped(asked.group, topic_id), *(TopicDropped(t.id) for t in gone)])
         finally:
             broker.changes.end(change)
@@ -145,7 +147,7 @@ def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
 
 
 def list_groups(broker: Broker, session: Session, frame: Frame, asked: admin.GroupList) -> None:
-    names = broker.group_names() if not asked.topic else set(broker.groups_of(broker.store.topic(asked.topic)))
+    names = broker.group_names() if not asked.topic else set(broker.groups_of(broker.store.queries.topic(asked.topic)))
     chosen = sorted(name for name in names if name > asked.after)
     page = [_info(broker, name) for name in chosen[: asked.limit]]
     session.answer(frame, admin.GroupListReply(page, len(chosen) > asked.limit))

@@ -22,7 +22,7 @@ _UNSEARCHED = "the journal was searched for its first 256 MiB after the message,
 async def trace(broker: Broker, session: Session, frame: Frame, asked: MessageQuery) -> None:
     async with broker.reads.turn(session):
         life = await look_up(broker, MessageId.from_bytes(asked.message_id), is_thorough=True)
-        topic = broker.store.find_topic(life.topic)
+        topic = broker.store.queries.find_topic(life.topic)
         steps = steps_of(life, [] if topic is None else leases_of(broker, life, topic))
         if asked.group:
             steps = [step for step in steps if base(step.group) in ("", asked.group)]
@@ -45,7 +45,7 @@ async def why(broker: Broker, session: Session, frame: Frame, asked: MessageQuer
         life = await look_up(broker, MessageId.from_bytes(asked.message_id), is_thorough=False)
         state, about = _about(broker, life)
         reasons: list[Reason] = []
-        topic = broker.store.find_topic(life.topic)
+        topic = broker.store.queries.find_topic(life.topic)
         if state == "stored" and topic is not None:
             reasons = _reasons(broker, life, topic, asked.group)
             if not reasons:
@@ -86,7 +86,7 @@ def _about(broker: Broker, life: Life) -> tuple[str, str]:
             "delayed",
             f"{name} is delayed: it comes into topic {topic!r} {until(due_ms, broker.now_ms)}, at {moment(due_ms)}.",
         )
-    half = broker.store.half(life.message_id.to_bytes())
+    half = broker.store.queries.half(life.message_id.to_bytes())
     if half is not None:
         who = f"producer group {half.group!r}" if half.group else "its producer"
         checks = broker.transactions.times_asked(life.message_id.to_bytes())
@@ -100,7 +100,7 @@ def _about(broker: Broker, life: Life) -> tuple[str, str]:
     dead = [copy for copy in life.copies if copy.reason_code]
     if life.letters or dead:
         return "dead", _dead(life, name)
-    if topic and broker.store.find_topic(topic) is not None:
+    if topic and broker.store.queries.find_topic(topic) is not None:
         return "stored", f"{name} was stored in topic {topic!r}, and retention has taken the record it had there."
     return "gone", f"{name} was for topic {topic!r}, which is no more."
 

@@ -284,7 +284,7 @@ def _wait_until_consumed(broker: Broker, session: Session, frame: Frame, asked: 
         wanted = MessageId(asked.producer_id, asked.first_sequence + offset - placement.first_offset)
         return any(
             found.record.moved and found.record.attributes.group == asked.group
-            for found in broker.store.find(message_id=wanted)
+            for found in broker.store.queries.find(message_id=wanted)
         )
 
     consumption.watch(
@@ -300,14 +300,14 @@ def producer_states(broker: Broker, session: Session, frame: Frame, asked: Produ
     """What is not flushed is not said: whoever skips it would be sure of messages that a power cut can take."""
     topic, store = broker.topic(asked.topic), broker.store
     if asked.is_delayed:
-        topic = store.topic(SCHEDULE_TOPIC)
+        topic = store.queries.topic(SCHEDULE_TOPIC)
     states = []
     for producer_id in asked.producer_ids:
-        epoch = store.producer_epoch(producer_id)
+        epoch = store.queries.producer_epoch(producer_id)
         if epoch is None:
             continue
-        places = store.producer_places(producer_id, topic)
-        if any(place.unit_end > store.flushed for place in places.values()):
+        places = store.queries.producer_places(producer_id, topic)
+        if any(place.unit_end > store.queries.flushed for place in places.values()):
             raise Busy("what the producer wrote is being flushed: ask again in a moment", retry_after_ms=_AGAIN_MS)
         queues = [QueueSequence(queue, place.first_sequence + place.count) for queue, place in sorted(places.items())]
         states.append(ProducerState(producer_id, epoch, queues))

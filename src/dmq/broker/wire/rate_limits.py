@@ -52,8 +52,8 @@ def over_limit(broker: Broker, topic: str, batch: Batch) -> tuple[RateLimited, b
 
 def _is_resent(broker: Broker, batch: Batch, count: int) -> bool:
     """Whether it is stored already: whoever sends it again is told so, and nothing is stored twice."""
-    stored = broker.store.topic(batch.topic)
-    return broker.store.is_resent(
+    stored = broker.store.queries.topic(batch.topic)
+    return broker.store.queries.is_resent(
         stored, batch.queue, batch.producer_id, batch.producer_epoch, batch.first_sequence, count
     )
 
@@ -61,7 +61,7 @@ def _is_resent(broker: Broker, batch: Batch, count: int) -> bool:
 def get_limits(broker: Broker, session: Session, frame: Frame, asked: LimitGet) -> None:
     limits = [
         limit
-        for limit in kept_limits(broker.store)
+        for limit in kept_limits(broker.store.queries)
         if not (asked.topic or asked.app) or (limit.topic, limit.app) in ((asked.topic, ""), ("", asked.app))
     ]
     session.answer(frame, LimitReply([_info(limit) for limit in limits]))
@@ -85,10 +85,10 @@ def set_limit(broker: Broker, session: Session, frame: Frame, asked: LimitSet) -
     topic_id = 0
     if limit.topic:
         check_name(limit.topic, "topic")
-        topic_id = broker.store.topic(limit.topic).id
+        topic_id = broker.store.queries.topic(limit.topic).id
     else:
         check_name(limit.app, "app")
-    known = kept_limits(broker.store)
+    known = kept_limits(broker.store.queries)
     is_new = (limit.topic, limit.app) not in {(one.topic, one.app) for one in known}
     if is_new and len(known) >= LIMITS_MAX:
         raise LimitReached(f"there are {len(known)} limits, and no more are kept: take some away first")
@@ -96,7 +96,7 @@ def set_limit(broker: Broker, session: Session, frame: Frame, asked: LimitSet) -
     async def change() -> None:
         await broker.write([LimitPut(topic_id, limit.app, limit.messages, limit.bytes, int(limit.policy))])
         broker.load_limits()
-        kept = [one for one in kept_limits(broker.store) if (one.topic, one.app) == (limit.topic, limit.app)]
+        kept = [one for one in kept_limits(broker.store.queries) if (one.topic, one.app) == (limit.topic, limit.app)]
         session.answer(frame, LimitReply([_info(one) for one in kept]))
 
     return change()

@@ -19,7 +19,7 @@ from dmq.protocol.batch import pack_records
 from dmq.protocol.frame import Buffer, Frame
 from dmq.protocol.read import Archived, ArchivedReply
 from dmq.records.attributes import ANY_QUEUE
-from dmq.storage.read.reader import Found, Slice
+from dmq.storage.read.reader import Found, Slice, TagFilter
 from dmq.storage.read.record_origin import IdRun, OriginRun
 from dmq.storage.state import events
 from dmq.storage.state.state import Topic
@@ -29,29 +29,31 @@ __all__ = ["archived", "fetch", "find", "offsets", "peek"]
 
 def archived(broker: Broker, session: Session, frame: Frame, asked: Archived) -> Work | None:
     """Keep it, for good when this is answered; it never goes back."""
-    store = broker.store
-    if asked.journal_offset and asked.journal_id != store.journal_id:
+    queries = broker.store.queries
+    if asked.journal_offset and asked.journal_id != queries.journal_id:
         raise InvalidRequest(
-            f"this broker has journal {store.journal_id:016x}, not {asked.journal_id:016x}: "
+            f"this broker has journal {queries.journal_id:016x}, not {asked.journal_id:016x}: "
             "tell the one it was read from"
         )
-    if asked.journal_offset > store.visible:
+    if asked.journal_offset > queries.visible:
         raise OffsetGone(
-            f"the journal has offsets {store.start} to {store.visible}: nobody can have archived it up to "
+            f"the journal has offsets {queries.start} to {queries.visible}: nobody can have archived it up to "
             f"{asked.journal_offset}",
-            first=store.start,
-            next=store.visible,
+            first=queries.start,
+            next=queries.visible,
         )
 
     def answer() -> None:
-        durable = min(store.flushed, store.visible)
-        session.answer(frame, ArchivedReply(store.journal_id, store.archived_to, store.start, durable, store.visible))
+        durable = min(queries.flushed, queries.visible)
+        session.answer(
+            frame, ArchivedReply(queries.journal_id, queries.archived_to, queries.start, durable, queries.visible)
+        )
 
     async def keep() -> None:
         await broker.write([events.Archived(asked.journal_offset)])
         answer()
 
-    if asked.journal_offset > store.archived_to:
+    if asked.journal_offset > queries.archived_to:
         return keep()
     answer()
     return None
@@ -69,24 +71,25 @@ def _queues(topic: Topic, queue: int) -> list[int]:
 
 
 async def offsets(broker: Broker, session: Session, frame: Frame, asked: headers.Offsets) -> None:
-    topic = broker.store.topic(asked.topic)
+    topic = broker.store.queries.topic(asked.topic)
 
     def look() -> list[headers.QueueOffsets]:
         return [
             headers.QueueOffsets(
-                queue, *broker.store.bounds(topic.name, queue), point_offset(broker, topic, queue, asked.at)
+                queue, *broker.store.queries.bounds(topic.name, queue), point_offset(broker, topic, queue, asked.at)
             )
             for queue in _queues(topic, asked.queue)
         ]
 
     async with broker.reads.turn(session):
         rows = await broker.reads.ask(look)
-    session.answer(frame, headers.OffsetsReply(rows, broker.store.start, broker.store.visible))
+    session.answer(frame, headers.OffsetsReply(rows, broker.store.queries.start, broker.store.queries.visible))
 
 
 async def peek(broker: Broker, session: Session, frame: Frame, asked: headers.Peek) -> None:
-    topic = broker.store.topic(asked.topic)
-    tags = hashes_of(normalised(asked.tags))
+    topic = broker.store.queries.topic(asked.topic)
+    hashes = hashes_of(normalised(asked.tags))
+    tag_filter = None if hashes is None else TagFilter(hashes)
     messages = min(asked.max_messages, _ORIGINS_MAX if asked.with_origins else _MESSAGES_MAX)
     size = min(asked.max_bytes or _BYTES, _BYTES_MAX)
     spans: list[headers.Span] = []
@@ -95,9 +98,9 @@ async def peek(broker: Broker, session: Session, frame: Frame, asked: headers.Pe
 
     def look(queue: int, messages: int, size: int) -> tuple[int, Slice, list[IdRun], list[OriginRun]]:
         start = point_offset(broker, topic, queue, asked.at)
-        found = broker.store.read(topic.name, queue, start, messages, size, tags)
-        ids = broker.store.id_runs(topic, queue, found.offsets.tolist(), found.pieces)
-        origins = broker.store.origins(topic, queue, found.offsets, found.pieces) if asked.with_origins else []
+        found = broker.store.queries.read(topic.name, queue, start, messages, max_bytes=size, tags=tag_filter)
+        ids = broker.store.queries.id_runs(topic, queue, found.offsets.tolist(), found.pieces)
+        origins = broker.store.queries.origins(topic, queue, found.offsets, found.pieces) if asked.with_origins else []
         return start, found, ids, origins
 
     async with broker.reads.turn(session), broker.reads.bulk():
@@ -118,7 +121,7 @@ async def find(broker: Broker, session: Session, frame: Frame, asked: headers.Fi
     if (asked.key is None) == (asked.message_id is None):
         raise InvalidRequest("look up by a key or by an id: exactly one of them")
     if asked.topic:
-        broker.store.topic(asked.topic)
+        broker.store.queries.topic(asked.topic)
     message_id = None if asked.message_id is None else MessageId.from_bytes(asked.message_id)
 
     def is_meant(found: Found) -> bool:
@@ -128,15 +131,15 @@ async def find(broker: Broker, session: Session, frame: Frame, asked: headers.Fi
 
     def look(place: int) -> tuple[Found, memoryview] | None:
         # What retention took since the places were looked up is not there any more.
-        found = broker.store.record_at(place) if place >= broker.store.start else None
-        return None if found is None or not is_meant(found) else (found, broker.store.raw_record(found))
+        found = broker.store.queries.record_at(place) if place >= broker.store.queries.start else None
+        return None if found is None or not is_meant(found) else (found, broker.store.queries.raw_record(found))
 
     rows: list[headers.Found] = []
     pieces: list[memoryview] = []
     size = 0
     is_complete = True
     async with broker.reads.turn(session):
-        places = await broker.reads.ask(lambda: broker.store.places(key=asked.key, message_id=message_id))
+        places = await broker.reads.ask(lambda: broker.store.queries.places(key=asked.key, message_id=message_id))
         for number, place in enumerate(places):
             hit = await broker.reads.ask(functools.partial(look, place))
             if number % _BREATH == _BREATH - 1:
@@ -177,15 +180,22 @@ async def _fetched(broker: Broker, session: Session, frame: Frame, asked: header
     store = broker.store
     size = min(asked.max_bytes or _BYTES, _BYTES, broker.settings.frame_bytes_max // 2)
     async with broker.reads.turn(session), broker.reads.bulk():
-        if not store.start <= asked.journal_offset <= store.visible:
+        if not store.queries.start <= asked.journal_offset <= store.queries.visible:
             raise OffsetGone(
-                f"the journal has offsets {store.start} to {store.visible}, not {asked.journal_offset}",
-                first=store.start,
-                next=store.visible,
+                f"the journal has offsets {store.queries.start} to {store.queries.visible}, not {asked.journal_offset}",
+                first=store.queries.start,
+                next=store.queries.visible,
             )
-        data, end = await broker.reads.ask(lambda: store.read_units(asked.journal_offset, size))
+        data, end = await broker.reads.ask(lambda: store.queries.read_units(asked.journal_offset, size))
         if not data and broker.now_ms < deadline_ms and session.connection.is_open and not broker.is_stopping:
             return False
-        reply = headers.FetchReply(end - len(data), end, store.start, store.visible, store.epoch, store.journal_id)
+        reply = headers.FetchReply(
+            end - len(data),
+            end,
+            store.queries.start,
+            store.queries.visible,
+            store.queries.epoch,
+            store.queries.journal_id,
+        )
         session.answer(frame, reply, data)
         return True

@@ -20,7 +20,7 @@ __all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "upd
 
 
 def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
-    bounds = [broker.store.bounds(topic.name, queue) for queue in range(topic.config.queues)]
+    bounds = [broker.store.queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
     return admin.TopicInfo(topic.name, topic.config, topic.id, sum(following - first for first, following in bounds))
 
 
@@ -55,7 +55,7 @@ def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
         try:
             topic = await broker.create_topic(asked.topic, config)
         except TopicExists:
-            topic = broker.store.topic(asked.topic)
+            topic = broker.store.queries.topic(asked.topic)
             if not asked.allow_existing or topic.config != config:
                 raise
         finally:
@@ -68,14 +68,14 @@ def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
 def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicUpdate) -> Work:
     broker.check_running()
     _own(asked.topic)
-    before = broker.store.topic(asked.topic).config
+    before = broker.store.queries.topic(asked.topic).config
     config = checked_config(_with_priorities(admin.changed_config(asked.settings, before), before))
     change = broker.changes.begin(("topic", asked.topic))
 
     async def update() -> None:
         try:
             await broker.write([broker.store.change(asked.topic, config)])
-            topic = broker.store.topic(asked.topic)
+            topic = broker.store.queries.topic(asked.topic)
             for consumption in broker.consumptions_of(topic.name):
                 broker.consumption(topic, consumption.group.name)
                 broker.dividing.changed(consumption)
@@ -90,16 +90,16 @@ def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
 def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicDelete) -> Work:
     broker.check_running()
     _own(asked.topic)
-    topic = broker.store.topic(asked.topic)
+    topic = broker.store.queries.topic(asked.topic)
     results = RESULT_PREFIX + asked.topic
     broker.changes.check(("topic", results))
     change = broker.changes.begin(("topic", asked.topic))
 
     async def delete() -> None:
         try:
-            kept = [topic, broker.store.find_topic(results)]
+            kept = [topic, broker.store.queries.find_topic(results)]
             gone = [found for found in kept if found is not None]
-            gone += [retry for found in gone for retry in retry_topics(broker.store, topic_id=found.id)]
+            gone += [retry for found in gone for retry in retry_topics(broker.store.queries, topic_id=found.id)]
             await broker.write([TopicDropped(found.id) for found in gone])
             error = UnknownTopic(f"topic {asked.topic!r} was deleted", topic=asked.topic)
             for name in (asked.topic, results):
@@ -122,7 +122,7 @@ def _own(name: str) -> None:
 def list_topics(broker: Broker, session: Session, frame: Frame, asked: admin.TopicList) -> None:
     chosen = [
         topic
-        for topic in broker.store.topics()
+        for topic in broker.store.queries.topics()
         if topic.name.startswith(asked.prefix)
         and topic.name > asked.after
         and (asked.system or not topic.name.startswith(SYSTEM_PREFIX))

@@ -45,16 +45,16 @@ def produce_half(broker: Broker, session: Session, frame: Frame, asked: Produce)
     check_name(asked.group, "producer group")
     batch = taken_batch(broker, frame, asked, dues=False)
     store = broker.store
-    if store.transaction_count + asked.count > store.settings.transactions_max:
+    if store.queries.transaction_count + asked.count > store.settings.transactions_max:
         raise LimitReached(
-            f"{store.transaction_count} transactions are open, and store.transactions_max is "
+            f"{store.queries.transaction_count} transactions are open, and store.transactions_max is "
             f"{store.settings.transactions_max}: end some, or raise it",
             limit=store.settings.transactions_max,
         )
     ids = [_ID.pack(asked.producer_id, asked.first_sequence + index) for index in range(asked.count)]
     queue = schedule_queue(asked.producer_id, asked.queue)
     before: list[Event] = []
-    if store.transaction_group(asked.producer_id) != asked.group:
+    if store.queries.transaction_group(asked.producer_id) != asked.group:
         before.append(TransactionGroup(asked.producer_id, asked.group))
     if asked.flags & ProduceFlag.JOINED:
         before += _joined(asked, batch, ids)
@@ -85,7 +85,7 @@ def _joined(asked: Produce, batch: Batch, ids: list[bytes]) -> list[Event]:
 
 def end_transactions(broker: Broker, session: Session, frame: Frame, asked: TransactionEnd) -> None:
     broker.check_open()
-    newest = broker.store.producer_epoch(asked.producer_id)
+    newest = broker.store.queries.producer_epoch(asked.producer_id)
     if newest is not None and asked.producer_epoch < newest:
         raise StaleEpoch(
             f"producer {asked.producer_id:016x} was replaced: epoch {newest} has written, and this end is of epoch "
@@ -137,10 +137,10 @@ async def list_transactions(broker: Broker, session: Session, frame: Frame, aske
         raise InvalidRequest("`after` is what `next` of the page before was")
     after = _PLACE.unpack(asked.after) if asked.after else (0, b"")
     async with broker.reads.turn(session):
-        open_ones = broker.store.transactions().items()
+        open_ones = broker.store.queries.transactions().items()
         keys = ((half.stored_at_ms, mid.to_bytes(), half.journal_offset, half.group) for mid, half in open_ones)
         page = nsmallest(asked.limit, (key for key in keys if key[:2] > after))
-        parts, _ = await broker.reads.ask(lambda: broker.store.gather([key[2] for key in page]))
+        parts, _ = await broker.reads.ask(lambda: broker.store.queries.gather([key[2] for key in page]))
         topics = {at: half_target(part, index) for part in parts for index, at in enumerate(part.offsets.tolist())}
         attempts = broker.transactions.times_asked
         infos = [

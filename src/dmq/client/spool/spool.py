@@ -87,7 +87,7 @@ class Spool:
         except BaseException:
             self._store.close()
             raise
-        self.producer_id: Final = self._store.journal_id
+        self.producer_id: Final = self._store.queries.journal_id
         self.on_settled: Callable[[], None] = lambda: None
         self.on_proven: Callable[[Sequence[int]], None] = lambda _: None
         self._lock = threading.Lock()  # guards `_acked`
@@ -97,7 +97,7 @@ class Spool:
         """All batches below are settled."""
         self._end = self._wanted_from = 0  # in the journal
         self._measure()
-        self.next: Final = self._store.bounds(SPOOL_TOPIC, 0)[1]
+        self.next: Final = self._store.queries.bounds(SPOOL_TOPIC, 0)[1]
         """The number of the first batch that is added from now on."""
         self._commit = GroupCommit(self._store, waiting_bytes_max=_WAITING_BYTES_MAX)
 
@@ -108,28 +108,32 @@ class Spool:
 
     def _prepare(self) -> int:
         store = self._store
-        if store.damage:
+        if store.queries.damage:
             raise Damaged(
                 f"the spool {self.directory} is damaged, so its numbers cannot be trusted to be new: restore it from "
                 "before, or move it away and name another; `dmq journal inspect` shows what it holds",
-                damage=store.damage,
+                damage=store.queries.damage,
             )
-        names = [topic.name for topic in store.topics()]
+        names = [topic.name for topic in store.queries.topics()]
         if SPOOL_TOPIC not in names:
             if any(not name.startswith(SYSTEM_PREFIX) for name in names):
                 raise WrongFormat(f"{self.directory} holds a broker's data and is no spool: name another directory")
             store.create_topic(SPOOL_TOPIC, TopicConfig(queues=1), system=True)
-        if store.position(_GROUP, SPOOL_TOPIC, 0) is None:
+        if store.queries.position(_GROUP, SPOOL_TOPIC, 0) is None:
             # Without it, retention would not know that somebody wants what is here.
             store.set_position(_GROUP, SPOOL_TOPIC, 0, 0)
             store.flush()
-        return store.topic(SPOOL_TOPIC).id
+        return store.queries.topic(SPOOL_TOPIC).id
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, TopicConfig]:
         """What was last known of the topics, so that queues can be chosen before a broker is there."""
-        return {topic.name: topic.config for topic in self._store.topics() if not topic.name.startswith(SYSTEM_PREFIX)}
+        return {
+            topic.name: topic.config
+            for topic in self._store.queries.topics()
+            if not topic.name.startswith(SYSTEM_PREFIX)
+        }
 
     def remember(self, topic: str, config: TopicConfig) -> None:
         """Keep what a broker says of a topic."""
@@ -196,13 +200,13 @@ class Spool:
         return self._commit.call(lambda: self._read(start, stop, bytes_max)).result()
 
     def _read(self, start: int, stop: int, bytes_max: int) -> tuple[list[Kept], int]:
-        position = self._store.position(_GROUP, SPOOL_TOPIC, 0)
+        position = self._store.queries.position(_GROUP, SPOOL_TOPIC, 0)
         assert position is not None
         while start < stop and position.is_settled(start):
             start += 1
         if start >= stop:
             return [], stop
-        found = self._store.read(SPOOL_TOPIC, 0, start, min(1000, stop - start), bytes_max)
+        found = self._store.queries.read(SPOOL_TOPIC, 0, start, min(1000, stop - start), bytes_max)
         kept = [
             unpack_parcel(offset, record.raw_body)
             for offset, record in zip(found.offsets.tolist(), found.records(), strict=True)
@@ -268,13 +272,13 @@ class Spool:
         self.on_settled()
 
     def _measure(self) -> None:
-        store = self._store
-        position = store.position(_GROUP, SPOOL_TOPIC, 0)
+        queries = self._store.queries
+        position = queries.position(_GROUP, SPOOL_TOPIC, 0)
         assert position is not None
-        following = store.bounds(SPOOL_TOPIC, 0)[1]
+        following = queries.bounds(SPOOL_TOPIC, 0)[1]
         self.floor = position.floor
-        wanted = store.journal_offset(SPOOL_TOPIC, 0, self.floor) if self.floor < following else None
-        self._end = store.end
+        wanted = queries.journal_offset(SPOOL_TOPIC, 0, self.floor) if self.floor < following else None
+        self._end = queries.end
         self._wanted_from = self._end if wanted is None else wanted
 
     def flush(self) -> None:
@@ -286,13 +290,13 @@ class Spool:
         self._commit.call(self._flush).result()
 
     def _flush(self) -> None:
-        if self._store.flushed < self._store.end:
+        if self._store.queries.flushed < self._store.queries.end:
             self._store.flush()
         self._tell_proven()
 
     def _tell_proven(self) -> None:
         """Tell of what was settled in units that are flushed by now."""
-        while self._unproven and self._unproven[0][0] <= self._store.flushed:
+        while self._unproven and self._unproven[0][0] <= self._store.queries.flushed:
             self.on_proven(self._unproven.popleft()[1])
 
     def close(self) -> None:

@@ -155,15 +155,6 @@ class Wheel:
             self._flights[offset] = flight
             flight.copied = True
 
-    def next_due_ms(self, fragments: Iterable[int] | None = None) -> int | None:
-        """When the next record is due; one that was cancelled may be counted."""
-        dues = []
-        for number in range(len(self._fragments)) if fragments is None else fragments:
-            mine = self._fragments[number]
-            if mine.near or self._load(number):
-                dues.append(mine.near[0][0])
-        return min(dues, default=None)
-
     def _load(self, number: int) -> bool:
         """Fill an empty `near` with the earliest entries from everywhere; False if there are none."""
         mine = self._fragments[number]

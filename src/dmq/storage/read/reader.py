@@ -25,7 +25,7 @@ from dmq.storage.read.record_origin import Identities
 from dmq.storage.state.derived import Derived, message_id_of
 from dmq.storage.state.state import Topic, queue_key
 
-__all__ = ["SCAN_MAX", "Found", "Reader", "Slice", "row_of"]
+__all__ = ["SCAN_MAX", "Found", "Reader", "Slice", "TagFilter", "row_of"]
 
 _WINDOW: Final = 1 << 20
 RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
@@ -54,6 +54,13 @@ class Slice(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+
+class TagFilter(NamedTuple):
+    """Which messages of a queue are read. Different tags may share a hash, so the caller compares the tag itself."""
+
+    hashes: Sequence[int]  # of the tags wanted (`dmq.records.tag_hash`)
+    look_max: int = SCAN_MAX  # how many entries are looked at, at most; `Slice.next_offset` says how far it came
 
 
 _EMPTY: Final = np.empty(0, np.uint64)
@@ -88,13 +95,9 @@ class Reader:
         offset: int,
         max_messages: int,
         max_bytes: int,
-        tags: Sequence[int] | None,
-        look_max: int = SCAN_MAX,
+        tags: TagFilter | None,
     ) -> Slice:
         """Messages from an offset on: at least one if there is any, however large, and never more than asked for.
-
-        Parameters:
-            look_max: how many entries a filter looks at, at most.
 
         Raises:
             OffsetGone: the offset is not among those that exist.
@@ -112,7 +115,7 @@ class Reader:
                 first=first,
                 next=following,
             )
-        stop = min(following, offset + (max_messages if tags is None else look_max))
+        stop = min(following, offset + (max_messages if tags is None else tags.look_max))
         if tags is None and 0 < stop - offset < _FEW:
             try:
                 few = self._read_few(key, offset, stop, max_bytes)
@@ -124,8 +127,9 @@ class Reader:
         numbers: list[npt.NDArray[np.uint64]] = []
         at = offset
         room, space = max_messages, max_bytes
+        hashes = None if tags is None else tags.hashes
         for columns in self.derived.queues.columns(key, offset, stop):
-            chosen, where, at, full = _choose(columns, tags, room, space, first=not kept)
+            chosen, where, at, full = _choose(columns, hashes, room, space, first=not kept)
             if len(where):
                 kept.append(chosen)
                 numbers.append(where)

@@ -78,7 +78,7 @@ def test_acks_wait_for_the_next_unit() -> None:
         peer.send([b"d"], sequence=3)
         await until(lambda: len(pushes(peer)) == 2)
         assert rig.broker.writer.units == units + 1
-        position = rig.store.position("billing", "orders", lease.queue)
+        position = rig.store.queries.position("billing", "orders", lease.queue)
         assert position is not None
         assert position.floor == lease.end_offset
 
@@ -94,7 +94,7 @@ def test_acks_that_nothing_follows_are_written_soon() -> None:
         peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
 
         def is_written() -> bool:
-            position = rig.store.position("billing", "orders", lease.queue)
+            position = rig.store.queries.position("billing", "orders", lease.queue)
             return position is not None and position.floor == lease.end_offset
 
         await until(is_written)
@@ -152,7 +152,7 @@ def test_acks_that_come_while_the_broker_closes_are_written() -> None:
         closing = asyncio.ensure_future(rig.broker.writer.close())
         peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset + 1, 1, lease.queue)))
         await closing
-        position = rig.store.position("billing", "orders", lease.queue)
+        position = rig.store.queries.position("billing", "orders", lease.queue)
         assert position is not None
         assert position.floor == lease.end_offset
 

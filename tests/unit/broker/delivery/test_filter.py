@@ -38,9 +38,9 @@ class Filtered:
 
     def restart(self) -> None:
         """Begin anew with what is durable."""
-        topic = self.store.topic("orders")
+        topic = self.store.queries.topic("orders")
         self.consumption = Consumption(
-            topic, Group("billing", "orders"), self.store, itertools.count(1), self.write, 10,
+            topic, Group("billing", "orders"), self.store.queries, itertools.count(1), self.write, 10,
             lambda *_: None, self.again, look=self.look, look_turn=self.look_turn,
         )  # fmt: skip
         self.member = self.consumption.group.join("m", Subscription(normalised(self.expression)), 0, 0).member
@@ -136,7 +136,7 @@ def test_a_filter_gives_what_a_plain_list_gives_and_settles_the_rest(
     assert sorted(got) == expected
     assert sorted(settled_by(group.events, Outcome.ACKED)) == expected
     assert sorted(settled_by(group.events, Outcome.ACKED, Outcome.SKIPPED)) == list(range(group.sequence))
-    assert group.store.position("billing", "orders", 0) == Position(group.sequence)
+    assert group.store.queries.position("billing", "orders", 0) == Position(group.sequence)
     assert group.consumption.cursor(0).position == Position(group.sequence)
 
 
@@ -220,4 +220,4 @@ def test_what_is_passed_over_is_written_with_few_events() -> None:
     offsets = numbers_of(handed)
     group.ack(handed, [(offset, offset + 1) for offset in offsets])
     assert len(group.events) == 2, "one for what was passed over, one for what was acked"
-    assert group.store.position("billing", "orders", 0) == Position(20_000)
+    assert group.store.queries.position("billing", "orders", 0) == Position(20_000)

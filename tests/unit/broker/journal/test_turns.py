@@ -161,7 +161,7 @@ def test_lone_flushes_on_a_quick_disk_are_answered_in_their_turn_and_are_durable
             at_once += len(peer.wire.frames)
             await rig.settle()
             assert peer.reply().first_offset == number
-            assert rig.store.flushed >= rig.store.end
+            assert rig.store.queries.flushed >= rig.store.queries.end
         assert at_once >= 20
         # Two that wait are no longer alone: what comes meanwhile may gather.
         peer.send([b"40"], producer=5, sequence=40, durability=Durability.FLUSHED)
@@ -236,7 +236,7 @@ def test_large_batches_are_stored_as_they_came_whether_made_in_place_or_not(size
         again = MessageStore(rig.files.copy().kill(), clock=FakeClock())
         read: list[bytes] = []
         while len(read) < len(sent) + 1:
-            read += [bytes(record.body) for record in again.read("orders", 0, len(read), 301).records()]
+            read += [bytes(record.body) for record in again.queries.read("orders", 0, len(read), 301).records()]
         assert read == [*sent, b"small"]
         again.close()
 

@@ -99,15 +99,15 @@ def test_limits_outlive_the_store_a_checkpoint_and_not_their_topic() -> None:
     store.append([LimitPut(0, "bank", 1), LimitPut(0, "bank")])
     store.flush()
     expected = [Limit("", "shop", None, 7, False), Limit("orders", "", 5, None, True)]
-    assert kept_limits(store) == expected
+    assert kept_limits(store.queries) == expected
     store.close()
     store = MessageStore(files)
-    assert kept_limits(store) == expected
+    assert kept_limits(store.queries) == expected
     store.checkpoint()
     store.delete_topic("orders")
-    assert kept_limits(store) == expected[:1]
+    assert kept_limits(store.queries) == expected[:1]
     store.create_topic("orders")
-    assert kept_limits(store) == expected[:1]
+    assert kept_limits(store.queries) == expected[:1]
     store.close()
 
 

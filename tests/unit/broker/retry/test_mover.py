@@ -54,12 +54,12 @@ async def live(rng: random.Random) -> None:
         for verdict in await failing.step(member, rng):
             lives[verdict.body].hear(verdict)
         waiting = sum(not life.end and life.attempts > 0 for life in lives)
-        assert failing.store.retrying("g", failing.store.topic("orders").id, 0) == waiting
+        assert failing.store.queries.retrying("g", failing.store.queries.topic("orders").id, 0) == waiting
     failing.store.flush()
-    letters = failing.store.find_topic("%DLQ%g")
+    letters = failing.store.queries.find_topic("%DLQ%g")
     dead: Counter[tuple[MessageId | None, int | None, int | None]] = Counter()
     if letters is not None:
-        for record in failing.store.read(letters.name, 0, 0).records():
+        for record in failing.store.queries.read(letters.name, 0, 0).records():
             said = record.attributes
             dead[said.message_id, said.attempt, said.reason_code] += 1
     assert dead == Counter(

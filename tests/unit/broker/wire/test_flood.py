@@ -79,7 +79,7 @@ def test_changes_under_way_are_bounded() -> None:
         await settled(rig)
         assert not rig.broker.changes.under_way
         assert Counter(frame.status for frame in peer.wire.frames) == {0: 300, Status.BUSY: 200}
-        assert {topic.name for topic in rig.store.topics()} >= {f"t{number}" for number in range(300)}
+        assert {topic.name for topic in rig.store.queries.topics()} >= {f"t{number}" for number in range(300)}
 
     in_a_broker(run, pulls_waiting_max=300)
 

@@ -18,7 +18,7 @@ from tests.unit.pipeline.journals import batch_of, new_store
 def asked(store: MessageStore, producer_id: int) -> ProducerStatesReply:
     """What the handler answers."""
     answers: list[ProducerStatesReply] = []
-    broker = SimpleNamespace(store=store, topic=store.topic)
+    broker = SimpleNamespace(store=store, topic=store.queries.topic)
     session = SimpleNamespace(answer=lambda frame, reply: answers.append(reply))
     producer_states(cast(Any, broker), cast(Any, session), cast(Any, None), ProducerStates("orders", [producer_id]))
     (answer,) = answers

@@ -210,7 +210,7 @@ def test_a_broker_s_data_is_no_spool() -> None:
     with pytest.raises(WrongFormat, match="broker's data"):
         opened(files)
     with MessageStore(files) as store:
-        assert store.topic("orders").config.queues == 4
+        assert store.queries.topic("orders").config.queues == 4
 
 
 def test_a_damaged_spool_is_not_used() -> None:

@@ -72,10 +72,17 @@ def test_a_damaged_unit_is_passed_over_and_said() -> None:
         for number in range(3):
             store.append([batch_of([Message(b"body %d" % number)], first_sequence=number)])
         body = bytearray(journal(store))
-        starts = [*unit_starts(body, store.start)]
+        starts = [*unit_starts(body, store.queries.start)]
         start, end = starts[-2]
-        body[end - store.start - 3] ^= 0xFF
-        fetched = Fetched(store.start, store.visible, store.start, store.visible, store.journal_id, memoryview(body))
+        body[end - store.queries.start - 3] ^= 0xFF
+        fetched = Fetched(
+            store.queries.start,
+            store.queries.visible,
+            store.queries.start,
+            store.queries.visible,
+            store.queries.journal_id,
+            memoryview(body),
+        )
         damaged: list[tuple[int, int]] = []
         parts = [*_decoded(fetched, damaged.append)]
     assert damaged == [(start, end)]

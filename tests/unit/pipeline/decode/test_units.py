@@ -168,7 +168,7 @@ def test_only_wanted_topics_are_given_and_events_always() -> None:
         topic = ("orders", "paid")[number % 2]
         store.append([batch_of([Message(b"%d" % number)] * 3, topic=topic, first_sequence=number * 3)])
     body = journal(store)
-    paid = store.topic("paid").id
+    paid = store.queries.topic("paid").id
     rows = decode_units(body, wanted=[paid], columns=("topic", "body"))
     assert message_batch(rows, ("topic", "body")).to_pydict() == {
         "topic": ["paid"] * 6,
@@ -184,7 +184,7 @@ def test_only_wanted_topics_are_given_and_events_always() -> None:
 def test_what_a_group_settled_is_among_the_events() -> None:
     store = new_store("orders")
     store.append([batch_of([Message(b"x")] * 3)])
-    settled = Settled("billing", store.topic("orders").id, 0, 0, 3, member="m-1", settled_at_ms=7)
+    settled = Settled("billing", store.queries.topic("orders").id, 0, 0, 3, member="m-1", settled_at_ms=7)
     store.append([settled])
     rows = decode_units(journal(store), columns=())
     assert decode_event(rows.events[-1].body) == settled
@@ -197,7 +197,7 @@ def test_a_unit_that_fails_its_checksum_is_named_and_nothing_of_it_believed() ->
     store = new_store("orders")
     (placed,) = store.append([batch_of([Message(b"hello")])])
     spoilt = bytearray(journal(store))
-    spoilt[placed.unit_start + 90 - store.start] ^= 1
+    spoilt[placed.unit_start + 90 - store.queries.start] ^= 1
     with pytest.raises(Damaged) as caught:
         decode_units(spoilt, columns=("body",))
     assert caught.value.detail == {"start": placed.unit_start, "end": placed.unit_end}

@@ -39,7 +39,7 @@ def make_store(files: MemoryFiles) -> MessageStore:
 def test_who_is_at_fault_is_told_and_the_others_are_written_in_order() -> None:
     store = make_store(MemoryFiles())
     store.append([batch(1, 10, epoch=4)], Durability.STORED)
-    event = PositionSet("billing", store.topic("orders").id, 0, 1)
+    event = PositionSet("billing", store.queries.topic("orders").id, 0, 1)
     outcomes = store.append_each(
         [
             batch(2, 0),
@@ -57,18 +57,18 @@ def test_who_is_at_fault_is_told_and_the_others_are_written_in_order() -> None:
     assert kinds == [1, UnknownTopic, StaleEpoch, 0, SequenceConflict, 1, 2, 0]
     duplicates = [outcome.duplicate for outcome in outcomes if isinstance(outcome, Placement)]
     assert duplicates == [False, False, True, False, True]
-    assert store.bounds("orders", 0) == (0, 3)
-    position = store.position("billing", "orders", 0)
+    assert store.queries.bounds("orders", 0) == (0, 3)
+    position = store.queries.position("billing", "orders", 0)
     assert position is not None
     store.close()
 
 
 def test_nothing_is_written_if_all_are_at_fault() -> None:
     store = make_store(MemoryFiles())
-    end = store.end
+    end = store.queries.end
     outcomes = store.append_each([batch(1, 0, topic="a"), batch(1, 0, topic="b")], Durability.FLUSHED)
     assert all(isinstance(outcome, DMQError) for outcome in outcomes)
-    assert store.end == end
+    assert store.queries.end == end
     store.close()
 
 
@@ -87,5 +87,5 @@ def test_a_full_disk_tells_who_was_written_before() -> None:
     assert isinstance(refused, UnknownTopic)
     assert isinstance(third, Placement)
     assert not third.duplicate
-    assert store.bounds("orders", 0) == (0, 2)
+    assert store.queries.bounds("orders", 0) == (0, 2)
     store.close()

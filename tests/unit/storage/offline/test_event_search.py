@@ -23,12 +23,12 @@ def events_in(*events: Event) -> list[Event]:
     """What is found of these, each written for itself and all together."""
     store = MessageStore(MemoryFiles())
     store.create_topic("orders")
-    start = store.end
+    start = store.queries.end
     store.append(list(events))
     for event in events:
         store.append([event])
     store.flush()
-    raw, _ = store.read_units(start)
+    raw, _ = store.queries.read_units(start)
     found = [seen.event for seen in find_events(raw, WANTED)]
     assert found[: len(found) // 2] == found[len(found) // 2 :]
     store.close()
@@ -64,12 +64,12 @@ def test_only_what_is_about_the_message_is_found_in_the_order_it_happened() -> N
 
 def test_a_unit_that_is_damaged_says_nothing_and_others_are_found() -> None:
     store = MessageStore(MemoryFiles())
-    start = store.end
+    start = store.queries.end
     store.append([Settled("first", 16, 1, 40, 1)])
-    middle = store.end
+    middle = store.queries.end
     store.append([Settled("second", 16, 1, 40, 1)])
     store.flush()
-    raw = bytearray(store.read_units(start)[0])
+    raw = bytearray(store.queries.read_units(start)[0])
     raw[middle - start - 3] ^= 1
     found = find_events(bytes(raw), WANTED)
     assert [seen.event.group for seen in found if isinstance(seen.event, Settled)] == ["second"]

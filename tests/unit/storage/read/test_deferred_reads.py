@@ -46,12 +46,12 @@ def asked(store: MessageStore, question: Callable[[], T]) -> tuple[T, int]:
     reads = 0
     while True:
         try:
-            with store.deferring(prepared):
+            with store.queries.deferring(prepared):
                 return question(), reads
         except NeedsDisk as need:
             reads += 1
-            with store.lending():
-                prepared[need.key] = store.fetch(need)
+            with store.queries.lending():
+                prepared[need.key] = store.queries.fetch(need)
 
 
 def reopened(files: MemoryFiles) -> MessageStore:
@@ -63,13 +63,15 @@ def test_deferred_answers_are_those_of_the_disk() -> None:
     with MessageStore(files, SETTINGS, FakeClock()) as store:
         fill(store, 60)
     with reopened(files) as store:
-        topic = store.topic("orders")
+        topic = store.queries.topic("orders")
         for question in (
-            lambda: [bytes(piece) for piece in store.read("orders", 0, 5, 40, 1 << 20).pieces],
-            lambda: store.places(key="k1"),
-            lambda: store.offset_since("orders", 0, 0),
-            lambda: store.read_units(store.start)[1],
-            lambda: store.id_runs(topic, 0, *(lambda s: (s.offsets.tolist(), s.pieces))(store.read("orders", 0, 9, 9))),
+            lambda: [bytes(piece) for piece in store.queries.read("orders", 0, 5, 40, 1 << 20).pieces],
+            lambda: store.queries.places(key="k1"),
+            lambda: store.queries.offset_since("orders", 0, 0),
+            lambda: store.queries.read_units(store.queries.start)[1],
+            lambda: store.queries.id_runs(
+                topic, 0, *(lambda s: (s.offsets.tolist(), s.pieces))(store.queries.read("orders", 0, 9, 9))
+            ),
         ):
             answer, reads = asked(store, question)
             assert answer == question()
@@ -82,10 +84,10 @@ def test_a_question_that_defers_reads_nothing_by_itself() -> None:
         fill(store, 20)
     with reopened(files) as store:
         files.fail("read", lambda path, _: True)
-        with pytest.raises(NeedsDisk), store.deferring({}):
-            store.read("orders", 0, 0)
+        with pytest.raises(NeedsDisk), store.queries.deferring({}):
+            store.queries.read("orders", 0, 0)
         files.heal()
-        assert len(store.read("orders", 0, 0, 20, 1 << 20)) == 20, "outside it reads as ever"
+        assert len(store.queries.read("orders", 0, 0, 20, 1 << 20)) == 20, "outside it reads as ever"
 
 
 def test_only_the_thread_that_asks_defers() -> None:

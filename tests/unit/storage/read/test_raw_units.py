@@ -32,10 +32,10 @@ def filled(store: MessageStore, units: int, body: bytes = b"x" * 300) -> None:
 
 
 def starts_of(store: MessageStore) -> list[int]:
-    starts, at = [], store.start
-    while at < store.visible:
+    starts, at = [], store.queries.start
+    while at < store.queries.visible:
         starts.append(at)
-        raw, at = store.read_units(at, 1)
+        raw, at = store.queries.read_units(at, 1)
         header = read_header(raw)
         assert header is not None
         assert (header.start, header.length) == (starts[-1], len(raw))
@@ -52,12 +52,12 @@ def test_an_offset_within_a_unit_gives_that_unit_and_marks_nothing_as_damaged() 
     filled(store, 100)
     starts = starts_of(store)
     assert len(starts) > 100, "there is more than one segment"
-    for start, following in zip(starts, [*starts[1:], store.visible], strict=True):
+    for start, following in zip(starts, [*starts[1:], store.queries.visible], strict=True):
         for offset in (start, start + 1, start + 72, following - 1):
-            raw, end = store.read_units(offset, 1)
+            raw, end = store.queries.read_units(offset, 1)
             assert (end - len(raw), end) == (start, following)
-    assert store.read_units(store.visible) == (b"", store.visible)
-    assert not store.damage
+    assert store.queries.read_units(store.queries.visible) == (b"", store.queries.visible)
+    assert not store.queries.damage
 
 
 def test_a_message_that_looks_like_a_unit_is_none() -> None:
@@ -65,7 +65,7 @@ def test_a_message_that_looks_like_a_unit_is_none() -> None:
     store.create_topic("orders")
     filled(store, 1, body=struct.pack(">4sIHHIQIIIIIIQQQ", b"DMQU", 0, 1, 0, 0, 0, 72, 0, 0, 0, 0, 0, 0, 0, 0) * 3)
     unit = starts_of(store)[-1]
-    raw = bytes(store.read_units(unit)[0])
+    raw = bytes(store.queries.read_units(unit)[0])
     fake_at = raw.index(b"DMQU", 1)
-    data, end = store.read_units(unit + fake_at)
-    assert (end - len(data), end) == (unit, store.visible)
+    data, end = store.queries.read_units(unit + fake_at)
+    assert (end - len(data), end) == (unit, store.queries.visible)

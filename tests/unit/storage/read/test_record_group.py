@@ -52,14 +52,14 @@ def test_many_records_by_their_offsets_are_what_each_is_alone(seed: int) -> None
             sequence += count
         store.append(items)
     store.flush()
-    places = [found.journal_offset for n in range(sequence) for found in store.find(message_id=MessageId(9, n))]
+    places = [found.journal_offset for n in range(sequence) for found in store.queries.find(message_id=MessageId(9, n))]
     chosen = rng.sample(places, rng.randint(0, len(places)))
-    parts, lost = store.gather([*chosen, 1])
+    parts, lost = store.queries.gather([*chosen, 1])
     assert lost == [1]
     seen = []
     for part in parts:
         for index, offset in enumerate(part.offsets.tolist()):
-            alone = store.record_at(offset)
+            alone = store.queries.record_at(offset)
             assert alone is not None
             assert part.message_id(index) == alone.message_id
             assert bytes(part.record(index).attribute_bytes) == bytes(alone.record.attribute_bytes)
@@ -77,10 +77,10 @@ def test_the_group_of_a_producer_outlives_a_restart() -> None:
     store = MessageStore(files, clock=FakeClock(NOW))
     store.append([TransactionGroup(9, "pay"), batch("%HALF%", 1, 2, 9, 0)])
     store.flush()
-    assert {half.group for half in store.transactions().values()} == {"pay"}
+    assert {half.group for half in store.queries.transactions().values()} == {"pay"}
     store = MessageStore(files.kill(), clock=FakeClock(NOW))
-    assert {half.group for half in store.transactions().values()} == {"pay"}
+    assert {half.group for half in store.queries.transactions().values()} == {"pay"}
     store.append([batch("%HALF%", 1, 1, 9, 2)])
     store.flush()
-    assert [half.group for half in store.transactions().values()] == ["pay"] * 3
+    assert [half.group for half in store.queries.transactions().values()] == ["pay"] * 3
     store.close()

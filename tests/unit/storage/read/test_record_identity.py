@@ -34,8 +34,8 @@ def batch(producer: int, sequence: int, count: int, queue: int = 0) -> Batch:
 
 
 def runs_of(store: MessageStore, offset: int, count: int, queue: int = 0) -> list[IdRun]:
-    found = store.read("orders", queue, offset, count)
-    return store.id_runs(store.topic("orders"), queue, found.offsets.tolist(), found.pieces)
+    found = store.queries.read("orders", queue, offset, count)
+    return store.queries.id_runs(store.queries.topic("orders"), queue, found.offsets.tolist(), found.pieces)
 
 
 def test_batches_of_many_producers_give_a_run_each(store: MessageStore) -> None:
@@ -51,8 +51,8 @@ def test_batches_of_many_producers_give_a_run_each(store: MessageStore) -> None:
 def test_offsets_that_are_left_out_part_a_run(store: MessageStore) -> None:
     store.append([batch(5, 100, 6)])
     store.flush()
-    found = store.read("orders", 0, 0, 6)
-    assert store.id_runs(store.topic("orders"), 0, [0, 1, 3, 5], found.pieces) == [
+    found = store.queries.read("orders", 0, 0, 6)
+    assert store.queries.id_runs(store.queries.topic("orders"), 0, [0, 1, 3, 5], found.pieces) == [
         (2, 5, 100),
         (1, 5, 103),
         (1, 5, 105),
@@ -62,7 +62,7 @@ def test_offsets_that_are_left_out_part_a_run(store: MessageStore) -> None:
 def test_moved_records_carry_their_own_ids(store: MessageStore) -> None:
     store.append([batch(5, 100, 1)])
     store.flush()
-    (record,) = store.read("orders", 0, 0, 1).records()
+    (record,) = store.queries.read("orders", 0, 0, 1).records()
     moved = moved_record(record, "orders", sent_at_ms=2, message_id=MessageId(5, 100))
     store.append([Batch(topic="orders", queue=0, data=moved, lengths=[len(moved)], moved=True)])
     store.flush()
@@ -81,18 +81,18 @@ def test_the_runs_agree_with_every_single_id(store: MessageStore) -> None:
         store.append(items)
     store.flush()
     for queue in range(2):
-        end = store.bounds("orders", queue)[1]
+        end = store.queries.bounds("orders", queue)[1]
         for _ in range(40):
             start = rng.randrange(end)
-            found = store.read("orders", queue, start, rng.randrange(1, 200))
+            found = store.queries.read("orders", queue, start, rng.randrange(1, 200))
             offsets = found.offsets.tolist()
-            runs = store.id_runs(store.topic("orders"), queue, offsets, found.pieces)
+            runs = store.queries.id_runs(store.queries.topic("orders"), queue, offsets, found.pieces)
             ids = [MessageId(producer, first + n) for count, producer, first in runs for n in range(count)]
             assert len(ids) == len(offsets)
             for index in rng.sample(range(len(ids)), min(3, len(ids))):
-                where = store.journal_offset("orders", queue, offsets[index])
+                where = store.queries.journal_offset("orders", queue, offsets[index])
                 assert where is not None
-                single = store.record_at(where)
+                single = store.queries.record_at(where)
                 assert single is not None
                 assert single.message_id == ids[index]
 
@@ -103,9 +103,9 @@ def test_few_tables_are_kept(store: MessageStore) -> None:
     store.flush()
     reader = store._reader
     small = Identities(reader.bytes_at, lambda offset: reader.derived.lookup.unit_holding(offset), rows_max=4)
-    topic = store.topic("orders")
+    topic = store.queries.topic("orders")
     for _ in range(2):
         for offset in range(20):
-            found = store.read("orders", 0, offset, 1)
+            found = store.queries.read("orders", 0, offset, 1)
             assert small.runs(topic.id, 0, [offset], found.pieces) == [(1, 5, offset)]
     assert len(small._tables) <= 4

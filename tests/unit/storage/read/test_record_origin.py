@@ -33,8 +33,8 @@ def batch(count: int, sequence: int, address: bytes, queue: int) -> Batch:
 
 
 def runs_of(store: MessageStore, offset: int, count: int, queue: int = 0) -> list[OriginRun]:
-    found = store.read("orders", queue, offset, count)
-    return store.origins(store.topic("orders"), queue, found.offsets, found.pieces)
+    found = store.queries.read("orders", queue, offset, count)
+    return store.queries.origins(store.queries.topic("orders"), queue, found.offsets, found.pieces)
 
 
 def test_each_record_has_the_time_and_the_address_of_its_batch() -> None:
@@ -68,4 +68,4 @@ def test_each_record_has_the_time_and_the_address_of_its_batch() -> None:
 def test_nothing_has_no_origins() -> None:
     store = MessageStore(MemoryFiles(), clock=FakeClock())
     store.create_topic("orders")
-    assert store.origins(store.topic("orders"), 0, np.empty(0, np.uint64), []) == []
+    assert store.queries.origins(store.queries.topic("orders"), 0, np.empty(0, np.uint64), []) == []

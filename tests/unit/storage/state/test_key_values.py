@@ -42,15 +42,15 @@ def test_keys_outlive_the_store_a_checkpoint_and_the_loss_of_what_is_derived() -
     store.append([KeyPut("confirm", "a", b"4", 9), KeyPut("confirm", "b")])
     store.flush()
     expected = [KeyPut("confirm", "a", b"4", 9)]
-    assert store.keys.among("confirm") == expected
+    assert store.queries.keys.among("confirm") == expected
     store.close()
     store = MessageStore(files)
-    assert store.keys.among("confirm") == expected
+    assert store.queries.keys.among("confirm") == expected
     store.checkpoint()
     store.close()
     store = MessageStore(files)
-    assert store.keys.among("confirm") == expected
-    assert store.keys.count == 2
+    assert store.queries.keys.among("confirm") == expected
+    assert store.queries.keys.count == 2
     store.close()
 
 
@@ -66,7 +66,7 @@ def test_keys_outlive_the_segment_they_were_written_in() -> None:
     assert store.stats()["segments"] == 1
     store.close()
     store = MessageStore(files, settings)
-    assert store.keys.among("confirm") == [KeyPut("confirm", "a", b"1")]
+    assert store.queries.keys.among("confirm") == [KeyPut("confirm", "a", b"1")]
     store.close()
 
 

@@ -67,7 +67,7 @@ class Rig:
         self.sequence += count
 
     def copy(self, queue: int, offset: int, topic: str, due_ms: int | None) -> Batch:
-        (record,) = self.store.read("orders", queue, offset, 1).records()
+        (record,) = self.store.queries.read("orders", queue, offset, 1).records()
         raw = bytes(memoryview(record.buffer)[record.start : record.start + record.length])
         plan = CopyPlan(topic, 5, ("orders", queue), target_topic=self.name, target_queue=queue, group="g")
         copied = copy_record(read_failed(raw, is_retry=False), plan, MessageId(7, offset).to_bytes(), 1)
@@ -81,7 +81,7 @@ class Rig:
     def fire(self, now_ms: int) -> int:
         due = self.store.take_due(now_ms, 100)
         for delay in due:
-            found = self.store.record_at(delay.offset)
+            found = self.store.queries.record_at(delay.offset)
             assert found is not None
             record = RecordView(found.record.buffer, found.record.start)
             queue = record.attributes.target_queue or 0
@@ -93,7 +93,7 @@ class Rig:
         return len(due)
 
     def retrying(self) -> list[int]:
-        return [self.store.retrying("g", self.topic.id, queue) for queue in range(2)]
+        return [self.store.queries.retrying("g", self.topic.id, queue) for queue in range(2)]
 
     def reopen(self, *, without_checkpoint: bool) -> None:
         self.store.close()
@@ -116,7 +116,7 @@ def test_what_waits_and_what_is_on_offer_is_counted_by_queue_also_after_a_restar
     assert rig.retrying() == [2, 2]
     assert rig.fire(55) == 2
     assert rig.retrying() == [2, 2]
-    retries = rig.store.topic(rig.name).id
+    retries = rig.store.queries.topic(rig.name).id
     rig.write(Settled("g", retries, 0, 0, 1), Settled("g", retries, 1, 0, 2))
     assert rig.retrying() == [1, 0]
     rig.reopen(without_checkpoint=without_checkpoint)
@@ -133,13 +133,13 @@ def test_a_topic_with_expiring_messages_is_known_as_such_and_what_is_moved_then_
     rig = Rig()
     rig.send(0, 1)
     rig.fail(0, 0, None)
-    assert rig.store.expiring == set()
+    assert rig.store.queries.expiring == set()
     rig.send(0, 1, expiring=True)
-    assert rig.store.expiring == {rig.topic.id}
+    assert rig.store.queries.expiring == {rig.topic.id}
     rig.fail(0, 1, None)
-    retries = rig.store.topic(rig.name).id
+    retries = rig.store.queries.topic(rig.name).id
     rig.reopen(without_checkpoint=without_checkpoint)
-    assert rig.store.expiring == {rig.topic.id, retries}
+    assert rig.store.queries.expiring == {rig.topic.id, retries}
     rig.store.delete_topic("orders")
-    assert rig.store.expiring == {retries}
+    assert rig.store.queries.expiring == {retries}
     rig.store.close()
