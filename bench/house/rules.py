@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from bench.house.imports import Import, Kind, cycles, imports
-from bench.house.source_tree import Class, Function, SourceTree
+from bench.house.source_tree import Class, Function, Module, SourceTree
 
 __all__ = [
     "broker_takers",
@@ -121,14 +121,21 @@ def wide_functions(tree: SourceTree) -> list[str]:
 
 
 def positional_calls(tree: SourceTree) -> list[str]:
-    """Calls with more than four positional arguments of what the tree itself defines."""
-    own = {one.name for one in tree.classes} | {function.node.name for function in tree.functions}
+    """Calls with more than four positional arguments of what the tree itself defines; `*args` takes any number."""
+    own = {one.name for one in tree.classes}
+    own |= {function.node.name for function in tree.functions if not function.node.args.vararg}
     return [
         f"{module.name}:{call.lineno} {name}"
         for module in tree.modules
         for call in module.calls
-        if len(call.args) > POSITIONAL_MAX and (name := _called(call)) in own
+        if len(call.args) > POSITIONAL_MAX and (name := _called(call)) in own - _foreign_names(tree, module)
     ]
+
+
+def _foreign_names(tree: SourceTree, module: Module) -> set[str]:
+    """What a module imports from outside of the tree by name."""
+    nodes = (node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom))
+    return {alias.name for node in nodes if node.module not in tree.by_name for alias in node.names}
 
 
 def half_classes(tree: SourceTree) -> list[str]:

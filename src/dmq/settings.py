@@ -326,7 +326,9 @@ def _fields_of(section: str, struct: type[msgspec.Struct]) -> Iterator[Field]:
         hint = hints[info.name]
         is_optional = get_origin(hint) is not Annotated
         annotated = get_args(hint)[0] if is_optional else hint
-        yield Field(section, info.name, annotated, annotated.__metadata__[0], is_optional, info.default)
+        yield Field(
+            section, info.name, annotated, annotated.__metadata__[0], is_optional=is_optional, default=info.default
+        )
 
 
 # Every setting there is, by key.

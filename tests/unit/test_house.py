@@ -86,8 +86,19 @@ CASES: list[tuple[Rule, dict[str, str], list[str]]] = [
     ),
     (
         rules.positional_calls,
-        {"dmq/a.py": "def own(*args): ...\nown(1, 2, 3, 4, 5)\nown(1, 2, 3, 4, e=5)\nprint(1, 2, 3, 4, 5)"},
-        ["dmq.a:2 own"],
+        {
+            "dmq/a.py": """
+                from elsewhere import Table
+                def own(a, b, c, d, e): ...
+                def many(*args): ...
+                own(1, 2, 3, 4, 5)
+                own(1, 2, 3, 4, e=5)
+                many(1, 2, 3, 4, 5)
+                Table(1, 2, 3, 4, 5)
+                """,
+            "dmq/b.py": "class Table: ...",
+        },
+        ["dmq.a:5 own"],
     ),
     (
         rules.half_classes,

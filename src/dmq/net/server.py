@@ -69,7 +69,9 @@ class Server:
         return str(name[0]), int(name[1])
 
     def _make(self) -> Connection:
-        return Connection(self._peer, self._clock, self._output_bytes_max, self._track, self._outbox, self._chunks)
+        return Connection(
+            self._peer, self._clock, self._output_bytes_max, self._track, outbox=self._outbox, chunks=self._chunks
+        )
 
     def _track(self, connection: Connection, is_there: bool) -> None:
         if not is_there:

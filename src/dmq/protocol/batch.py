@@ -147,7 +147,7 @@ def _divide_few(body: Buffer, count: int, keys: int, due_count: int, data_at: in
         dues = _U64S[due_count].unpack_from(body, data_at - 8 * due_count)
         if max(dues) > DUE_MAX_MS:
             raise _bad_dues()
-    return Batch(data, lengths, hash_index, hashes, dues)
+    return Batch(data, lengths, hash_index, hashes, dues=dues)
 
 
 def _divide_many(body: Buffer, count: int, keys: int, due_count: int, data_at: int) -> Batch:
@@ -163,7 +163,7 @@ def _divide_many(body: Buffer, count: int, keys: int, due_count: int, data_at: i
     dues = np.frombuffer(body, ">u8", due_count, data_at - 8 * due_count).astype(np.uint64)
     if due_count and int(dues.max()) > DUE_MAX_MS:
         raise _bad_dues()
-    return Batch(data, lengths, hash_index, hashes, dues)
+    return Batch(data, lengths, hash_index, hashes, dues=dues)
 
 
 def _bad_lengths(total: int, data_bytes: int) -> InvalidRequest:

@@ -383,14 +383,16 @@ class FrameParser:
             header = buffer[start + HEAD_BYTES : body_at].tobytes()
             if stop - body_at < VIEW_BYTES_MIN:
                 body = buffer[body_at:stop].tobytes()
-                frames.append(Frame(kind, command, status, flags, correlation, header, body))
+                frames.append(Frame(kind, command, status, flags, correlation=correlation, header=header, body=body))
             else:
                 view = buffer[body_at:stop].toreadonly()
                 # Not of a buffer that is half empty: whoever keeps the room keeps all of it.
                 is_alone = self._is_own and start == HEADROOM_BYTES and 2 * stop >= len(buffer)
                 room = buffer[:stop] if is_alone else None
                 self._has_views = True
-                frames.append(Frame(kind, command, status, flags, correlation, header, view, room))
+                frames.append(
+                    Frame(kind, command, status, flags, correlation=correlation, header=header, body=view, room=room)
+                )
             start = stop
         if end - start >= LENGTH_BYTES:
             # A short greeting ("GET / HTTP/1.0") is no longer than our head: do not wait for more of it.

@@ -124,7 +124,8 @@ def resend(
     is 1 if one of them could not be resent.
     """
     with connected(url) as client:
-        if _is_dry(client.admin, names, topic, group, reason, execute, form):
+        if not _is_named(names, topic, group, reason) and not execute:
+            _show_dry(client.admin, topic, group, reason, form=form)
             return
         outcomes = client.admin.resend_dead_letters(names, topic=topic, group=group, reason=reason or "", rate=rate)
     _show_outcomes(outcomes, "resent", form)
@@ -147,32 +148,27 @@ def delete(
     is 1 if one of them could not be deleted.
     """
     with connected(url) as client:
-        if _is_dry(client.admin, names, topic, group, reason, execute, form):
+        if not _is_named(names, topic, group, reason) and not execute:
+            _show_dry(client.admin, topic, group, reason, form=form)
             return
         outcomes = client.admin.delete_dead_letters(names, topic=topic, group=group, reason=reason or "", rate=rate)
     _show_outcomes(outcomes, "deleted", form)
 
 
-def _is_dry(
-    admin: Admin,
-    names: list[str] | None,
-    topic: str,
-    group: str,
-    reason: Reason | None,
-    execute: bool,
-    form: Format,
-) -> bool:
-    """Whether it is only to be shown what would be done; then it was."""
+def _is_named(names: list[str] | None, topic: str, group: str, reason: Reason | None) -> bool:
+    """Whether the letters are named one by one, and not chosen by what they have in common."""
     if not names and not (topic or group or reason):
         raise typer.BadParameter("say which ones: their ids, or --topic, --group or --reason")
-    if names or execute:
-        return False
+    return bool(names)
+
+
+def _show_dry(admin: Admin, topic: str, group: str, reason: Reason | None, *, form: Format) -> None:
+    """Show what would be done."""
     found = admin.dead_letters(topic, group, reason or "", bodies=False)
     show_rows([_row(letter) for letter in found[:20]], form, empty="no dead letters match")
     if form == Format.TABLE and found:
         more = f", {len(found) - 20} of them not shown" if len(found) > 20 else ""
         typer.echo(f"\nthis was a dry run of {len(found)}{more}: say --execute to do it")
-    return True
 
 
 def _show_outcomes(outcomes: list[DeadLetterOutcome], done: str, form: Format) -> None:

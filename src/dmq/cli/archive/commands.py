@@ -73,14 +73,14 @@ def run(
         tuple(broker or ()),
         tuple(job or ()),
         master,
-        parse_pairs(conf),
-        tuple(outbox or ()),
-        {**parse_pairs(options), **({"reconcile.resend": "true"} if resend else {})},
-        continuous,
-        parse_seconds(every),
-        parse_seconds(derive),
-        batch_bytes,
-        accept_loss,
+        conf=parse_pairs(conf),
+        outbox_urls=tuple(outbox or ()),
+        options={**parse_pairs(options), **({"reconcile.resend": "true"} if resend else {})},
+        is_continuous=continuous,
+        every_seconds=parse_seconds(every),
+        derive_seconds=parse_seconds(derive),
+        batch_bytes=batch_bytes,
+        accept_loss=accept_loss,
     )
     with _shown() as show:
         results = Run(chosen, show).run()

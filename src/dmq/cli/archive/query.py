@@ -60,7 +60,7 @@ def query(
     if trace and message_id is None:
         raise typer.BadParameter("--trace goes with --id")
     if sql is not None:
-        _show_sql(tables, sql, limit, memory, timeout, form)
+        _show_sql(tables, sql, limit, memory, timeout=timeout, form=form)
         return
     with needs_spark_extra():
         from dmq.pipeline.lookup.lookup import Lookup

@@ -76,7 +76,7 @@ def replay(
         from dmq.pipeline.replay.selection import Selection
 
     archive = Archive.open(tables)
-    chosen: Selection | None = Selection(
+    selection = Selection(
         topic=topic,
         ids=tuple(map(checked_id, message_ids or ())),
         keys=tuple(keys or ()),
@@ -85,12 +85,11 @@ def replay(
         until=parse_moment(until),
         where=where,
     )
-    if chosen == Selection():
-        chosen = None
+    chosen = None if selection == Selection() else selection
     if chosen is None and replay_id is None:
         raise typer.BadParameter("say which messages: --topic, --id, --key, --business-id, --since, --until or --where")
     if not execute:
-        _show_dry(archive, chosen, to or topic, replay_id, form)
+        _show_dry(archive, chosen, to or topic, replay_id, form=form)
         return
     name = replay_id or new_replay_id()
     if replay_id is None:
@@ -98,7 +97,7 @@ def replay(
     target = to or topic
     if not target and replay_id is None:
         raise typer.BadParameter("say where they go: --to TOPIC")
-    outcome = send(archive, broker, chosen, target, name, rate=rate, on_progress=_Shown())
+    outcome = send(archive, broker, chosen, target, replay_id=name, rate=rate, on_progress=_Shown())
     _show_outcome(outcome, form)
 
 

@@ -10,13 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dmq.cli.options import Format, Formatted
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import OsFiles
 from dmq.storage.journal.unit import Unit
@@ -39,15 +39,7 @@ app = typer.Typer(help="Look into a data directory and check it, offline.", no_a
 _PROGRESS_BYTES_MIN = 64 << 20
 
 
-class Format(StrEnum):
-    """How results are shown."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory, the one with journal/ in it.")]
-Formatted = Annotated[Format, typer.Option("--format", help="How to show it.")]
 
 
 @app.command()

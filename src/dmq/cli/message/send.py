@@ -92,9 +92,9 @@ def send(
         "delay": 0.0 if delay is None else parse_seconds(delay),
         "durability": durability,
     }
-    sources = _messages(bodies or [], files or [], stdin, lines, json_lines)
+    sources = _messages(bodies or [], files or [], stdin, lines, json_lines=json_lines)
     repeated = (message for message in sources for _ in range(count))
-    _publish(url, app_name, topic, repeated, options, form)
+    _publish(url, app_name, topic, repeated, options=options, form=form)
 
 
 def _publish(

@@ -76,13 +76,14 @@ def produce(
         raise typer.BadParameter("--async and --connections exclude each other: connections send one at a time")
     if threads > 1 and connections > 1:
         raise typer.BadParameter("--threads and --connections exclude each other: connections have their own process")
-    load = _load(messages, size, batch, durability, body, rounds, seed)
+    from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.throughput import produce as measure
     from dmq.testing.benchmark.throughput import produce_connections
 
+    load = Load(messages, size, batch, durability, rounds=rounds, seed=seed, is_json=body is Body.JSON)
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
         if connections > 1:
-            figure = produce_connections(at, load, connections, cpu, progress)
+            figure = produce_connections(at, load, connections, cpu, progress=progress)
         else:
             figure = measure(at, load, cpu, progress, is_async=is_async, threads=threads)
     _show([figure], load, form)
@@ -105,9 +106,10 @@ def consume(
     Body and key of every message are touched. Beside it stands a process that only receives the same bytes on
     loopback and writes them to a file.
     """
-    load = _load(messages, size, batch, "stored", body, rounds, seed)
+    from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.throughput import consume as measure
 
+    load = Load(messages, size, batch, "stored", rounds=rounds, seed=seed, is_json=body is Body.JSON)
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
         figure = measure(at, load, cpu, progress, is_push=push)
     _show([figure], load, form)
@@ -126,9 +128,10 @@ def latency(
 
     Beside it stand a bare echo over loopback and an fdatasync. Flushed sends are a tenth of the messages.
     """
-    load = _load(messages, size, 1, "stored", Body.RANDOM, 1, seed)
+    from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.latency import latency as measure
 
+    load = Load(messages, size, 1, "stored", rounds=1, seed=seed)
     with _broker(url) as (at, _), _progress(messages * 4) as progress:
         figures = measure(at, load, tempfile.gettempdir(), progress, rate=rate)
     _show(figures, load, form)
@@ -149,20 +152,15 @@ def store(
     form: Formatted = Format.TABLE,
 ) -> None:
     """The message store alone, without broker and network. Beside it stands a plain write of the same bytes."""
-    load = _load(messages, size, batch, durability, body, rounds, seed)
     if data is not None and not data.is_dir():
         raise typer.BadParameter(f"{data} is no directory: choose one that is there")
+    from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.store_load import store as measure
 
+    load = Load(messages, size, batch, durability, rounds=rounds, seed=seed, is_json=body is Body.JSON)
     with _progress(messages * (rounds + 1)) as progress:
         figure = measure(load, data or Path(tempfile.gettempdir()), progress)
     _show([figure], load, form)
-
-
-def _load(messages: int, size: int, batch: int, durability: Safety, body: Body, rounds: int, seed: int) -> Load:
-    from dmq.testing.benchmark.benchmark import Load
-
-    return Load(messages, size, batch, durability, rounds, seed, body is Body.JSON)
 
 
 @contextlib.contextmanager

@@ -29,19 +29,19 @@ def latency(url: str, load: Load, folder: str, progress: Progress, *, rate: floa
     few = max(50, count // 10)  # of what waits for a disk
     with Echo.running() as echo, bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
         echo.round_trips(200, size)
-        _send_timed(producer, topic, body, "stored", 200)
+        _send_timed(producer, topic, body, "stored", count=200)
         echoes, stored = _in_turns(
             count,
             lambda turn: echo.round_trips(turn, size),
-            lambda turn: _send_timed(producer, topic, body, "stored", turn),
+            lambda turn: _send_timed(producer, topic, body, "stored", count=turn),
         )
         progress(2 * count)
-        _send_timed(producer, topic, body, "flushed", 20)
+        _send_timed(producer, topic, body, "flushed", count=20)
         more, syncs, flushed = _in_turns(
             few,
             lambda turn: echo.round_trips(turn, size),
             lambda turn: fdatasync_seconds(folder, turn, 4096),
-            lambda turn: _send_timed(producer, topic, body, "flushed", turn),
+            lambda turn: _send_timed(producer, topic, body, "flushed", count=turn),
         )
         progress(count)
     echo_p50 = percentile(sorted(echoes), 0.5)
@@ -59,7 +59,7 @@ def latency(url: str, load: Load, folder: str, progress: Progress, *, rate: floa
         ),
     ]
     with bench_topic(url) as (client, topic):
-        taken = _end_to_end(client, topic, body, load, rate)
+        taken = _end_to_end(client, topic, body, load, rate=rate)
         figures.append(
             latency_figure(
                 f"send to handler at {rate:,.0f} a second (beside the echo)",

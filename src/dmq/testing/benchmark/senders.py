@@ -142,7 +142,7 @@ class _Run:
         self._senders = [_Sender(task.host, task.port) for _ in range(task.connections)]
         for sender in self._senders:
             sender.hello()
-        load = Load(task.messages, task.size, 1, task.durability, 1, task.seed, task.is_json)
+        load = Load(task.messages, task.size, 1, task.durability, rounds=1, seed=task.seed, is_json=task.is_json)
         now_ms = time.time_ns() // 1_000_000
         # A body of a PRODUCE for each message: lengths, then the record.
         self._pile = iter(
@@ -178,8 +178,15 @@ class _Run:
         if body is None:
             return False
         header = Produce(
-            self._task.topic, ANY_QUEUE, 1, 0, sender.producer_id, 0, sender.sequence, self._durability
-        )  # fmt: skip
+            self._task.topic,
+            ANY_QUEUE,
+            count=1,
+            keys=0,
+            producer_id=sender.producer_id,
+            producer_epoch=0,
+            first_sequence=sender.sequence,
+            durability=self._durability,
+        )
         sender.sequence += 1
         # The socket blocks: a broker reads whatever it is sent, and its answers are small.
         sender.sock.sendall(request_head(Command.PRODUCE, header, sender.sequence, len(body)) + body)

@@ -36,7 +36,7 @@ def store(load: Load, folder: Path, progress: Progress) -> Figure:
                 opened.create_topic("bench", TopicConfig(queues=4))
 
                 def run(opened: MessageStore = opened) -> None:
-                    _append(opened, load, bodies, wanted, progress)
+                    _append(opened, load, bodies, wanted, progress=progress)
 
                 measured(rates, run, lambda: 0.0, number > 0)
             finally:

@@ -48,7 +48,7 @@ def produce(
             with bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
 
                 def share(part: list[bytes], producer: Producer = producer, topic: str = topic) -> None:
-                    send(producer, topic, load, part, progress)
+                    send(producer, topic, load, part, progress=progress)
 
                 def run(share: Callable[[list[bytes]], None] = share) -> None:
                     _side_by_side(share, bodies, threads)
@@ -108,11 +108,11 @@ def produce_connections(url: str, load: Load, connections: int, broker_cpu: Brok
                 address.port,
                 topic,
                 connections,
-                load.messages,
-                load.size,
-                load.durability,
-                load.seed,
-                load.is_json,
+                messages=load.messages,
+                size=load.size,
+                durability=load.durability,
+                seed=load.seed,
+                is_json=load.is_json,
             )
             with contextlib.closing(Senders(task)) as senders:
                 broker = broker_cpu()
@@ -135,7 +135,7 @@ def produce_connections(url: str, load: Load, connections: int, broker_cpu: Brok
 
 def _fill(client: Client, topic: str, load: Load, bodies: list[bytes]) -> None:
     with client.producer(timeout=60.0) as producer:
-        _send_many(producer, topic, load, bodies, lambda _: None)
+        _send_many(producer, topic, load, bodies, progress=lambda _: None)
 
 
 def consume(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, is_push: bool = False) -> Figure:
@@ -152,7 +152,7 @@ def consume(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, 
 
             def run(group: str = group) -> None:
                 take = _handle_each if is_push else _pull_all
-                take(client, topic, group, load, progress)
+                take(client, topic, group, load, progress=progress)
 
             measured(rates, run, broker_cpu, number > 0)
             client.admin.delete_group(group)

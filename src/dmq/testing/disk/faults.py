@@ -130,7 +130,7 @@ class Machine:
         """Before an operation that changes nothing."""
         self.alive()
         if self.trace.maxlen:
-            self.trace.append(Operation(self.operations, kind, path, position, size))
+            self.trace.append(Operation(self.operations, kind, path, position, size=size))
         if self.faults and (fault := self.struck(kind, path)):
             raise refuse(fault.error, kind, path)
 
@@ -139,7 +139,7 @@ class Machine:
         self.alive()
         self.operations += 1
         if self.trace.maxlen:
-            self.trace.append(Operation(self.operations, kind, path, position, size))
+            self.trace.append(Operation(self.operations, kind, path, position, size=size))
         return self.crash_at is not None and self.operations >= self.crash_at
 
     def change(self, kind: Kind, path: str, effect: Callable[[], None]) -> None:

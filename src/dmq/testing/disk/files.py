@@ -200,12 +200,12 @@ class MemoryFiles:
             if node is None and create and parent is not None:
                 check_name(name, "create", path)
                 node = FileNode()
-                self._add("create", path, parent, name, node)
+                self._add("create", path, parent, name, node=node)
             if node is None:
                 raise refuse(errno.ENOENT, "open", path)
             if isinstance(node, FolderNode):
                 raise refuse(errno.EISDIR, "open", path)
-            return MemoryFile(self._machine, self._space, node, path, write)
+            return MemoryFile(self._machine, self._space, node, path, writable=write)
 
     def exists(self, path: str) -> bool:
         with self._mutex:
@@ -241,7 +241,7 @@ class MemoryFiles:
                 if child is None:
                     check_name(part, "mkdir", path)
                     child = FolderNode()
-                    self._add("mkdir", "/".join(parts[: i + 1]), folder, part, child)
+                    self._add("mkdir", "/".join(parts[: i + 1]), folder, part, node=child)
                 if isinstance(child, FileNode):
                     last = i == len(parts) - 1
                     raise refuse(errno.EEXIST if last else errno.ENOTDIR, "mkdir", path)

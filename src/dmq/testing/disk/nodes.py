@@ -141,7 +141,7 @@ class FolderNode:
     ) -> None:
         """Set or remove names, as the running process sees it."""
         edit(self.entries, edits)
-        self.changes.append(EntryChange(number, edits, LOOSE, partner, moved))
+        self.changes.append(EntryChange(number, edits, LOOSE, partner, moved=moved))
 
     def sync(self) -> None:
         changes = self.changes
@@ -199,7 +199,7 @@ def copy_tree(root: FolderNode) -> FolderNode:
             edits = tuple((name, None if child is None else twin_of(child)) for name, child in c.edits)
             partner = None if c.partner is None else folder_twin(c.partner)
             moved = None if c.moved is None else twin_of(c.moved)
-            folder.changes.append(EntryChange(c.number, edits, c.state, partner, moved))
+            folder.changes.append(EntryChange(c.number, edits, c.state, partner, moved=moved))
         return folder
 
     return folder_twin(root)
