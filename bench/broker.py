@@ -22,7 +22,7 @@ from dmq.broker.wire.connection import hello
 from dmq.clock import SystemClock
 from dmq.model import Durability, Message
 from dmq.net.connection import Connection
-from dmq.net.server import Server
+from dmq.net.server import ConnectionLimits, Server
 from dmq.protocol import Command, pack_batch, request_head
 from dmq.protocol.produce import Produce
 from dmq.protocol.session import Hello
@@ -101,12 +101,14 @@ async def measure(connections: int, count: int, size: int, turns: int, seed: int
         server = Server(
             broker,
             clock,
-            connections_max=10_000,
-            output_bytes_max=1 << 20,
-            hello_seconds=60,
-            partial_seconds=60,
-            partial_bytes_max=1 << 30,
-            silence_seconds=60,
+            ConnectionLimits(
+                connections_max=10_000,
+                output_bytes_max=1 << 20,
+                hello_seconds=60,
+                partial_seconds=60,
+                partial_bytes_max=1 << 30,
+                silence_seconds=60,
+            ),
             outbox=broker.outbox,
         )
         sinks = [Sink(index + 1) for index in range(connections)]

@@ -27,7 +27,7 @@ from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import NotAllowed, StoreFailed
 from dmq.net.pages import Page, PageServer
-from dmq.net.server import Server
+from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings
 from dmq.storage.files import Files, OsFiles
 from dmq.storage.store import MessageStore
@@ -115,12 +115,14 @@ class BrokerServer:
         self._server = Server(
             self.broker,
             self._clock,
-            connections_max=settings.connections_max,
-            output_bytes_max=settings.output_bytes_max,
-            hello_seconds=settings.hello_seconds,
-            partial_seconds=settings.partial_seconds,
-            partial_bytes_max=settings.partial_bytes_max,
-            silence_seconds=3 * settings.heartbeat_seconds,
+            ConnectionLimits(
+                connections_max=settings.connections_max,
+                output_bytes_max=settings.output_bytes_max,
+                hello_seconds=settings.hello_seconds,
+                partial_seconds=settings.partial_seconds,
+                partial_bytes_max=settings.partial_bytes_max,
+                silence_seconds=3 * settings.heartbeat_seconds,
+            ),
             outbox=self.broker.outbox,
         )
         self._pages: list[PageServer] = []

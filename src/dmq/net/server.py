@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
@@ -20,39 +21,34 @@ from dmq.net.connection import Connection, Peer, WriteCoalescer
 from dmq.protocol.commands import error_frame
 from dmq.protocol.frame import Chunks
 
-__all__ = ["Server", "listen", "translate_listen_error"]
+__all__ = ["ConnectionLimits", "Server", "listen", "translate_listen_error"]
 
 log = logging.getLogger(__name__)
 
 _PARTIAL_SECONDS_MIN: Final = 1.0  # one that began after this may just be on its way
 
 
-class Server:
-    """See the module."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What the connections of a server may take, in number, bytes and time."""
 
+    connections_max: int
+    output_bytes_max: int
+    hello_seconds: float
+    partial_seconds: float
+    partial_bytes_max: int
+    silence_seconds: float
+
+
+class Server:
     def __init__(
-        self,
-        peer: Peer,
-        clock: Clock,
-        *,
-        connections_max: int,
-        output_bytes_max: int,
-        hello_seconds: float,
-        partial_seconds: float,
-        partial_bytes_max: int,
-        silence_seconds: float,
-        outbox: WriteCoalescer | None = None,
+        self, peer: Peer, clock: Clock, limits: ConnectionLimits, *, outbox: WriteCoalescer | None = None
     ) -> None:
         self._peer = peer
         self._outbox = outbox or WriteCoalescer()
         self._chunks = Chunks()
         self._clock = clock
-        self._connections_max = connections_max
-        self._output_bytes_max = output_bytes_max
-        self._hello_seconds = hello_seconds
-        self._partial_seconds = partial_seconds
-        self._partial_bytes_max = partial_bytes_max
-        self._silence_seconds = silence_seconds
+        self._limits = limits
         self._server: asyncio.Server | None = None
         self._is_closing = False
         self.connections: set[Connection] = set()
@@ -70,7 +66,12 @@ class Server:
 
     def _make(self) -> Connection:
         return Connection(
-            self._peer, self._clock, self._output_bytes_max, self._track, outbox=self._outbox, chunks=self._chunks
+            self._peer,
+            self._clock,
+            self._limits.output_bytes_max,
+            self._track,
+            outbox=self._outbox,
+            chunks=self._chunks,
         )
 
     def _track(self, connection: Connection, is_there: bool) -> None:
@@ -80,9 +81,9 @@ class Server:
         self.connections.add(connection)
         if self._is_closing:
             connection.abort()
-        elif len(self.connections) > self._connections_max:
+        elif len(self.connections) > (most := self._limits.connections_max):
             self.refused += 1
-            connection.send(error_frame(Busy(f"{self._connections_max} connections are open, which is the limit")))
+            connection.send(error_frame(Busy(f"{most} connections are open, which is the limit")))
             connection.close()
 
     def sweep(self) -> None:
@@ -94,9 +95,9 @@ class Server:
                 connection.is_heard, connection.heard_at = False, now
             since = connection.parser.pending_since
             if (
-                (since is not None and not connection.is_stalled and now - since > self._partial_seconds)
-                or (connection.session is None and now - connection.opened_at > self._hello_seconds)
-                or now - connection.heard_at > self._silence_seconds
+                (since is not None and not connection.is_stalled and now - since > self._limits.partial_seconds)
+                or (connection.session is None and now - connection.opened_at > self._limits.hello_seconds)
+                or now - connection.heard_at > self._limits.silence_seconds
             ):
                 log.info("stalled connection closed", extra={"address": connection.address})
                 connection.abort()
@@ -106,7 +107,7 @@ class Server:
 
     def _bound(self, partial: list[tuple[float, int, Connection]]) -> None:
         """Of frames that are half here, with when they began and how much is here, keep no more than may be."""
-        over = sum(size for _, size, _ in partial) - self._partial_bytes_max
+        over = sum(size for _, size, _ in partial) - self._limits.partial_bytes_max
         if over <= 0:
             return
         for _, size, connection in sorted(partial, key=itemgetter(0)):
@@ -158,8 +159,8 @@ class Server:
 async def _turns() -> None:
     """Let the loop turn some times, since it may end with the call.
 
-    Whoever was accepted a moment ago gets a connection two turns later, and is cut then; an aborted connection closes
-    its socket in the turn after.
+    A peer that was accepted a moment ago gets a connection two turns later, and is cut then; an aborted connection
+    closes its socket in the turn after.
     """
     for _ in range(6):
         await asyncio.sleep(0)
@@ -181,7 +182,9 @@ def translate_listen_error(error: OSError, host: str, port: int) -> DMQError:
     """Why listening failed, and what to do."""
     if error.errno == errno.EADDRINUSE:
         return PortTaken(
-            f"port {port} on {host} is taken: stop whoever has it, or choose another port", host=host, port=port
+            f"port {port} on {host} is taken: stop the program that has it, or choose another port",
+            host=host,
+            port=port,
         )
     # asyncio puts the address into the system's words; the reason stands behind it.
     reason = (error.strerror or str(error)).rpartition("): ")[2]

@@ -140,4 +140,8 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(dmq.PortTaken) as caught:
             asyncio.run(start(port))
-    says(caught.value, dmq.PortTaken, f"port {port} on 127.0.0.1 is taken: stop whoever has it, or choose another port")
+    says(
+        caught.value,
+        dmq.PortTaken,
+        f"port {port} on 127.0.0.1 is taken: stop the program that has it, or choose another port",
+    )

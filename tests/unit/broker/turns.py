@@ -12,7 +12,7 @@ from dmq.broker.wire.commands import HANDLERS
 from dmq.broker.wire.connection import hello
 from dmq.model import Durability, Message, TopicConfig
 from dmq.net.connection import Connection
-from dmq.net.server import Server
+from dmq.net.server import ConnectionLimits, Server
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, decode_response, pack_batch, request_head
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello
@@ -118,12 +118,14 @@ class Rig:
         self._server = Server(
             broker,
             broker.clock,
-            connections_max=1000,
-            output_bytes_max=1 << 20,
-            hello_seconds=10,
-            partial_seconds=10,
-            partial_bytes_max=1 << 20,
-            silence_seconds=60,
+            ConnectionLimits(
+                connections_max=1000,
+                output_bytes_max=1 << 20,
+                hello_seconds=10,
+                partial_seconds=10,
+                partial_bytes_max=1 << 20,
+                silence_seconds=60,
+            ),
             outbox=broker.outbox,
         )
         self.peers: list[Peer] = []

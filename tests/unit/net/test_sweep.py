@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.net.server import Server
+from dmq.net.server import ConnectionLimits, Server
 from dmq.testing import FakeClock
 
 
@@ -38,12 +38,14 @@ def server(clock: FakeClock, *connections: Silent) -> Server:
     made = Server(
         None,  # type: ignore[arg-type]
         clock,
-        connections_max=10,
-        output_bytes_max=1,
-        hello_seconds=10.0,
-        partial_seconds=30.0,
-        partial_bytes_max=100,
-        silence_seconds=90.0,
+        ConnectionLimits(
+            connections_max=10,
+            output_bytes_max=1,
+            hello_seconds=10.0,
+            partial_seconds=30.0,
+            partial_bytes_max=100,
+            silence_seconds=90.0,
+        ),
     )
     made.connections.update(connections)  # type: ignore[arg-type]
     return made

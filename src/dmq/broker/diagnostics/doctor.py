@@ -138,7 +138,7 @@ def _port(host: str, port: int, key: str) -> Finding:
         try:
             sock.bind((host, port))
         except OSError as error:
-            advice = f"stop whoever has it (ss -ltnp 'sport = :{port}' tells), or set {key} to another"
+            advice = f"stop the program that has it (ss -ltnp 'sport = :{port}' tells), or set {key} to another"
             return Finding(key, State.PROBLEM, f"port {port} on {host}: {error.strerror}", advice)
     return Finding(key, State.OK, f"port {port} is free")
 
