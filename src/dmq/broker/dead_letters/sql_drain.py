@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, OffsetGone, StorageError, UnknownTopic
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP
+from dmq.offset_runs import offset_runs
 from dmq.storage.state.events import Event, Outcome, Settled
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
     from dmq.storage.state.state import Topic
 
-__all__ = ["Drainer", "runs_of"]
+__all__ = ["Drainer"]
 
 log = logging.getLogger(__name__)
 
@@ -199,8 +200,8 @@ class Drainer:
         kept = [offset for index, offset in enumerate(read.offsets) if index not in refused]
         now_ms = broker.clock.now_ms()
         events: list[Event] = [
-            Settled(DRAIN_GROUP, read.topic.id, read.queue, start, count, Outcome.ACKED, settled_at_ms=now_ms)
-            for start, count in runs_of(kept)
+            Settled(DRAIN_GROUP, read.topic.id, read.queue, start, stop - start, Outcome.ACKED, settled_at_ms=now_ms)
+            for start, stop in offset_runs(kept)
         ]
         broker.write_events(events)
         self.drained += len(kept)
@@ -220,17 +221,3 @@ def put_records(store: DeadLetterStore, records: Sequence[bytes], broker: str) -
         except DMQError as error:
             refused[index] = error.message
     return refused | {indexes[problem.place]: problem.error for problem in store.put(letters)}
-
-
-def runs_of(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Rising offsets as (start, count)."""
-    start = previous = -1
-    for offset in offsets:
-        if start < 0:
-            start = offset
-        elif offset != previous + 1:
-            yield start, previous + 1 - start
-            start = offset
-        previous = offset
-    if start >= 0:
-        yield start, previous + 1 - start

@@ -2,6 +2,7 @@
 
 Pure code. Bit i of a mask stands for the offset `start + i`. A whole number is the fastest set of neighbouring offsets
 that Python has: a lease of a hundred messages is one machine object, and taking offsets out of it is one operation.
+`dmq.offset_runs` turns a mask into ranges.
 
 What always holds: masks are never negative; bits are never set beyond the range they belong to.
 """
@@ -14,12 +15,10 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["Ranges", "full", "lowest", "mask_of_offsets", "mask_of_ranges", "pieces", "runs"]
+__all__ = ["Ranges", "full", "lowest", "mask_of_offsets", "mask_of_ranges", "pieces"]
 
 Ranges = Iterable[tuple[int, int]]  # (start, stop), stop excluded
 
-# A shift costs time by the length of the number, so a long mask is walked in pieces of this many bits.
-_CHUNK: Final = 1024
 # The longest bitmap in one event.
 PIECE_MAX: Final = 65_536
 _FEW: Final = 8  # ranges; so many are joined one by one
@@ -60,38 +59,6 @@ def mask_of_offsets(offsets: Iterable[int], start: int, stop: int) -> int:
         if start <= offset < stop:
             bits[(offset - start) >> 3] |= 1 << ((offset - start) & 7)
     return int.from_bytes(bits, "little")
-
-
-def runs(start: int, mask: int) -> Iterator[tuple[int, int]]:
-    """The unbroken ranges of a mask, lowest first."""
-    if mask & (mask + 1) == 0:  # one run from the start on: the usual case
-        if mask:
-            yield start, start + mask.bit_length()
-        return
-    open_from = -1  # a run that reached the end of the chunk before
-    chunk_count = -(-mask.bit_length() // _CHUNK)
-    raw = mask.to_bytes(chunk_count * _CHUNK // 8, "little")
-    for at in range(chunk_count):
-        bits = int.from_bytes(raw[at * _CHUNK // 8 : (at + 1) * _CHUNK // 8], "little")
-        base = offset = start + at * _CHUNK
-        if open_from >= 0 and not bits & 1:
-            yield open_from, base
-            open_from = -1
-        while bits:
-            skip = (bits & -bits).bit_length() - 1
-            bits >>= skip
-            offset += skip
-            run = (~bits & (bits + 1)).bit_length() - 1
-            began = open_from if open_from >= 0 else offset
-            bits >>= run
-            offset += run
-            open_from = -1
-            if offset == base + _CHUNK:
-                open_from = began
-            else:
-                yield began, offset
-    if open_from >= 0:
-        yield open_from, start + chunk_count * _CHUNK
 
 
 def lowest(mask: int, count: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from dmq.broker.delivery.bitmap import full, runs
+from dmq.broker.delivery.bitmap import full
 from dmq.broker.delivery.group import Group, Member
 from dmq.broker.delivery.hand_out import LOOK, LOOK_TURN, PUSH_BYTES, RETRY, Doomed, Fetching
 from dmq.broker.delivery.lease import Lease
@@ -25,6 +25,7 @@ from dmq.broker.delivery.queue_selection import with_retries
 from dmq.broker.delivery.waiters import ConsumedWatch, Sink, WaitingPull, Watches
 from dmq.broker.retry.record_copy import read_origins
 from dmq.errors import Busy
+from dmq.offset_runs import mask_runs
 from dmq.storage.queries import Queries
 from dmq.storage.state.events import Outcome, Settled
 from dmq.storage.state.state import Topic
@@ -179,7 +180,9 @@ class Consumption(Fetching):
         for event in events:
             bits = int.from_bytes(event.bitmap, "little") if event.bitmap else full(event.count)
             if event.outcome == Outcome.ACKED:
-                origins, _ = read_origins(self._queries, topic, number, list(runs(event.start, bits)), is_retry=True)
+                origins, _ = read_origins(
+                    self._queries, topic, number, list(mask_runs(event.start, bits)), is_retry=True
+                )
                 for origin in origins:
                     self.watches.acked(number, origin.first_offset)
 

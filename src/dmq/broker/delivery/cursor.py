@@ -49,9 +49,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges, pieces, runs
+from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges, pieces
 from dmq.broker.delivery.lease import Held, Holder, Lease, LeaseTable, Redelivery, RedeliveryList
 from dmq.errors import LeaseLost
+from dmq.offset_runs import mask_runs
 from dmq.storage.state.events import Outcome, Settled
 from dmq.storage.state.positions import Position
 
@@ -327,7 +328,7 @@ class HandOut:
         missed = mask & ~found
         if not is_whole or (not found and missed != full(stop - start)):
             self._log.pass_over(start, missed, reason)
-            for first, last in runs(start, missed):
+            for first, last in mask_runs(start, missed):
                 self._position.settle(first, last)
             return start
         if not found:
@@ -501,7 +502,7 @@ class Cursor(HandOut):
         if again_at_ms is not None:
             self._redeliveries.add(Redelivery(start, bits, entry.attempt + 1, again_at_ms), now_ms)
             return
-        for first, last in runs(start, bits):
+        for first, last in mask_runs(start, bits):
             self._position.settle(first, last)
 
     def nack(
@@ -589,7 +590,7 @@ class Cursor(HandOut):
                 return []
         self._leases.take(lease, bits)
         if lease.mask:
-            for first, last in runs(start, bits):
+            for first, last in mask_runs(start, bits):
                 self._position.settle(first, last)
         else:
             self._close(lease, bits)
@@ -607,12 +608,12 @@ class Cursor(HandOut):
     def _close(self, lease: Lease, bits: int) -> None:
         """Settle what is left to settle of a lease that ended: its last bits, and what its filter passed over."""
         if not lease.is_whole:
-            for first, last in runs(lease.start, bits):
+            for first, last in mask_runs(lease.start, bits):
                 self._position.settle(first, last)
         elif not lease.moved:
             self._position.settle(lease.start, lease.stop)
         else:
-            for first, last in runs(lease.start, full(lease.stop - lease.start) & ~lease.moved):
+            for first, last in mask_runs(lease.start, full(lease.stop - lease.start) & ~lease.moved):
                 self._position.settle(first, last)
 
     def _settle_stale(self, epoch: int, ranges: Ranges, now_ms: int) -> list[Settled]:
@@ -643,7 +644,7 @@ class Cursor(HandOut):
                 found |= fresh & ~mask_of_ranges(self._position.ranges, first, last)
                 self._ahead_stale = True
             if found:
-                for settled_from, settled_to in runs(first, found):
+                for settled_from, settled_to in mask_runs(first, found):
                     self._position.settle(settled_from, settled_to)
                 events += self._log.settled(first, found, Outcome.ACKED, now_ms)
         return events

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from dmq.broker.delivery.bitmap import lowest, runs
+from dmq.broker.delivery.bitmap import lowest
 from dmq.broker.delivery.cursor import GONE, WINDOW, Cursor, Proposal
 from dmq.broker.delivery.group import Group, Member, hashes_of
 from dmq.broker.delivery.lease import Lease
@@ -30,6 +30,7 @@ from dmq.broker.delivery.waiters import Handed, Lengths
 from dmq.broker.retry.policy import is_exhausted
 from dmq.broker.retry.record_copy import Origin, origins_of
 from dmq.errors import Damaged, OffsetGone
+from dmq.offset_runs import mask_runs
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Slice, TagFilter
 from dmq.storage.read.record_origin import IdRun
@@ -326,7 +327,7 @@ class Fetching:
             if not lease.mask:
                 return None
         if lease.count != len(offsets):
-            wanted = {offset for first, last in runs(lease.start, lease.mask) for offset in range(first, last)}
+            wanted = {offset for first, last in mask_runs(lease.start, lease.mask) for offset in range(first, last)}
             offsets, lengths, pieces = _part(found, offsets, wanted)
             size = sum(lengths)
         ids = self._queries.id_runs(topic, number, offsets, pieces)
@@ -349,12 +350,12 @@ class Fetching:
             is_retry=queue >= RETRY,
         )
         if doomed is not None:
-            out = {offset for first, last in runs(lease.start, lease.mask) for offset in range(first, last)}
+            out = {offset for first, last in mask_runs(lease.start, lease.mask) for offset in range(first, last)}
             doomed = Doomed(*([origin for origin in origins if origin.offset in out] for origins in doomed))
             self._dooming += len(doomed.expired) + len(doomed.exhausted)
             self._bury_doomed(queue, lease, doomed, now_ms)
         if lease.count > limit:
-            more = list(runs(lease.start, lease.mask ^ lowest(lease.mask, limit)))
+            more = list(mask_runs(lease.start, lease.mask ^ lowest(lease.mask, limit)))
             cursor.nack(lease.epoch, lease.number, more, now_ms, was_tried=False)
 
 

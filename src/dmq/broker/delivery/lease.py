@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
-from dmq.broker.delivery.bitmap import Ranges, lowest, runs
+from dmq.broker.delivery.bitmap import Ranges, lowest
+from dmq.offset_runs import mask_runs
 
 __all__ = ["Held", "Holder", "Lease", "LeaseTable", "Pages", "Redelivery", "RedeliveryList"]
 
@@ -264,7 +265,7 @@ class Redelivery(Held):
 
     @property
     def ranges(self) -> Ranges:
-        return list(runs(self.start, self.mask))
+        return list(mask_runs(self.start, self.mask))
 
     def __repr__(self) -> str:
         return f"Redelivery({self.ranges}, attempt {self.attempt}, from {self.ready_at_ms})"

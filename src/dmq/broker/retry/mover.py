@@ -27,11 +27,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.broker.catalog.changes import Later
-from dmq.broker.delivery.bitmap import Ranges, mask_of_ranges, runs
+from dmq.broker.delivery.bitmap import Ranges, mask_of_ranges
 from dmq.broker.delivery.channel import RETRY, Consumption, Doomed
 from dmq.broker.delivery.cursor import Cursor
 from dmq.broker.delivery.lease import Lease, Redelivery
@@ -48,6 +48,7 @@ from dmq.model import (
     retry_topic_name,
     retry_topic_parts,
 )
+from dmq.offset_runs import mask_runs, offset_runs
 from dmq.records import DeadReason
 from dmq.records.copy import CopyPlan
 from dmq.storage.journal.unit_draft import Batch
@@ -292,7 +293,7 @@ class Moves:
         self._bury(consumption, key, cursor, lease, origins, reason, error, now_ms)
         if cursor.ordered and lease.mask and origins:
             first = origins[0].offset
-            behind = [(start, stop) for start, stop in runs(lease.start, lease.mask) if stop > first]
+            behind = [(start, stop) for start, stop in mask_runs(lease.start, lease.mask) if stop > first]
             if behind:
                 cursor.nack(lease.epoch, lease.number, behind, now_ms, was_tried=False)
 
@@ -307,7 +308,11 @@ class Moves:
             return []
         topic, queue = consumption.place(key)
         origins, missing = read_origins(
-            self._broker.store.queries, topic, queue, list(runs(lease.start, bits)), is_retry=consumption.is_retry(key)
+            self._broker.store.queries,
+            topic,
+            queue,
+            list(mask_runs(lease.start, bits)),
+            is_retry=consumption.is_retry(key),
         )
         if missing:
             cursor.nack(lease.epoch, lease.number, missing, self._broker.now_ms, was_tried=False)
@@ -420,7 +425,7 @@ class Moves:
         error: str,
         now_ms: int,
     ) -> None:
-        ranges = _ranges(origin.offset for origin in origins)
+        ranges = list(offset_runs([origin.offset for origin in origins]))
         aside = cursor.set_aside(lease.epoch, lease.number, ranges, outcome, now_ms, error)
         assert aside is not None, "what was read is out"
         entry, events = aside
@@ -481,18 +486,3 @@ def _expiry(consumption: Consumption, key: int, origin: Origin) -> int | None:
     """When a message of a topic with a time to live expires; its copy has to say so itself."""
     ttl_ms = consumption.topic.config.ttl_ms
     return None if ttl_ms is None or consumption.is_retry(key) else origin.stored_at_ms + ttl_ms
-
-
-def _ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Rising offsets as [start, stop)."""
-    found: list[tuple[int, int]] = []
-    start = stop = -1
-    for offset in offsets:
-        if offset != stop:
-            if stop >= 0:
-                found.append((start, stop))
-            start = offset
-        stop = offset + 1
-    if stop >= 0:
-        found.append((start, stop))
-    return found

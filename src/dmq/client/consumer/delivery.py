@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dmq.client.producer.encoder import decode_body
 from dmq.model import MessageId
+from dmq.offset_runs import offset_runs
 from dmq.protocol.consume import Lease
 from dmq.records import RecordView
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
@@ -255,7 +256,7 @@ class Delivery:
                     yield producer, self.attempt, sequence, sequence + count
                 else:
                     mine = indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]
-                    for start, stop in _stretches(mine):
+                    for start, stop in offset_runs(mine):
                         yield producer, self.attempt, start + shift, stop + shift
             else:
                 for index in indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]:
@@ -268,29 +269,13 @@ class Delivery:
         """The offsets of some messages, rising, as runs of (first, count)."""
         lease = self.lease
         if lease.end_offset - lease.first_offset == self.count:
-            return [(lease.first_offset + start, stop - start) for start, stop in _stretches(indexes)]
+            return [(lease.first_offset + start, stop - start) for start, stop in offset_runs(indexes)]
         offsets = self.offsets()
-        return [(start, stop - start) for start, stop in _stretches([offsets[index] for index in indexes])]
+        return [(start, stop - start) for start, stop in offset_runs([offsets[index] for index in indexes])]
 
     def __repr__(self) -> str:
         lease = self.lease
         return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
-
-
-def _stretches(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Rising numbers as [start, stop) without gaps."""
-    if not numbers:
-        return
-    if numbers[-1] - numbers[0] == len(numbers) - 1:  # the usual case
-        yield numbers[0], numbers[-1] + 1
-        return
-    start = stop = numbers[0]
-    for number in numbers:
-        if number != stop:
-            yield start, stop
-            start = number
-        stop = number + 1
-    yield start, stop
 
 
 def bounds_of(lengths: Any) -> Bounds:

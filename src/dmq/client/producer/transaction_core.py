@@ -27,6 +27,7 @@ from dmq.client.producer.routes import Route, choose_queue
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, OutOfRetries
 from dmq.model import Durability, MessageId, check_name
+from dmq.offset_runs import offset_runs
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.produce import (
     TransactionCheck,
@@ -69,13 +70,8 @@ def check_options(group: str | None, check: Check | None) -> None:
 
 def spans_of(halves: Sequence[tuple[Batch, int]]) -> Spans:
     """The numbers of half messages, neighbours together."""
-    spans: Spans = []
-    for sequence in sorted(batch.first_sequence + index for batch, index in halves):
-        if spans and spans[-1][0] + spans[-1][1] == sequence:
-            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
-        else:
-            spans.append((sequence, 1))
-    return spans
+    sequences = sorted(batch.first_sequence + index for batch, index in halves)
+    return [(start, stop - start) for start, stop in offset_runs(sequences)]
 
 
 class End(Fate):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ from dmq.storage.state.producers import REMEMBERED
 if TYPE_CHECKING:
     from dmq.client.connection.link import Link, Links
 
-__all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "runs", "unpack_parcel"]
+__all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "unpack_parcel"]
 
 UNPROVEN_MAX: Final = REMEMBERED - 1  # and one under way
 _VERSION: Final = 1
@@ -87,20 +87,6 @@ def unpack_parcel(offset: int, raw: bytes) -> Kept:
     except (struct.error, msgspec.MsgspecError) as error:
         raise RecordCorrupt(f"batch {offset} of the spool cannot be read: {error}") from error
     return Kept(offset, head, (memoryview(raw)[body_at:],), len(raw))
-
-
-def runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Sorted numbers as (first, count)."""
-    first, count = -1, 0
-    for offset in offsets:
-        if offset == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = offset, 1
-    if count:
-        yield first, count
 
 
 class Parcel:

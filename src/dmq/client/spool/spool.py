@@ -22,11 +22,12 @@ from concurrent.futures import Future
 from typing import Final
 
 from dmq.client.producer.accumulator import BATCH_MESSAGES_MAX
-from dmq.client.spool.parcel import Head, Kept, pack_parcel, runs, unpack_parcel
+from dmq.client.spool.parcel import Head, Kept, pack_parcel, unpack_parcel
 from dmq.client.spool.refused import RefusedFolder
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Damaged, DirectoryInUse, DMQError, InvalidSettings, StorageError, StoreClosed, WrongFormat
 from dmq.model import SPOOL_TOPIC, SYSTEM_PREFIX, Durability, Message, TopicConfig
+from dmq.offset_runs import offset_runs
 from dmq.protocol import Buffer
 from dmq.records import encode_batch
 from dmq.settings import StoreSettings
@@ -258,7 +259,8 @@ class Spool:
             return
         now_ms = self._clock.now_ms()
         events = [
-            Settled(_GROUP, self._topic_id, 0, start, count, settled_at_ms=now_ms) for start, count in runs(acked)
+            Settled(_GROUP, self._topic_id, 0, start, stop - start, settled_at_ms=now_ms)
+            for start, stop in offset_runs(acked)
         ]
         try:
             placed = self._store.append(events, Durability.STORED, atomic=True)

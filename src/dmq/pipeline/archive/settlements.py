@@ -15,9 +15,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dmq.model import SYSTEM_PREFIX
+from dmq.offset_runs import bitmap_runs
 from dmq.pipeline.decode.units import SystemRecord
 from dmq.storage.state.events import Outcome, Settled, decode_event
-from dmq.storage.state.positions import bitmap_ranges
 
 __all__ = ["OUTCOMES", "SETTLEMENT", "Settlements"]
 
@@ -81,7 +81,7 @@ class Settlements:
         outcome = OUTCOMES.get(event.outcome)
         if outcome is None or event.group.startswith(SYSTEM_PREFIX) or (event.error == _GONE and outcome == "skipped"):
             return
-        for first, end in bitmap_ranges(event.start, event.count, event.bitmap):
+        for first, end in bitmap_runs(event.start, event.count, event.bitmap):
             self._rows.append(
                 (
                     event.topic_id,

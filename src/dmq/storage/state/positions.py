@@ -8,16 +8,13 @@ becomes unsettled except by `set`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-import numpy as np
-
-__all__ = ["Position", "PositionTable", "bitmap_ranges"]
+__all__ = ["Position", "PositionTable"]
 
 _FEW: Final = 8  # ranges; so many are settled one by one
-_FEW_BYTES: Final = 64  # of a bitmap; a longer one is looked through as an array
 
 
 class Position:
@@ -163,25 +160,3 @@ class PositionTable:
             group: {(topic, queue): Position(floor, ranges) for topic, queue, floor, ranges in rows}
             for group, rows in dumped
         }
-
-
-def bitmap_ranges(start: int, count: int, bitmap: bytes) -> Iterator[tuple[int, int]]:
-    """The ranges a bitmap marks within [start, start + count); an empty bitmap marks all of it."""
-    if not bitmap:
-        yield start, start + count
-        return
-    if len(bitmap) > _FEW_BYTES:
-        marked = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
-        edges = (np.flatnonzero(np.diff(marked, prepend=np.uint8(0), append=np.uint8(0))) + start).tolist()
-        yield from zip(edges[::2], edges[1::2], strict=True)
-        return
-    bits = int.from_bytes(bitmap, "little") & ((1 << count) - 1)
-    at = start
-    while bits:
-        skip = (bits & -bits).bit_length() - 1
-        bits >>= skip
-        at += skip
-        run = (~bits & (bits + 1)).bit_length() - 1
-        yield at, at + run
-        bits >>= run
-        at += run

@@ -41,6 +41,7 @@ import numpy as np
 
 from dmq.errors import RecordCorrupt
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, MessageId, TopicConfig, retry_topic_name, retry_topic_parts
+from dmq.offset_runs import bitmap_runs
 from dmq.storage.journal.unit import EXPIRING, NAMED, Row, Unit
 from dmq.storage.state.events import (
     Archived,
@@ -62,7 +63,7 @@ from dmq.storage.state.events import (
     TransactionsEnded,
     TransactionsJoined,
 )
-from dmq.storage.state.positions import PositionTable, bitmap_ranges
+from dmq.storage.state.positions import PositionTable
 from dmq.storage.state.producers import Dumped, Place, ProducerTable
 
 __all__ = [
@@ -312,7 +313,7 @@ class State:
         match event:
             case Settled(group, topic_id, queue):
                 if topic_id in self.topics_by_id:
-                    ranges = bitmap_ranges(event.start, event.count, event.bitmap)
+                    ranges = bitmap_runs(event.start, event.count, event.bitmap)
                     self.positions.settle(group, topic_id, queue, ranges)
                     if event.outcome in (Outcome.RETRIED, Outcome.CARRIED):
                         self._on_the_way(event)

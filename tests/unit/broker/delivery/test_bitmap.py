@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.broker.delivery.bitmap import PIECE_MAX, lowest, mask_of_offsets, mask_of_ranges, pieces, runs
-from dmq.storage.state.positions import bitmap_ranges
+from dmq.broker.delivery.bitmap import PIECE_MAX, lowest, mask_of_offsets, mask_of_ranges, pieces
+from dmq.offset_runs import bitmap_runs, mask_runs
 
 sets = st.sets(st.integers(0, 60)) | st.sets(st.integers(0, 12_000)) | st.builds(
     lambda spans: {o for a, n in spans for o in range(a, a + n)},
@@ -22,24 +20,17 @@ def offsets(ranges: list[tuple[int, int]]) -> list[int]:
     return [offset for start, stop in ranges for offset in range(start, stop)]
 
 
-@given(sets, st.integers(0, 1 << 40))
-def test_runs_are_the_unbroken_ranges(some: set[int], start: int) -> None:
-    found = list(runs(start, sum(1 << o for o in some)))
-    assert offsets(found) == sorted(start + o for o in some)
-    assert all(stop < following for (_, stop), (following, _) in itertools.pairwise(found))
-
-
 @given(sets | long_sets, st.integers(0, 1 << 40))
 def test_pieces_read_back_as_the_same_offsets(some: set[int], start: int) -> None:
     found = list(pieces(start, sum(1 << o for o in some)))
-    assert offsets([r for piece in found for r in bitmap_ranges(*piece)]) == sorted(start + o for o in some)
+    assert offsets([r for piece in found for r in bitmap_runs(*piece)]) == sorted(start + o for o in some)
     assert all(len(bitmap) <= PIECE_MAX // 8 for _, _, bitmap in found)
 
 
 @given(sets, st.integers(0, 100))
 def test_lowest_takes_the_lowest(some: set[int], count: int) -> None:
     mask = sum(1 << o for o in some)
-    assert offsets(list(runs(0, lowest(mask, count)))) == sorted(some)[:count]
+    assert offsets(list(mask_runs(0, lowest(mask, count)))) == sorted(some)[:count]
 
 
 @given(sets, st.integers(0, 50), st.integers(50, 10_000))

@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dmq.broker.delivery.cursor import Cursor, Proposal
 from dmq.broker.delivery.lease import Holder, Lease
 from dmq.errors import LeaseLost
+from dmq.offset_runs import bitmap_runs
 from dmq.storage.state.events import Outcome, Settled
-from dmq.storage.state.positions import Position, bitmap_ranges
+from dmq.storage.state.positions import Position
 from tests.sampling import sample_size
 
 pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
@@ -32,7 +33,7 @@ def offsets_of(events: Iterable[Settled], *, skipped: bool = False) -> list[int]
         offset
         for event in events
         if (event.outcome == Outcome.SKIPPED) is skipped
-        for start, stop in bitmap_ranges(event.start, event.count, event.bitmap)
+        for start, stop in bitmap_runs(event.start, event.count, event.bitmap)
         for offset in range(start, stop)
     ]
 
@@ -82,7 +83,7 @@ class CursorMachine(RuleBasedStateMachine):
     def apply(self, events: list[Settled]) -> None:
         for event in events:
             assert (event.group, event.topic_id, event.queue) == ("g", 16, 0)
-            for start, stop in bitmap_ranges(event.start, event.count, event.bitmap):
+            for start, stop in bitmap_runs(event.start, event.count, event.bitmap):
                 self.durable.settle(start, stop)
         for offset in offsets_of(events, skipped=True):
             assert self.offsets[offset] == PASSED

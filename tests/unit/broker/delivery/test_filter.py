@@ -13,10 +13,11 @@ from dmq.broker.delivery.channel import Consumption
 from dmq.broker.delivery.group import Group, Member, Subscription, normalised
 from dmq.broker.delivery.waiters import Handed, WaitingPull
 from dmq.model import Message, TopicConfig
+from dmq.offset_runs import bitmap_runs
 from dmq.records import RecordView, encode_batch, tag_hash
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import Outcome, Settled
-from dmq.storage.state.positions import Position, bitmap_ranges
+from dmq.storage.state.positions import Position
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 
@@ -97,7 +98,7 @@ def settled_by(events: list[Settled], *outcomes: Outcome) -> list[int]:
         offset
         for event in events
         if event.outcome in outcomes
-        for start, stop in bitmap_ranges(event.start, event.count, event.bitmap)
+        for start, stop in bitmap_runs(event.start, event.count, event.bitmap)
         for offset in range(start, stop)
     ]
 

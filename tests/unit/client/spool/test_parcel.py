@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.client.spool.parcel import UNPROVEN_MAX, Head, Kept, Parcel, Places, pack_parcel, runs, unpack_parcel
+from dmq.client.spool.parcel import UNPROVEN_MAX, Head, Kept, Parcel, Places, pack_parcel, unpack_parcel
 from dmq.errors import RecordCorrupt, WrongFormat
 from dmq.testing import FakeClock
 from tests.unit.client.links import FakeLink, FakeLinks
@@ -50,12 +50,6 @@ def test_what_is_no_parcel_is_corrupt(raw: bytes) -> None:
 def test_delayed_batches_share_one_place() -> None:
     assert head("a", 1, is_delayed=True).place == head("b", 2, is_delayed=True).place
     assert head("a", 1).place != head("a", 2).place
-
-
-def test_numbers_in_a_row_are_one_run() -> None:
-    assert [*runs([])] == []
-    assert [*runs([0])] == [(0, 1)]
-    assert [*runs([0, 1, 2, 4, 7, 8])] == [(0, 3), (4, 1), (7, 2)]
 
 
 def test_one_of_a_place_goes_after_the_other() -> None:

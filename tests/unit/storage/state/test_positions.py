@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.storage.state.positions import Position, PositionTable, bitmap_ranges
+from dmq.offset_runs import bitmap_runs
+from dmq.storage.state.positions import Position, PositionTable
 
 offsets = st.integers(0, 60)
 spans = st.tuples(offsets, st.integers(0, 15)).map(lambda span: (span[0], span[0] + span[1]))
@@ -32,7 +33,7 @@ def test_many_ranges_at_once_settle_what_they_settle_one_by_one(floor: int, step
     position, plain = Position(floor), Position(floor)
     for wanted in steps:
         mask = sum(1 << offset for offset in wanted)
-        ranges = list(bitmap_ranges(0, 91, mask.to_bytes(12, "little")))
+        ranges = list(bitmap_runs(0, 91, mask.to_bytes(12, "little")))
         position.settle_all(ranges)
         for start, end in ranges:
             plain.settle(start, end)
@@ -45,21 +46,6 @@ def test_a_position_is_restored_from_its_floor_and_ranges(floor: int, settled: l
     for start, end in settled:
         position.settle(start, end)
     assert Position(position.floor, position.ranges) == position
-
-
-@given(
-    offsets,
-    st.integers(0, 70) | st.integers(500, 2000),
-    st.binary(max_size=12) | st.binary(min_size=60, max_size=70) | st.binary(min_size=200, max_size=260),
-)
-def test_a_bitmap_marks_its_bits_within_the_range(start: int, count: int, bitmap: bytes) -> None:
-    found = [offset for first, end in bitmap_ranges(start, count, bitmap) for offset in range(first, end)]
-    bits = [bool(bitmap[i // 8] >> i % 8 & 1) if i // 8 < len(bitmap) else False for i in range(count)]
-    assert found == [start + i for i in range(count) if not bitmap or bits[i]]
-
-
-def test_the_ranges_of_a_bitmap_do_not_touch() -> None:
-    assert list(bitmap_ranges(100, 16, bytes([0b1011_0111, 0b0000_0001]))) == [(100, 103), (104, 106), (107, 109)]
 
 
 def test_a_group_that_settles_before_it_was_seen_begins_at_zero() -> None:
