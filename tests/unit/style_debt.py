@@ -181,7 +181,6 @@ PLACES: dict[str, set[str]] = {
         ),
         "dmq.client.aio.consumer dmq.client.aio.executor",
         "dmq.client.consumer.consumer dmq.client.consumer.executor",
-        "dmq.outbox.inbox.batch_inbox dmq.outbox.inbox.inbox",
     },
     "late_cycles": {
         "dmq dmq.client.client",

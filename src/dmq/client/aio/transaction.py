@@ -12,17 +12,16 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Self
 
-# twin: async
 from dmq.client.aio.waiter import TaskWaiter
-
-# twin: blocking
-# from dmq.client.connection.threads import FOREVER
-# twin: end
 from dmq.client.producer.accumulator import Batch
 from dmq.client.producer.transaction_core import End, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
 from dmq.model import MessageId
 from dmq.protocol.produce import TransactionOutcome
+
+# twin: blocking
+# from dmq.client.connection.threads import FOREVER
+# twin: end
 
 __all__ = ["AioEndFuture", "AioTransaction"]
 

@@ -1,2 +1,8 @@
-"""Inbox: `aio_inbox`, `batch_inbox`, `consumption`, `decorator`, `gap_policy`, `inbox`, `prepared`, `recorder`,
-`sequence_lock`."""
+"""The inbox: a message has its effect once, however often it is delivered. In reading order:
+
+- `inbox`, `aio_inbox`: one message, in one transaction with its row; `./scripts/twins` writes `inbox` from `aio_inbox`
+- `batch_inbox`: many messages in one transaction; `decorator`: an inbox made from an engine
+- `consumption`, `recorder`: one consumption, and the statements that record it
+- `sequence_lock`, `gap_policy`: strict sequences, one message at a time and without gaps
+- `prepared`: messages in a session of the user's own
+"""

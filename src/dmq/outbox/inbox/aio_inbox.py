@@ -1,7 +1,12 @@
-"""The inbox on an event loop: the twin of `dmq.outbox.inbox.inbox`, for asyncio sessions and handlers.
+"""The inbox: an effect exactly once, however often a message is delivered (T-02, T-03, T-08, T-11).
 
-What always holds: as there; one inbox belongs to the loop of its client. The confirm service has threads of its own,
-and a connection of its own to the database.
+A handler that `consumes_messages` runs in a transaction that holds the message's row of the consumer table, too. So
+both are there after a commit, or neither. A consumer that gets the message again finds the row, does not call the
+handler, and answers with the first result.
+
+What always holds: a message is acked after its transaction was committed and its result was stored by a broker; after
+a crash anywhere between, the message is delivered again and its row is found. A message that the business refused
+leaves its row and nothing else. One that failed, or whose result is UNKNOWN, leaves nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +21,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sqlalchemy import Engine
+
+# twin: async
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+# twin: end
 from sqlalchemy.util import await_only
 
 from dmq.client.aio.client import AioClient
@@ -24,9 +33,8 @@ from dmq.client.aio.producer import AioProducer
 from dmq.client.consumer.handler import Retry
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.clock import Clock, SystemClock
-from dmq.errors import DMQError, InvalidSettings, UnknownTopic
+from dmq.errors import InvalidSettings, UnknownTopic
 from dmq.outbox.alerts import OnAlert, alert_with
-from dmq.outbox.engines import sync_engine as engine_of
 from dmq.outbox.inbox.consumption import (
     Consumption,
     Rollback,
@@ -36,17 +44,24 @@ from dmq.outbox.inbox.consumption import (
     result_message,
     settled,
 )
-from dmq.outbox.inbox.gap_policy import GapPolicy, judge_gap
-from dmq.outbox.inbox.inbox import CONTENTION_TRIES, LOOK_SECONDS, pause_after
+from dmq.outbox.inbox.gap_policy import LOOK_SECONDS, GapPolicy, judge_gap
 from dmq.outbox.inbox.prepared import Prepared
-from dmq.outbox.inbox.recorder import Earlier, Gap, Recorder, aio_run, is_contention
+from dmq.outbox.inbox.recorder import CONTENTION_TRIES, Earlier, Gap, Recorder, aio_run, is_contention, pause_after
 from dmq.outbox.inbox.sequence_lock import AioTurns
 from dmq.outbox.metrics import Counts
-from dmq.outbox.repair.confirm_service import NAMESPACE, RENEW_SECONDS, TTL_SECONDS, ConfirmOptions, ConfirmService
+from dmq.outbox.repair.aio_confirm_service import AioConfirmService
+from dmq.outbox.repair.confirm_service import ConfirmOptions, ConfirmService
 from dmq.outbox.schema import OutboxTables
 from dmq.outbox.schema import tables as default_tables
 from dmq.outbox.sender.relay import make_owner
 from dmq.outbox.states import BusinessState
+
+# twin: blocking
+# from sqlalchemy.orm import Session, sessionmaker
+# from dmq.client.consumer.consumer import Consumer
+# from dmq.errors import InvalidRequest
+# from dmq.outbox.inbox.batch_inbox import BatchInbox
+# twin: end
 
 __all__ = ["AioInbox"]
 
@@ -56,14 +71,29 @@ Business = Callable[[AsyncSession], Awaitable[Any]]
 
 
 class AioInbox:
-    """The consumer side of a database.
+    # twin: async
+    """The consumer side of a database, on the event loop of its client.
 
     Parameters:
         database: an asyncio engine, or an async_sessionmaker of the user's own.
         client: of `dmq.aio.connect`; sends results, and publishes the confirm service. Without it there is neither.
-        sync_engine: an engine that blocks, for the confirm service, if it cannot be had from the asyncio one.
+        sync_engine: an engine that blocks, for the confirm service, if it cannot be made from the asyncio one.
         others: as of `dmq.outbox.inbox.inbox.Inbox`.
     """
+
+    # twin: blocking
+    # """The consumer side of a database. Thread-safe.
+    #
+    # Parameters:
+    #     database: an engine, or a sessionmaker of the user's own.
+    #     client: sends results, and publishes the confirm service. Without it there is neither.
+    #     tables: as `dmq.outbox.tables` gave them; those of the usual names if left out.
+    #     gaps: what becomes of a gap in a strict sequence.
+    #     confirm: how the confirm service listens; None for no service.
+    #     on_alert: called with an `Alert` when the policy for gaps gave up; it is logged and counted anyway.
+    #     clock: for tests; the machine's if left out.
+    # """
+    # twin: end
 
     def __init__(
         self,
@@ -74,7 +104,9 @@ class AioInbox:
         gaps: GapPolicy | None = None,
         confirm: ConfirmOptions | None = ConfirmOptions(),  # noqa: B008  frozen
         on_alert: OnAlert | None = None,
+        # twin: async
         sync_engine: Engine | None = None,
+        # twin: end
         clock: Clock | None = None,
     ) -> None:
         self.sessions: Final = database if isinstance(database, async_sessionmaker) else async_sessionmaker(database)
@@ -88,35 +120,53 @@ class AioInbox:
         self._clock = clock or SystemClock()
         self._turns = AioTurns()
         self._consumer_id = make_owner()
+        # Made before any consumer: a client closes what was made last first, and consumers still send results then.
         self._producer: AioProducer | None = None if client is None else client.producer()
+        # twin: blocking
+        # self._mutex = threading.Lock()
+        # twin: end
         self._is_closed = False
-        self._publisher: asyncio.Task[None] | None = None
-        self._given_engine = sync_engine
-        self._sync_engine: Engine | None = None
-        self._confirm: ConfirmService | None = None
+        self._confirm: AioConfirmService | None = None
         if client is not None:
             if confirm is not None:
-                self._sync_engine = sync_engine or engine_of(self._engine)
-                self._confirm = ConfirmService(self._sync_engine, self.recorder, None, confirm)
+                # twin: async
+                self._confirm = AioConfirmService(
+                    self._engine, self.recorder, client.registry, confirm, sync_engine=sync_engine
+                )
+                # twin: blocking
+                # self._confirm = ConfirmService(self._engine, self.recorder, client.registry, confirm)
+                # twin: end
             client.adopt(self)
 
     @property
     def confirm(self) -> ConfirmService | None:
-        """The service that is asked what messages came to; it starts with the first consumer."""
-        return self._confirm
+        """The service that is asked for results; it starts with the first consumer."""
+        # twin: async
+        return None if self._confirm is None else self._confirm.service
+        # twin: blocking
+        # return self._confirm
+        # twin: end
 
     # --- the decorator ----------------------------------------------------------------------------------------------
 
     def consumes_messages(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
-        """Make the coroutine function `function(session, message)` a handler for `consumer.run`.
+        """Make `async def function(session, message)` a handler for `consumer.run`.
 
-        As `dmq.outbox.inbox.inbox.Inbox.consumes_messages`.
+        The function returns `BusinessState.SUCCESS` or `BusinessState.ROLLBACK`, or raises `Rollback("why")`; anything
+        else rolls back, and the message is delivered again. It works on the session it is given, and leaves commit and
+        rollback to the inbox. Of a method, `self` comes first.
 
         Raises:
-            InvalidSettings: it is a plain function.
+            InvalidSettings: it is the wrong kind of function: an asyncio inbox takes coroutine functions, another one
+                plain functions.
         """
+        # twin: async
         if not inspect.iscoroutinefunction(function):
             raise InvalidSettings("a plain function needs a plain engine and client: use dmq.outbox.Inbox")
+        # twin: blocking
+        # if inspect.iscoroutinefunction(function):
+        #     raise InvalidSettings("a coroutine function needs an asyncio engine and client: use dmq.outbox.AioInbox")
+        # twin: end
 
         @functools.wraps(function)
         async def handler(*arguments: Any) -> None:
@@ -128,22 +178,23 @@ class AioInbox:
 
     def begin(self, group: str) -> None:
         """A consumer of this group begins: have the confirm service answer for it."""
-        if self._confirm is None or not self._confirm.begin(group) or self._client is None:
-            return
-        if self._publisher is not None:
-            self._publisher.cancel()
-        self._publisher = asyncio.get_running_loop().create_task(self._publish(self._confirm, self._client))
+        if self._confirm is not None:
+            self._confirm.begin(group)
 
     async def consume(self, message: ReceivedMessage, business: Business) -> None:
-        """Run the business of a message once, record what it came to, and tell the sender.
+        """Run the business of a message once, record its result, and tell the sender.
 
         Raises:
             Retry, Reject: what is to become of a message that was not consumed.
-            Exception: whatever the business raised; nothing was kept.
+            Exception: an error of the business; nothing was kept.
         """
-        self.begin(message.group)
-        taken = consumption_of(message, self._consumer_id, self._clock.now_ms())
+        taken = self.open(message)
         await self.answer(taken, await self._record(taken, business))
+
+    def open(self, message: ReceivedMessage) -> Consumption:
+        """Begin the consumption of a message."""
+        self.begin(message.group)
+        return consumption_of(message, self._consumer_id, self._clock.now_ms())
 
     async def _record(self, taken: Consumption, business: Business) -> Earlier:
         patient_until = time.monotonic() + self._gaps.patience if taken.attempt == 1 else 0.0
@@ -182,7 +233,7 @@ class AioInbox:
             except Rollback as refused:
                 reason = refused.reason
             async with session.begin():
-                # Somebody else may have consumed it meanwhile: then that counts.
+                # Another consumer may have consumed it meanwhile: then its result counts.
                 steps = recorder.take(row, BusinessState.ROLLBACK, reason, jumps=jumps)
                 earlier = await aio_run(steps, session.execute)
         self.counts.add("refused" if earlier is None else "duplicates")
@@ -198,26 +249,67 @@ class AioInbox:
                     await aio_run(self.recorder.note_gap(taken.row, gap.last), session.execute)
             raise
 
+    # twin: blocking
+    # # --- many at once -----------------------------------------------------------------------------------------------
+    #
+    # def run_batches(self, consumer: Consumer, function: Callable[..., Any], batch: int = 100) -> None:
+    #     """Pull batches until the consumer is closed, and consume each in one transaction: for quick handlers.
+    #
+    #     Parameters:
+    #         consumer: one that nobody else uses.
+    #         function: as for `consumes_messages`, or what that made of it. It is called for one message after another;
+    #             if one fails or is refused, the batch is rolled back, and its messages are consumed one by one.
+    #         batch: messages of one transaction at most.
+    #
+    #     Raises:
+    #         DMQError: why there will be no more messages.
+    #     """
+    #     BatchInbox(self, getattr(function, "__wrapped__", function)).run(consumer, batch)
+    #
+    # @property
+    # def has_client(self) -> bool:
+    #     """Whether results can be sent."""
+    #     return self._producer is not None
+    #
+    # @property
+    # def results(self) -> Producer:
+    #     """The producer of results."""
+    #     if self._producer is None:
+    #         raise InvalidRequest("an inbox without a client sends no results")
+    #     return self._producer
+    #
+    # twin: end
     # --- the explicit form ------------------------------------------------------------------------------------------
 
     def _prepared(self, session: AsyncSession) -> Prepared:
+        # twin: async
         # The session's events run inside of its own awaiting, from where a coroutine can be awaited.
         return Prepared.of(session.sync_session, lambda taken, earlier: await_only(self.answer(taken, earlier)))
+        # twin: blocking
+        # return Prepared.of(session, self.answer)
+        # twin: end
 
     async def prepare(self, session: AsyncSession, message: ReceivedMessage) -> ReceivedMessage | None:
-        """Begin to consume a message in a transaction of one's own; as `dmq.outbox.inbox.inbox.Inbox.prepare`."""
+        """Begin to consume a message in a transaction of one's own (T-11).
+
+        Returns:
+            The message, or None if it was consumed before; its sender was told again, and it can be acked.
+
+        Raises:
+            Retry, Reject: it waits for one before it in a strict sequence; the transaction was rolled back.
+            InvalidRequest: another message is prepared in this session and not consumed.
+        """
         prepared = self._prepared(session)
         prepared.check_closed()
-        self.begin(message.group)
-        taken = consumption_of(message, self._consumer_id, self._clock.now_ms())
+        taken = self.open(message)
         take = self.recorder.take
         try:
-            # A gap is found behind the insert, which then must not stay.
+            # A gap is found after the insert, which then must not stay.
             async with session.begin_nested() if taken.is_strict else contextlib.nullcontext():
                 earlier = await aio_run(take(taken.row, BusinessState.UNKNOWN), session.execute)
         except Gap as gap:
             if not self._gaps.is_passed_over(gap, self._clock.now_ms()):
-                await session.rollback()  # a session that writes may keep others from writing that we wait
+                await session.rollback()  # its locks may hold up the transaction that closes the gap
             await self._judge(taken, gap)
             earlier = await aio_run(take(taken.row, BusinessState.UNKNOWN, jumps=True), session.execute)
         if earlier is not None:
@@ -230,7 +322,16 @@ class AioInbox:
     async def consumed(
         self, session: AsyncSession, message: ReceivedMessage, result: BusinessState, reason: str = ""
     ) -> None:
-        """Say what a prepared message came to; as `dmq.outbox.inbox.inbox.Inbox.consumed`."""
+        """Say the result of a prepared message; the sender is told when the transaction is committed.
+
+        Parameters:
+            result: with ROLLBACK, what was done in the session since `prepare` is undone.
+            reason: of a ROLLBACK, for the sender.
+
+        Raises:
+            Retry: it is UNKNOWN: let it pass, so that the transaction is rolled back.
+            InvalidRequest: the message was not prepared in this session.
+        """
         prepared = self._prepared(session)
         taken, savepoint = prepared.take(consumption_of(message, "", 0).row.send_id)
         try:
@@ -245,10 +346,10 @@ class AioInbox:
     # --- results ----------------------------------------------------------------------------------------------------
 
     async def answer(self, taken: Consumption, earlier: Earlier) -> None:
-        """Tell the sender, if one waits; returns when a broker has stored it.
+        """Tell the sender, if one waits; returns when a broker has stored the result.
 
         Raises:
-            DMQError: no broker has; the message is to come again.
+            DMQError: no broker has stored it; the message is to be delivered again.
         """
         if not taken.result_to or self._producer is None:
             return
@@ -256,37 +357,23 @@ class AioInbox:
         try:
             await self._producer.send(topic, message.body, key=message.key, tag=message.tag)
         except UnknownTopic:
-            # Asking again would not help: the sender's compensator will ask us.
+            # A redelivery would not help: the sender's compensator will ask the confirm service.
             log.warning("there is no topic for results", extra={"topic": topic})
 
-    # --- its life ---------------------------------------------------------------------------------------------------
-
-    async def _publish(self, confirm: ConfirmService, client: AioClient) -> None:
-        """Keep the confirm service's address in the registry."""
-        while True:
-            try:
-                for key in confirm.keys:
-                    await client.registry.put(NAMESPACE, key, confirm.address, ttl=TTL_SECONDS)
-            except DMQError as error:
-                log.warning("the confirm service could not be published", extra={"error": str(error)})
-            await asyncio.sleep(RENEW_SECONDS)
-
     async def close(self) -> None:
-        """Stop the confirm service, and send what is to be sent. Safe to call twice."""
+        """Stop the confirm service, and send the results that are on their way. Safe to call twice."""
+        # twin: async
         if self._is_closed:
             return
         self._is_closed = True
-        if self._publisher is not None:
-            self._publisher.cancel()
-            await asyncio.wait([self._publisher])
+        # twin: blocking
+        # with self._mutex:
+        #     if self._is_closed:
+        #         return
+        #     self._is_closed = True
+        # twin: end
         if self._confirm is not None:
-            if self._client is not None:
-                with contextlib.suppress(DMQError):
-                    for key in self._confirm.keys:
-                        await self._client.registry.delete(NAMESPACE, key)
-            await asyncio.to_thread(self._confirm.close)
-        if self._sync_engine is not None and self._given_engine is None:
-            await asyncio.to_thread(self._sync_engine.dispose)
+            await self._confirm.close()
         if self._producer is not None:
             await self._producer.close()
         if self._client is not None:
@@ -296,5 +383,5 @@ class AioInbox:
 def _engine_of(sessions: async_sessionmaker[AsyncSession]) -> AsyncEngine:
     bound = sessions.kw.get("bind")
     if not isinstance(bound, AsyncEngine):
-        raise InvalidSettings("the async_sessionmaker has no asyncio engine: make it with async_sessionmaker(engine)")
+        raise InvalidSettings("the async_sessionmaker has no AsyncEngine: make it with async_sessionmaker(engine)")
     return bound

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.handler import Retry, judge
 from dmq.client.consumer.message import Batch, ReceivedMessage
+from dmq.client.producer.producer import Producer
 from dmq.errors import DMQError, UnknownTopic
 from dmq.model import Message
 from dmq.outbox.inbox.consumption import Consumption, Rollback, check_active, result_message, settled
-from dmq.outbox.inbox.recorder import Contended, Earlier, run
+from dmq.outbox.inbox.recorder import Contended, Earlier, Recorder, run
+from dmq.outbox.metrics import Counts
 from dmq.outbox.states import BusinessState
 
-if TYPE_CHECKING:
-    from dmq.outbox.inbox.inbox import Inbox
-
-__all__ = ["Batches"]
+__all__ = ["BatchInbox"]
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +35,34 @@ Function: TypeAlias = Callable[[Session, ReceivedMessage], Any]
 _WAIT_SECONDS: Final = 1.0
 
 
-class Batches:
+class OneByOne(Protocol):
+    """An `Inbox`, which consumes messages one by one, as far as batches need it."""
+
+    @property
+    def sessions(self) -> sessionmaker[Session]: ...
+    @property
+    def recorder(self) -> Recorder: ...
+    @property
+    def counts(self) -> Counts: ...
+    @property
+    def has_client(self) -> bool: ...
+    @property
+    def results(self) -> Producer: ...
+
+    def begin(self, group: str) -> None: ...
+    def open(self, message: ReceivedMessage) -> Consumption: ...
+    def consume(self, message: ReceivedMessage, business: Callable[[Session], Any]) -> None: ...
+
+
+class BatchInbox:
     """Consumes batches for an inbox.
 
     Parameters:
+        inbox: consumes messages that cannot be consumed in a batch.
         function: of the business, called with a session and a message; as for `Inbox.consumes_messages`.
     """
 
-    def __init__(self, inbox: Inbox, function: Function) -> None:
+    def __init__(self, inbox: OneByOne, function: Function) -> None:
         self._inbox = inbox
         self._function = function
 

@@ -14,9 +14,10 @@ from dmq.outbox.alerts import Alert, AlertKind, OnAlert
 from dmq.outbox.inbox.consumption import Consumption
 from dmq.outbox.inbox.recorder import Gap
 
-__all__ = ["GAP_POLICIES", "GapPolicy", "judge_gap"]
+__all__ = ["GAP_POLICIES", "LOOK_SECONDS", "GapPolicy", "judge_gap"]
 
 GAP_POLICIES: Final = ("wait", "skip", "dead-letter")
+LOOK_SECONDS: Final = 0.02  # how often a consumer that is patient looks whether a gap is closed
 _PAUSE_SECONDS: Final = 1.0
 _PAUSE_SECONDS_MAX: Final = 30.0
 

@@ -11,6 +11,7 @@ Messages of a strict sequence move their position with their row, by one, or not
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -23,7 +24,21 @@ from dmq.errors import StorageError
 from dmq.outbox.schema import OutboxTables
 from dmq.outbox.states import BusinessState
 
-__all__ = ["Contended", "Earlier", "Gap", "Recorder", "Row", "Steps", "aio_run", "is_contention", "run"]
+__all__ = [
+    "CONTENTION_TRIES",
+    "Contended",
+    "Earlier",
+    "Gap",
+    "Recorder",
+    "Row",
+    "Steps",
+    "aio_run",
+    "is_contention",
+    "pause_after",
+    "run",
+]
+
+CONTENTION_TRIES: Final = 8
 
 T = TypeVar("T")
 Step: TypeAlias = tuple[Any, Mapping[str, Any] | list[Mapping[str, Any]]]
@@ -117,6 +132,11 @@ def is_contention(error: BaseException) -> bool:
     code = cause.args[0] if cause.args else None
     state = getattr(cause, "sqlstate", None)
     return code in _CONTENTION_CODES or state in _CONTENTION_STATES or "database is locked" in str(cause)
+
+
+def pause_after(tries: int) -> float:
+    """How long to wait before a transaction that another one was in the way of is tried again."""
+    return random.uniform(0.5, 1.0) * min(1.0, 0.01 * 2.0**tries)
 
 
 class Recorder:
