@@ -55,6 +55,14 @@ def test_every_link_leads_somewhere() -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "internals").glob("*.md")), ids=lambda page: page.stem)
+def test_every_file_that_a_page_for_engineers_names_exists(page: Path) -> None:
+    package = ROOT / "src" / "dmq"
+    folders = [ROOT, package, *(path.parent for path in package.glob("*/__init__.py"))]
+    named = re.findall(r"`([\w/]+\.py)`", page.read_text())
+    assert [path for path in named if not any((folder / path).exists() for folder in folders)] == []
+
+
 GLOSSARY = (ROOT / "docs" / "internals" / "glossary.md").read_text()
 ENTRY = re.compile(r"^\| ([^|]+) \| [^|]+ \| `([\w/]+(?:\.py|/))` \|$", re.MULTILINE)
 
