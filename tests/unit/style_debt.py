@@ -202,7 +202,7 @@ COUNTS: dict[str, dict[str, int]] = {
         "dmq.broker": 19,
         "dmq.client": 32,
         "dmq.net": 4,
-        "dmq.outbox": 8,
+        "dmq.outbox": 7,
         "dmq.pipeline": 9,
         "dmq.protocol": 8,
         "dmq.records": 3,
