@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 
 import dmq
-from dmq.client.producer.accumulator import Accumulator, LaneKey
+from dmq.client.producer.accumulator import Accumulator, Draft, LaneKey
 from dmq.model import Durability, TopicConfig
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, Header, Kind, decode_request, response_head
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
@@ -123,7 +123,7 @@ def gather(count: int, bodies: list[bytes]) -> Callable[[], object]:
         accumulator = Accumulator(1 << 40, 1 << 40)
         lane = accumulator.lane(LaneKey("bench", -1, Durability.STORED))
         for body in bodies:
-            accumulator.append(lane, dmq.Message(body), len(body))
+            accumulator.append(Draft(lane, dmq.Message(body), len(body)))
 
     return work
 

@@ -21,10 +21,10 @@ from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnExcept
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.producer.core import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
 from dmq.client.producer.producer import Producer
 from dmq.client.producer.routes import Routes
-from dmq.client.producer.transaction_core import check_options
+from dmq.client.producer.transaction_core import Transactions, check_options
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Unsupported
 from dmq.model import check_name
@@ -155,15 +155,27 @@ class Client:
         check_options(group, check)
         if group is not None and spool is not None:
             raise Unsupported("a transaction needs the broker's answer: leave spool or group out")
-        options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
+        options = ProducerOptions(
+            timeout=timeout,
+            retries=retries,
+            window_bytes=window_bytes,
+            window_messages=window_messages,
+            on_full=on_full,
+            compression=compression,
+            resend_after=resend_after,
+        )
         name = check_name(app or self.app, "app")
-        opened = None
-        if spool is not None:
-            from dmq.client.spool.spool import Spool  # and the journal with it, which other programs need not load
+        if spool is None:
+            core = Core.make(name, options, self._routes, self.router, clock=self._clock)
+        else:  # which loads the journal, too, that other programs do not need
+            from dmq.client.spool.sender import make_core
+            from dmq.client.spool.spool import Spool
 
             opened = Spool.open(spool, spool_bytes_max, self._clock)
             opened.on_refused = lambda error: self.router.notify(self.listeners.exception, error)
-        producer = Producer(name, options, self._routes, self.router, self._clock, self.release, opened, group, check)
+            core = make_core(opened, name, options, self._routes, links=self.router, clock=self._clock)
+        transactions = None if group is None else Transactions(core, self.router, self._clock, group, check=check)
+        producer = Producer(core, self.router, self.release, transactions)
         self.adopt(producer)
         return producer
 

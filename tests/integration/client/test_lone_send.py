@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import dmq
-from dmq.client.producer import producer as straight
+from dmq.client.producer import producer as lone
 from dmq.client.producer.producer import Producer
 from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_frame, one_way_head, response_head
 from dmq.protocol.produce import Produce
@@ -108,7 +108,7 @@ def test_lone_sends_go_straight_and_count_on(peer: Slow, client: dmq.Client) -> 
 def test_an_answer_that_comes_late_but_in_time_is_the_answer(
     peer: Slow, client: dmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(straight, "STRAIGHT_SECONDS", 0.02)
+    monkeypatch.setattr(lone, "LONE_SECONDS", 0.02)
     sending = Sending(warm(peer, client))
     peer.holds(1)
     time.sleep(0.1)  # so that the straight way is over

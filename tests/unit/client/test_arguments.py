@@ -15,7 +15,7 @@ from dmq.client.connection.router import Listeners
 from dmq.client.consumer.handler import judge
 from dmq.client.consumer.message import parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.producer.core import Options, listed
+from dmq.client.producer.core import ProducerOptions, listed
 from dmq.client.producer.message import due_ms, expiry
 from dmq.errors import InvalidMessage, InvalidName, InvalidRequest, InvalidSettings
 from dmq.model import MessageId, check_name, check_target
@@ -79,7 +79,7 @@ def test_a_producer_of_values_that_make_no_sense_is_refused() -> None:
     for name, values in wrong.items():
         for value in values:
             with pytest.raises(InvalidSettings, match=name):
-                Options(**{name: value})
+                ProducerOptions(**{name: value})
 
 
 @pytest.mark.parametrize("type_", [5, "Order", object, print])

@@ -22,9 +22,9 @@ from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, RouteTable
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.producer.core import WINDOW_MESSAGES, OnFull, Options
+from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
 from dmq.client.producer.routes import Routes
-from dmq.client.producer.transaction_core import check_options
+from dmq.client.producer.transaction_core import Transactions, check_options
 from dmq.clock import SystemClock
 from dmq.errors import NotConnected, Unsupported
 
@@ -139,10 +139,18 @@ class AioClient:
                 "asyncio.to_thread"
             )
         check_options(group, check)
-        options = Options(timeout, retries, window_bytes, window_messages, on_full, compression, resend_after)
-        producer = AioProducer(
-            app or self.app, options, self._routes, self.router, self._clock, self.release, group, check
+        options = ProducerOptions(
+            timeout=timeout,
+            retries=retries,
+            window_bytes=window_bytes,
+            window_messages=window_messages,
+            on_full=on_full,
+            compression=compression,
+            resend_after=resend_after,
         )
+        core = Core.make(app or self.app, options, self._routes, self.router, clock=self._clock)
+        transactions = None if group is None else Transactions(core, self.router, self._clock, group, check=check)
+        producer = AioProducer(core, self.router, self.release, transactions)
         self.adopt(producer)
         return producer
 

@@ -19,14 +19,13 @@ from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.arguments import check_function
 from dmq.client.connection.session import Push
-from dmq.client.producer.accumulator import Batch
-from dmq.client.producer.core import Core, Draft, Options, listed
+from dmq.client.producer.accumulator import Batch, Draft
+from dmq.client.producer.core import Core, listed
 from dmq.client.producer.future import Receipts, SendFuture
-from dmq.client.producer.outcome import receipts_of, too_late
-from dmq.client.producer.routes import Route, Routes
+from dmq.client.producer.message import SendOptions
+from dmq.client.producer.routes import Route
 from dmq.client.producer.sender import Sender
-from dmq.client.producer.transaction_core import Check, Transactions, roll_back_late
-from dmq.clock import Clock
+from dmq.client.producer.transaction_core import Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
 from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
 from dmq.protocol import Command, decode_response
@@ -44,15 +43,15 @@ class AioSendFuture(SendFuture, eq=False, gc=False):
     """What becomes of one message; `await` it for the receipt."""
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        if not self._fate.is_done:
+        if not self._outcome.is_done:
             waiter = TaskWaiter()
-            self._fate.add_waiter(waiter)
+            self._outcome.add_waiter(waiter)
             yield from waiter.wait(None).__await__()
         return self.result(0)
 
     def add_done_callback(self, function: Callable[[SendFuture], Any]) -> None:
         """Have `function(self)` called at the end, or at once if that has been; it may be a coroutine function."""
-        if not self._fate.add_callback(lambda: function(self)):
+        if not self._outcome.add_callback(lambda: function(self)):
             result = function(self)
             if inspect.isawaitable(result):
                 task = asyncio.ensure_future(result)
@@ -66,23 +65,19 @@ class AioProducer:
 
     def __init__(
         self,
-        app: str,
-        options: Options,
-        routes: Routes,
+        core: Core,
         router: AioRouter,
-        clock: Clock,
         on_close: Callable[[AioProducer], None] = lambda _: None,
-        group: str | None = None,
-        check: Check | None = None,
+        transactions: Transactions | None = None,
     ) -> None:
-        self._options = options
-        self._on_close = on_close
-        self._routes = routes
+        self._core = core
         self._router = router
-        self._clock = clock
-        self._core = Core(app, options, routes, router, clock)
-        self._sender: Sender = self._core.sender
-        self._transactions = None if group is None else Transactions(self._core, router, clock, group, check)
+        self._on_close = on_close
+        self._transactions = transactions
+        self._options = core.options
+        self._routes = core.routes
+        self._clock = core.clock
+        self._sender: Sender = core.sender
         router.watch(self)
 
     async def send(
@@ -108,23 +103,21 @@ class AioProducer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`).
         """
         deadline = self._deadline()
+        message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
         batch, index = None, 0
-        link = self._router.link_for(topic)
         if (
-            link is not None and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
+            not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
+            and self._router.link_for(topic) is not None
         ):  # fmt: skip
-            now = self._clock.monotonic()
-            batch = self._core.alone(
-                topic, body, key, tag, business_id, priority, properties, durability, deadline, now
-            )
+            batch = self._core.alone(topic, message, durability, self._clock.monotonic())
             if batch is not None:
+                batch.deadline = deadline
                 self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
         if batch is None:
             route = self._routes.get(topic) or await self._route(topic)
             draft = self._core.draft(
-                route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
-                durability, consumed_by,
-            )  # fmt: skip
+                route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl)
+            )
             batch, index = await self._put(draft, deadline)
             self._sender.pump(batch.lane)
         await self._wait(batch, deadline)
@@ -157,10 +150,8 @@ class AioProducer:
         """
         check_function("on_delivery", on_delivery)
         route = self._routes.get(topic) or await self._route(topic)
-        draft = self._core.draft(
-            route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
-            durability, consumed_by,
-        )  # fmt: skip
+        message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
+        draft = self._core.draft(route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl))
         batch, index = await self._put(draft, None)
         future = AioSendFuture(batch, index)
         if on_delivery is not None:
@@ -194,7 +185,8 @@ class AioProducer:
         parts: list[tuple[Batch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
-            for batch, indexes in self._core.many(route, topic, messages, durability, consumed_by, delay, deliver_at):
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at)
+            for batch, indexes in self._core.many(route, messages, options):
                 batch.deadline = self._deadline()
                 await self._enter(batch, batch.deadline)
                 parts.append((batch, indexes))
@@ -208,7 +200,7 @@ class AioProducer:
             except DMQError as error:
                 problem = problem or error
             problem = problem or batch.error
-        return receipts_of(parts, problem, len(messages))
+        return Receipts.of(parts, problem, len(messages))
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -264,7 +256,7 @@ class AioProducer:
         batch.add_waiter(waiter)
         if await waiter.wait(left):
             return
-        error = too_late(self._sender, batch, self._options.timeout, self._router.timeout)
+        error = self._sender.too_late(batch, self._options.timeout, self._router.timeout)
         if batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.ended():

@@ -1,2 +1,8 @@
-"""Producer: `accumulator`, `core`, `encoder`, `future`, `message`, `outcome`, `producer`, `retry_policy`, `routes`,
-`sender`, `stream`, `transaction`, `transaction_core`."""
+"""The producer: from a call of a user to a batch that a broker has stored.
+
+In reading order: `producer` is what a blocking program holds, and `core` what it shares with the one on an event loop.
+`message` checks what is sent, `routes` chooses its queue. The `accumulator` gathers messages into batches and numbers
+them; the `encoder` turns a batch into bytes; the `sender` sees it through, by the `retry_policy`. `numbered_sender` is
+one attempt to send a batch with numbers, for everybody who sends such batches. `future` is what a caller gets.
+`transaction` and `transaction_core` are half messages and their ends; `stream` sends what is read from somewhere else.
+"""

@@ -11,33 +11,154 @@ What always holds:
   prepared messages, whose queues at the broker all topics share): each has a producer id of its own, so that a slow
   one holds up nobody.
 - Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent.
+- A batch is in one lane from its first message to its end. It is done once, with an answer or an error, and never
+  changes afterwards; every callback is called exactly once, by the notifier if it was there before the end, else at
+  once by the thread that adds it.
 - Bytes and messages that are not settled stay within the window. One message larger than the window may be alone in it.
-
-Lanes, and the batches that move along them. Pure, but for a producer's lock outside.
-
-What always holds: a batch is in one lane from its first message to its end; its numbers, once given, stay.
 """
 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from dmq.client.connection.session import Pending
-from dmq.client.connection.url import Address
-from dmq.client.producer.future import Fate, Wakeable
-from dmq.model import Durability, Message
-from dmq.protocol import Buffer
+from dmq.client.connection.threads import Waiter
+from dmq.client.producer.numbered_sender import NumberedBatch
+from dmq.client.producer.retry_policy import History
+from dmq.errors import ConsumeTimeout, DMQError
+from dmq.model import Durability, Message, MessageId, Receipt
+from dmq.protocol.produce import ProduceReply
+from dmq.records import ANY_QUEUE
 
-__all__ = ["SECOND_BYTES_MIN", "SECOND_MESSAGES_MIN", "Accumulator", "Batch", "Lane", "LaneKey", "Stream"]
+__all__ = [
+    "SECOND_BYTES_MIN",
+    "SECOND_MESSAGES_MIN",
+    "Accumulator",
+    "Batch",
+    "Draft",
+    "Lane",
+    "LaneKey",
+    "Outcome",
+    "Spooled",
+    "Stream",
+    "Wakeable",
+]
 
-
+BATCH_BYTES_MAX: Final = 1 << 20
+BATCH_MESSAGES_MAX: Final = 4096
+MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
 SECOND_BYTES_MIN: Final = 64 << 10  # what makes a batch worth sending beside another
 SECOND_MESSAGES_MIN: Final = 256
 
 _Bytes: TypeAlias = bytes  # a batch has an attribute of that name
+_U64: Final = 0xFFFF_FFFF_FFFF_FFFF
+_NAMES: Final = tuple(level.name.lower() for level in sorted(Durability))  # by their numbers, which have no gaps
+# Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
+# nanoseconds, so that one for all batches beats one lock in each.
+_ending = threading.Lock()
+
+
+class Wakeable(Protocol):
+    """A thread's `Waiter`, or what stands for a task of an event loop."""
+
+    def wake(self) -> None: ...
+
+
+class Spooled(NamedTuple):
+    """What stands for a broker's answer while the spool has the batch and a broker has not."""
+
+    queue: int
+
+
+class Outcome:
+    """What becomes of the messages of one batch. Defaults stand in the class: a lone message pays for each one set."""
+
+    producer_id = 0
+    first_sequence = -1  # before it leaves
+    has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
+    is_done = False
+    reply: ProduceReply | Spooled | None = None
+    error: DMQError | None = None
+    _waiters: list[Wakeable] | None = None
+    _callbacks: list[Callable[[], Any]] | None = None
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> list[Callable[[], Any]]:
+        """Settle it, wake those who wait, and return the callbacks that are now to be called."""
+        with _ending:
+            if self.is_done:
+                return []
+            self.reply, self.error, self.is_done = reply, error, True
+            waiters, callbacks = self._waiters, self._callbacks
+            self._waiters = self._callbacks = None
+        for waiter in waiters or ():
+            waiter.wake()
+        return callbacks or []
+
+    def add_waiter(self, waiter: Wakeable) -> None:
+        """Have it woken at the end; at once if that has been."""
+        with _ending:
+            if not self.is_done:
+                self._waiters = [*(self._waiters or ()), waiter]
+                return
+        waiter.wake()
+
+    def add_callback(self, function: Callable[[], Any]) -> bool:
+        """Have it called at the end; False if that has been."""
+        with _ending:
+            if self.is_done:
+                return False
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(function)
+            return True
+
+    @property
+    def has_callbacks(self) -> bool:
+        return self._callbacks is not None
+
+    def wait(self, deadline: float) -> bool:
+        """Block until the end, at most until a moment of `time.monotonic`; whether it has come."""
+        if not self.is_done:
+            waiter = Waiter()
+            self.add_waiter(waiter)
+            while not self.ended() and (left := deadline - time.monotonic()) > 0:
+                waiter.wait(left)
+        return self.is_done
+
+    def ended(self) -> bool:
+        """`is_done`, asked for anew: what another thread may have changed meanwhile."""
+        return self.is_done
+
+    def receipt(self, index: int) -> Receipt:
+        """The receipt of one message; only of a batch that went well."""
+        reply = self.reply
+        assert reply is not None
+        message_id = MessageId(self.producer_id, self.first_sequence + index)
+        if isinstance(reply, Spooled):
+            return Receipt(message_id, self.topic, reply.queue, -1, "spooled")
+        offset = reply.first_offset + index if self.has_offsets else -1
+        # A delayed or prepared message gets its queue with its place.
+        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
+        return Receipt(message_id, self.topic, queue, offset, _NAMES[reply.durability])
+
+    def error_of(self, index: int) -> DMQError:
+        """Why one message failed; one that is stored nevertheless has its receipt. Only of a batch that failed."""
+        error = self.error
+        assert error is not None
+        if not isinstance(error, ConsumeTimeout):
+            return error
+        told = ConsumeTimeout(error.message, **error.detail)
+        message_id = MessageId(self.producer_id, self.first_sequence + index)
+        queue, offset = error.detail.get("queue", -1), error.detail.get("offset", -1 - index)
+        told.receipt = Receipt(message_id, self.topic, queue, offset + index, "flushed")
+        return told
 
 
 class LaneKey(NamedTuple):
@@ -56,7 +177,7 @@ class LaneKey(NamedTuple):
         return self.is_delayed or self.is_half
 
 
-class Batch(Fate):
+class Batch(Outcome, NumberedBatch):
     """Messages that go together, from the first one gathered to the answer."""
 
     is_plain = True  # as long as all have a body and at most a key: they then are two columns
@@ -68,19 +189,13 @@ class Batch(Fate):
     is_attended = False  # somebody is interested who does not read
     # once it leaves
     queue = -1
-    body: Sequence[Buffer] | None = None  # encoded
     key_count = 0
     # its way through the network, see `dmq.client.producer.sender`
-    sent_at: float | None = None
+    sent_at: float | None = None  # for the first time
     deadline: float | None = None
-    broker: Address | None = None
-    pending: Pending | None = None
-    refusals = 0
-    moves = 0
+    moves = 0  # to another broker
     resends = 0
-    is_unanswered = False
-    is_refreshed = False
-    last_error: Exception | None = None
+    is_refreshed = False  # its topic was asked for anew
 
     def __init__(self, lane: Lane) -> None:
         self.topic = lane.key.topic
@@ -105,6 +220,18 @@ class Batch(Fate):
         self.messages, self.bodies, self.keys, self.extras = [], [], [], []
 
     @property
+    def history(self) -> History:
+        """What happened to it so far, for the retry policy."""
+        return History(
+            refusals=self.refusals,
+            moves=self.moves,
+            is_unanswered=self.is_unanswered,
+            is_pinned=self.lane.key.queue >= 0,
+            is_refreshed=self.is_refreshed,
+            deadline=self.deadline,
+        )
+
+    @property
     def is_large(self) -> bool:
         return self.count >= SECOND_MESSAGES_MIN or self.bytes >= SECOND_BYTES_MIN
 
@@ -124,10 +251,11 @@ class Stream:
 class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
-    __slots__ = ("gathering", "has_offsets", "key", "ready", "stream", "turn", "under_way")
+    __slots__ = ("gathering", "has_offsets", "key", "place", "ready", "stream", "turn", "under_way")
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
         self.key = key
+        self.place = "" if key.is_aside else key.topic  # whose queues its batches take at the broker
         self.has_offsets = not key.is_aside and key.durability != Durability.NONE
         self.stream = stream
         self.turn = turn
@@ -150,11 +278,14 @@ class Lane:
         return batch
 
 
-BATCH_BYTES_MAX: Final = 1 << 20
-BATCH_MESSAGES_MAX: Final = 4096
-MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
+class Draft(NamedTuple):
+    """A message that was checked and knows its lane, but is not in it yet."""
 
-_U64: Final = 0xFFFF_FFFF_FFFF_FFFF
+    lane: Lane
+    message: Message
+    size: int  # for the window
+    due_ms: int = 0  # when it is due; 0 is at once
+    extra: bytes = b""  # attributes of our own
 
 
 class Accumulator:
@@ -167,7 +298,7 @@ class Accumulator:
     """
 
     def __init__(self, window_bytes: int, window_messages: int, *, seed: int | None = None) -> None:
-        self._window_bytes = window_bytes
+        self.window_bytes = window_bytes
         self._window_messages = window_messages
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._producer_id = self._random.getrandbits(64)
@@ -182,7 +313,7 @@ class Accumulator:
 
     def has_room(self, size: int, count: int) -> bool:
         """Whether so much more fits into the window."""
-        if self.bytes + size <= self._window_bytes and self.messages + count <= self._window_messages:
+        if self.bytes + size <= self.window_bytes and self.messages + count <= self._window_messages:
             return True
         return self.messages == 0
 
@@ -219,12 +350,13 @@ class Accumulator:
             stream.lanes.setdefault(key.topic, []).append(lane)
         return lane
 
-    def append(self, lane: Lane, message: Message, size: int, due_ms: int = 0, extra: bytes = b"") -> Batch:
+    def append(self, draft: Draft) -> Batch:
         """Put a message into the batch that gathers; it is the last one there. The window was asked before.
 
         `Batch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
         before; if it has not, the end of what is under way will look again.
         """
+        lane, message, size, due_ms, extra = draft
         batch = self._gathering(lane, size)
         batch.add_message(message)
         if extra and not batch.has_extras:
@@ -332,8 +464,7 @@ class Accumulator:
         batch = lane.offered()
         if batch is None:
             return None
-        key, busy = lane.key, lane.stream.busy
-        topic = "" if key.is_aside else key.topic
+        key, busy, topic = lane.key, lane.stream.busy, lane.place
         if key.queue >= 0:
             place, queue = (topic, key.queue), key.queue
             if place in busy:
@@ -370,9 +501,9 @@ class Accumulator:
         lane = batch.lane
         key = lane.key
         if batch.queue >= 0 and key.durability != Durability.NONE:
-            lane.stream.busy.discard(("" if key.is_aside else key.topic, batch.queue))
+            lane.stream.busy.discard((lane.place, batch.queue))
             lane.under_way -= 1
-        if key.is_aside:
+        if not lane.place:
             return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
         return [other for other in lane.stream.lanes[key.topic] if not other.is_idle]
 

@@ -7,19 +7,27 @@ chose is checked when the producer is made.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from dmq.client.arguments import check_seconds, check_whole
 from dmq.client.connection.link import Links
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Batch, Lane, LaneKey
-from dmq.client.producer.encoder import encode_body
-from dmq.client.producer.message import TEXT_MAX, check_message, due_ms, expiry, make_message, parse_durability
-from dmq.client.producer.retry_policy import Retries
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Batch, Draft, Lane, LaneKey
+from dmq.client.producer.encoder import BatchEncoder, encode_body
+from dmq.client.producer.message import (
+    TEXT_MAX,
+    SendOptions,
+    check_message,
+    due_ms,
+    expiry,
+    parse_durability,
+    with_bytes,
+)
+from dmq.client.producer.retry_policy import RetryPolicy
 from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes, choose_queue
 from dmq.client.producer.sender import Sender
 from dmq.clock import Clock
@@ -27,11 +35,7 @@ from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Durability, Message, check_name
 from dmq.records import Compressor, is_plain
 
-if TYPE_CHECKING:
-    from dmq.client.spool.sender import SpoolSender
-    from dmq.client.spool.spool import Spool
-
-__all__ = ["Core", "Draft", "OnFull", "Options"]
+__all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed"]
 
 OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
 
@@ -44,43 +48,47 @@ MANY_MESSAGES: Final = 2048
 _ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
 
 
-class Options:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
     """What a user chose for a producer.
 
     Raises:
         InvalidSettings: a choice makes no sense.
     """
 
-    __slots__ = ("compression", "on_full", "resend_after", "retries", "timeout", "window_bytes", "window_messages")
+    timeout: float | None = 5.0
+    retries: int = 3
+    window_bytes: int = 32 << 20
+    window_messages: int = WINDOW_MESSAGES
+    on_full: OnFull = "block"
+    compression: str = "auto"
+    resend_after: Sequence[float] = (30.0, 60.0, 90.0)
 
-    def __init__(
-        self,
-        timeout: float | None = 5.0,
-        retries: int = 3,
-        window_bytes: int = 32 << 20,
-        window_messages: int = WINDOW_MESSAGES,
-        on_full: OnFull = "block",
-        compression: str = "auto",
-        resend_after: Sequence[float] = (30.0, 60.0, 90.0),
-    ) -> None:
-        if timeout is not None:
-            check_seconds("timeout", timeout, above=True)
-        check_whole("retries", retries, 0, 1 << 31)
-        check_whole("window_bytes", window_bytes, 1, 1 << 62)
-        check_whole("window_messages", window_messages, 1, 1 << 62)
-        if not callable(on_full) and on_full not in ("block", "raise"):
-            raise InvalidSettings(f"on_full is 'block', 'raise' or a function, not {on_full!r}")
-        if compression not in ("auto", "none", "lz4", "zstd"):
-            raise InvalidSettings(f"compression is auto, none, lz4 or zstd, not {compression!r}")
-        if not _rises(resend_after):
-            raise InvalidSettings(f"resend_after is a list of rising times in seconds, not {resend_after!r}")
-        self.timeout = timeout
-        self.retries = retries
-        self.window_bytes = window_bytes
-        self.window_messages = window_messages
-        self.on_full = on_full
-        self.compression = compression
-        self.resend_after = resend_after
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            check_seconds("timeout", self.timeout, above=True)
+        check_whole("retries", self.retries, 0, 1 << 31)
+        check_whole("window_bytes", self.window_bytes, 1, 1 << 62)
+        check_whole("window_messages", self.window_messages, 1, 1 << 62)
+        if not callable(self.on_full) and self.on_full not in ("block", "raise"):
+            raise InvalidSettings(f"on_full is 'block', 'raise' or a function, not {self.on_full!r}")
+        if self.compression not in ("auto", "none", "lz4", "zstd"):
+            raise InvalidSettings(f"compression is auto, none, lz4 or zstd, not {self.compression!r}")
+        if not _rises(self.resend_after):
+            raise InvalidSettings(f"resend_after is a list of rising times in seconds, not {self.resend_after!r}")
+
+    def make_encoder(self, app: str, clock: Clock) -> BatchEncoder:
+        """The encoder of a producer that sends under the name of an app.
+
+        Raises:
+            InvalidName: the app cannot be called that.
+        """
+        check_name(app, "app")
+        compressor = None if self.compression == "none" else Compressor(self.compression)  # type: ignore[arg-type]
+        return BatchEncoder(app, clock, compressor)
+
+    def make_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.retries, self.resend_after)
 
 
 def _rises(times: Any) -> bool:
@@ -90,46 +98,72 @@ def _rises(times: Any) -> bool:
     return all(later > sooner for sooner, later in zip((0.0, *times), times, strict=False))
 
 
-class Draft(NamedTuple):
-    """A message that was checked and knows its lane, but is not in it yet."""
+class Spooling(Protocol):
+    """What a producer asks of a sender that keeps batches on the disk before they go to a broker."""
 
-    lane: Lane
-    message: Message
-    size: int
-    due_ms: int
-    extra: bytes
+    def remember(self, topic: str) -> None:
+        """Keep what is known of a topic for the next start."""
+        ...
+
+    def wait_kept(self, batch: Batch, deadline: float) -> None:
+        """Wait until the batch is on the disk, at most until a moment of `time.monotonic`."""
+        ...
+
+    def give_up(self, batch: Batch, timeout: float) -> None:
+        """The time of a synchronous send is over: end it well if the batch is on the disk, else raise."""
+        ...
+
+    def wait_drained(self, deadline: float, *, while_connected: bool = False) -> bool:
+        """Wait until a broker has acknowledged everything that is on the disk; whether it has."""
+        ...
+
+    def lost(self) -> None:
+        """A link broke."""
+        ...
+
+    def leave(self) -> None:
+        """Let the disk go."""
+        ...
 
 
 class Core:
-    """One producer, without waiting for anything."""
+    """One producer, without waiting for anything.
 
-    accumulator: Accumulator
-    sender: Sender
+    Parameters:
+        sender: takes batches from its accumulator to a broker.
+        spooling: the same sender if it has a spool.
+    """
 
     def __init__(
-        self, app: str, options: Options, routes: Routes, links: Links, clock: Clock, spool: Spool | None = None
+        self,
+        options: ProducerOptions,
+        sender: Sender,
+        routes: Routes,
+        links: Links,
+        clock: Clock,
+        spooling: Spooling | None = None,
     ) -> None:
         self.options: Final = options
-        self._links = links
-        self.clock: Final = clock
+        self.sender: Final = sender
+        self.accumulator: Final = sender.accumulator
         self.routes: Final = routes
-        compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
-        retries = Retries(options.retries, options.resend_after)
-        check_name(app, "app")
-        self.spooling: SpoolSender | None = None
-        if spool is None:
-            self.accumulator = Accumulator(options.window_bytes, options.window_messages)
-            self.sender = Sender(app, self.accumulator, retries, routes, links, clock, compressor)
-        else:
-            from dmq.client.spool.sender import SpoolAccumulator, SpoolSender
-
-            gathering = SpoolAccumulator(options.window_bytes, options.window_messages, spool)
-            self.accumulator = gathering
-            self.sender = self.spooling = SpoolSender(
-                app, gathering, retries, routes, links, clock, compressor, spool, options.window_bytes
-            )
-        self.lock: Final = self.sender.lock
+        self.clock: Final = clock
+        self.spooling: Final = spooling
+        self.lock: Final = sender.lock
+        self._links = links
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
+
+    @classmethod
+    def make(cls, app: str, options: ProducerOptions, routes: Routes, links: Links, clock: Clock) -> Core:
+        """The core of a producer without a spool.
+
+        Raises:
+            InvalidName: the app cannot be called that.
+        """
+        accumulator = Accumulator(options.window_bytes, options.window_messages)
+        encoder, policy = options.make_encoder(app, clock), options.make_policy()
+        sender = Sender(accumulator, encoder, policy, routes=routes, links=links, clock=clock)
+        return cls(options, sender, routes, links, clock=clock)
 
     def check_open(self) -> None:
         """Refuse to work once closed.
@@ -141,49 +175,33 @@ class Core:
         if error is not None:
             raise type(error)(error.message, **error.detail)
 
-    def draft(
-        self,
-        route: Route,
-        topic: str,
-        body: object,
-        key: str | None = None,
-        tag: str | None = None,
-        business_id: str | None = None,
-        ordered: bool = False,
-        priority: int = DEFAULT_PRIORITY,
-        delay: float = 0.0,
-        deliver_at: float | datetime | None = None,
-        ttl: float | None = None,
-        properties: Mapping[str, str] | None = None,
-        durability: str = "flushed",
-        consumed_by: str = "",
-    ) -> Draft:
-        """A message out of the arguments of a send.
+    def draft(self, route: Route, message: Message, options: SendOptions) -> Draft:
+        """A message that is checked and knows its lane.
 
         Raises:
             InvalidMessage, MessageTooLarge: it cannot be sent.
         """
-        message = make_message(body, key, tag, business_id, ordered, priority, properties)
+        topic, durability = options.topic, options.durability
+        if type(message.body) is not bytes:
+            message = with_bytes(message)
         check_message(topic, message, self.sender.body_bytes_max)
-        extra, due = b"", 0
-        if not ordered and not route.is_priority and not consumed_by and ttl is None and not delay and not deliver_at:
+        size = len(message.body) + MESSAGE_BYTES
+        if (
+            not message.ordered and not route.is_priority and not options.consumed_by and options.ttl is None
+            and not options.delay and not options.deliver_at
+        ):  # fmt: skip
             lane = self._plain.get((topic, durability))
-            if lane is not None:
-                return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, b"")
-            lane = self._lane(route, message, topic, durability, False, "")
-            self._plain[topic, durability] = lane
-        else:
-            now_ms = self.clock.now_ms()
-            extra, due = expiry(ttl, now_ms), due_ms(delay, deliver_at, now_ms)
-            lane = self._lane(route, message, topic, durability, bool(due), consumed_by)
-        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, due, extra)
+            if lane is None:
+                lane = self._plain[topic, durability] = self._lane(route, message, options, is_delayed=False)
+            return Draft(lane, message, size, 0, b"")
+        now_ms = self.clock.now_ms()
+        extra, due = expiry(options.ttl, now_ms), due_ms(options.delay, options.deliver_at, now_ms)
+        return Draft(self._lane(route, message, options, is_delayed=bool(due)), message, size, due, extra)
 
-    def _lane(
-        self, route: Route, message: Message, topic: str, durability: str, is_delayed: bool, consumed_by: str
-    ) -> Lane:
-        level = parse_durability(durability)
-        _check_group(level, consumed_by)
-        return self.lane(LaneKey(topic, choose_queue(route, message), level, is_delayed, consumed_by))
+    def _lane(self, route: Route, message: Message, options: SendOptions, *, is_delayed: bool) -> Lane:
+        level = _level(options)
+        queue = choose_queue(route, message)
+        return self.lane(LaneKey(options.topic, queue, level, is_delayed=is_delayed, group=options.consumed_by))
 
     def plain_lane(self, topic: str, durability: str, body: object, key: str | None) -> Lane | None:
         """The lane of what is sent most: bytes and at most a key, to a topic that was sent to before.
@@ -197,49 +215,37 @@ class Core:
             return None
         return lane
 
-    def alone(
-        self,
-        topic: str,
-        body: object,
-        key: str | None,
-        tag: str | None,
-        business_id: str | None,
-        priority: int,
-        properties: Mapping[str, str] | None,
-        durability: str,
-        deadline: float | None,
-        now: float,
-    ) -> Batch | None:
+    def alone(self, topic: str, message: Message, durability: str, now: float) -> Batch | None:
         """A batch of one message that may be sent at once, encoded and with its numbers; None if it has to queue.
 
         It is a batch like any other: in the window, with its queue taken, and to be seen through to its end. It is
         for messages that may go to any queue at once.
 
         Parameters:
-            deadline: when its sender gives up.
             now: on the monotonic clock.
 
         Raises:
             InvalidMessage: it cannot be sent.
         """
-        lane, sender = self.plain_lane(topic, durability, body, key), self.sender
+        lane, sender = self.plain_lane(topic, durability, message.body, message.key), self.sender
         if lane is None or lane.under_way or lane.gathering is not None or lane.ready:
             return None
         route = self.routes.get(topic)
         if route is None or now - route.fetched_at >= FRESH_SECONDS or lane.key.durability not in _ALONE:
             return None
-        assert type(body) is bytes
-        message = Message(body, key, tag, business_id, False, priority, properties)
-        if not (tag is None and business_id is None and priority == DEFAULT_PRIORITY and properties is None):
+        if not (
+            message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
+            and message.properties is None
+        ):  # fmt: skip
             check_message(topic, message, sender.body_bytes_max)
         records, key_count = sender.encode_lone(topic, message)
         queues = self._links.reachable(topic, route.queues)
         with sender.lock:
             if sender.closed_by is not None:
                 return None
-            batch = self.accumulator.take_alone(lane, len(body) + MESSAGE_BYTES, queues)
+            batch = self.accumulator.take_alone(lane, len(message.body) + MESSAGE_BYTES, queues)
         if batch is not None:
-            batch.body, batch.key_count, batch.deadline = records, key_count, deadline
+            batch.body, batch.key_count = records, key_count
         return batch
 
     def put_plain(self, lane: Lane, body: bytes, key: str | None) -> tuple[Batch, int] | None:
@@ -261,7 +267,7 @@ class Core:
         with self.lock:
             if self.sender.closed_by is not None or not self.accumulator.has_room(draft.size, 1):
                 return None
-            batch = self.accumulator.append(*draft)
+            batch = self.accumulator.append(draft)
             if attended:
                 batch.is_attended, batch.deadline = True, None
             elif not batch.is_attended and deadline is not None:
@@ -275,23 +281,15 @@ class Core:
         return Busy(self.accumulator.why_full())
 
     def many(
-        self,
-        route: Route,
-        topic: str,
-        messages: Sequence[Message],
-        durability: str,
-        consumed_by: str,
-        delay: float = 0.0,
-        deliver_at: float | datetime | None = None,
+        self, route: Route, messages: Sequence[Message], options: SendOptions
     ) -> Iterator[tuple[Batch, Sequence[int]]]:
         """Batches of `send_many`, each encoded when it is asked for, with the indexes of its messages.
 
         Raises:
             InvalidMessage, MessageTooLarge: a message cannot be sent; `detail["index"]` says which.
         """
-        level = parse_durability(durability)
-        _check_group(level, consumed_by)
-        due = due_ms(delay, deliver_at, self.clock.now_ms())
+        level = _level(options)
+        due = due_ms(options.delay, options.deliver_at, self.clock.now_ms())
         whole: list[tuple[int, Sequence[int]]] = [(-1, range(len(messages)))]
         try:
             plain = is_plain(messages)
@@ -299,7 +297,7 @@ class Core:
         except AttributeError:
             raise _no_message(messages) from None
         for queue, indexes in parts:
-            lane = self.lane(LaneKey(topic, queue, level, bool(due), consumed_by))
+            lane = self.lane(LaneKey(options.topic, queue, level, is_delayed=bool(due), group=options.consumed_by))
             start = 0
             while start < len(indexes):
                 batch = Batch(lane)
@@ -371,13 +369,20 @@ def _no_message(given: Sequence[object]) -> InvalidMessage:
     )
 
 
-def _check_group(level: Durability, consumed_by: str) -> None:
-    if (level == Durability.CONSUMED) != bool(consumed_by):
+def _level(options: SendOptions) -> Durability:
+    """The durability that was asked for.
+
+    Raises:
+        InvalidMessage: there is none of that name, or `consumed_by` does not go with it.
+    """
+    level = parse_durability(options.durability)
+    if (level == Durability.CONSUMED) != bool(options.consumed_by):
         raise InvalidMessage(
             "durability='consumed' needs consumed_by: the group whose ack is waited for"
-            if not consumed_by
+            if not options.consumed_by
             else "consumed_by goes with durability='consumed' only"
         )
+    return level
 
 
 def _by_queue(route: Route, messages: Sequence[Message]) -> list[tuple[int, Sequence[int]]]:

@@ -1,15 +1,11 @@
-"""The encoder: from the messages of a batch to the body of its request.
+"""The encoder: from a Python object to the bytes of a message, and from a batch of messages to those of its request.
 
-What always holds: a batch is encoded once; its messages are let go then, since the records hold everything.
-
-Bodies: from a Python object to the bytes of a message, and back.
-
-Bytes stay as they are; text becomes UTF-8; msgspec structs, dataclasses and Pydantic models become JSON, because any
-consumer in any language can read it and a person can too.
+A body that is bytes stays as it is; text becomes UTF-8; msgspec structs, dataclasses and Pydantic models become JSON,
+because any consumer in any language can read it and a person can too. `decode_body` is the way back, for consumers.
 
 What always holds: what cannot become a body raises `InvalidMessage` that names its type, before anything is sent; what
-was encoded from a type is decoded to an equal object of that type. Pydantic is imported only where one of its models
-is asked for: whoever has one has it.
+was encoded from a type is decoded to an equal object of that type. A batch is encoded once; its messages are let go
+then, since the records hold everything. Pydantic is imported only where one of its models is asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_batch, pack_lone
 from dmq.records import Compressor, encode_batch, encode_lone, encode_plain
+from dmq.records.compression import COMPRESS_OVER_BYTES
 
 __all__ = ["BatchEncoder", "check_type", "decode_body", "encode_body"]
 
@@ -113,7 +110,7 @@ def check_type(type_: Any) -> Any:
 @lru_cache(maxsize=256)
 def _decoder(type_: Any) -> Callable[[bytes], Any]:
     if _has_model(type_):
-        from pydantic import TypeAdapter  # whoever has a model has it
+        from pydantic import TypeAdapter  # a program that has a model has it
 
         validate: Callable[[bytes], Any] = TypeAdapter(type_).validate_json
         return validate
@@ -202,7 +199,7 @@ class BatchEncoder:
             InvalidMessage: it cannot be sent.
         """
         body, codec = message.body, 0
-        if self._compressor is not None:
+        if self._compressor is not None and len(body) > COMPRESS_OVER_BYTES:
             with self._encoding:
                 codec, body = self._compressor.compress(topic, body)
         record = encode_lone(topic, self._app, message, self._clock.now_ms(), body, codec)

@@ -6,38 +6,42 @@ brought it (D-05), never later from a batch that others share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from dmq.client.producer.encoder import encode_body
 from dmq.errors import InvalidMessage, MessageTooLarge
-from dmq.model import DEFAULT_PRIORITY, DURABILITIES, Durability, Message
+from dmq.model import DURABILITIES, Durability, Message
 from dmq.records import Attributes, Compressor, encode_attributes, encode_batch
 
-__all__ = ["check_message", "due_ms", "expiry", "make_message", "parse_durability"]
+__all__ = ["SendOptions", "check_message", "due_ms", "expiry", "parse_durability", "with_bytes"]
 
 # What passes these needs no closer look: far below every limit of the format.
 TEXT_MAX: Final = 1024
 _DELAY_MAX: Final = 2 * 366 * 86_400.0
 
 
-def make_message(
-    body: object,
-    key: str | None = None,
-    tag: str | None = None,
-    business_id: str | None = None,
-    ordered: bool = False,
-    priority: int = DEFAULT_PRIORITY,
-    properties: Mapping[str, str] | None = None,
-) -> Message:
-    """A message with its body as bytes.
+class SendOptions(msgspec.Struct, frozen=True, gc=False):
+    """Where messages go and how, beside what they are; by the names of `Producer.send`."""
+
+    topic: str
+    durability: str = "flushed"
+    consumed_by: str = ""
+    delay: float = 0.0
+    deliver_at: float | datetime | None = None
+    ttl: float | None = None
+
+
+def with_bytes(message: Message) -> Message:
+    """The message with its body as bytes.
 
     Raises:
         InvalidMessage: the body has no form as bytes.
     """
-    raw = body if type(body) is bytes else encode_body(body)
-    return Message(raw, key, tag, business_id, ordered, priority, properties)
+    body = message.body
+    return message if type(body) is bytes else msgspec.structs.replace(message, body=encode_body(body))
 
 
 def check_message(topic: str, message: Message, body_bytes_max: int) -> None:

@@ -1,17 +1,13 @@
 """The producer of a blocking program. Thread-safe.
 
-What always holds: `send` returns a receipt or raises, never later than its timeout; while nothing else is under way it
-encodes, writes and reads in the caller's own thread. `send_async` returns at once, or as soon as the window has room.
-A callback runs on the notifier's thread (D-07).
+What always holds: `send` returns a receipt or raises, never later than its timeout; `send_async` returns at once, or as
+soon as the window has room. A callback runs on the notifier's thread (D-07).
 
-The straight way: one message, sent and answered in the caller's own thread while nothing else is under way.
-
-A lone `send` needs none of what makes many sends fast: no batch that gathers, no callback, no other thread. It takes
-the queue's turn and its number as every batch does, so that it can fall back on the general way at any moment: if
-another thread reads the connection, if the broker refuses, if the connection breaks, or if the answer takes long.
-
-What always holds: a message that set out this way is a batch like any other, in the window, with its numbers and its
-bytes kept until it is settled; whatever happens, it is in the sender's care or it is settled.
+A lone `send` needs none of what makes many sends fast: no batch that gathers, no callback, no other thread. While
+nothing else is under way it encodes, writes and reads in the caller's own thread. It takes the queue's turn and its
+number as every batch does, so that it can fall back on the general way at any moment: if another thread reads the
+connection, if the broker refuses, if the connection breaks, or if the answer takes long. Whatever happens, its batch is
+settled or in the sender's care, in the window, with its numbers and its bytes kept.
 """
 
 from __future__ import annotations
@@ -20,107 +16,33 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
-from dmq.client.producer.accumulator import Batch
-from dmq.client.producer.core import Core, Draft, Options, listed
+from dmq.client.producer.accumulator import Batch, Draft
+from dmq.client.producer.core import Core, listed
 from dmq.client.producer.future import Receipts, SendFuture
-from dmq.client.producer.outcome import receipts_of, too_late
-from dmq.client.producer.routes import UNKNOWN, Route, Routes
+from dmq.client.producer.message import SendOptions
+from dmq.client.producer.routes import UNKNOWN, Route
 from dmq.client.producer.sender import Sender
 from dmq.client.producer.transaction import Transaction
-from dmq.client.producer.transaction_core import Check, Transactions, roll_back_late
-from dmq.clock import Clock
+from dmq.client.producer.transaction_core import Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
 from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import TransactionCheck
 
-if TYPE_CHECKING:
-    from dmq.client.spool.spool import Spool
-
-__all__ = ["OnDelivery", "Producer", "Straight"]
-
-
-STRAIGHT_SECONDS: Final = 1.0
-"""How long an answer is waited for this way. It must end before anything is sent again."""
-
-
-class Straight:
-    """See the module. For producers without a spool."""
-
-    def __init__(self, core: Core, router: Router, clock: Clock) -> None:
-        self._core = core
-        self._sender = core.sender
-        self._router = router
-        self._clock = clock
-
-    def send(
-        self,
-        topic: str,
-        body: object,
-        key: str | None,
-        tag: str | None,
-        business_id: str | None,
-        priority: int,
-        properties: Mapping[str, str] | None,
-        durability: str,
-        deadline: float,
-    ) -> Batch | None:
-        """Send a message and wait a while for its answer: its batch, settled or not.
-
-        None if it is not a case for this way; then nothing was done.
-
-        Raises:
-            InvalidMessage: it cannot be sent.
-        """
-        router = self._router
-        if router.link_for(topic) is None:
-            return None
-        now = self._clock.monotonic()
-        batch = self._core.alone(topic, body, key, tag, business_id, priority, properties, durability, deadline, now)
-        if batch is not None:
-            connection = router.link_for(topic, batch.queue)
-            try:
-                if connection is None:
-                    self._sender.dispatch(batch, None)
-                else:
-                    self._exchange(batch, connection, now, deadline)
-            except DMQError as error:
-                self._sender.unsent(batch, error)
-        return batch
-
-    def _exchange(self, batch: Batch, connection: Connection, now: float, deadline: float) -> None:
-        sender = self._sender
-        assert batch.body is not None
-        sender.note_sending(batch, connection, now)
-        exchange = connection.exchange(
-            Command.PRODUCE, sender.header(batch, now), batch.body, min(deadline, now + STRAIGHT_SECONDS)
-        )
-        if exchange is None:  # another thread reads
-            sender.dispatch(batch, connection)
-            return
-        answer = exchange.answer
-        if answer is None:
-            assert exchange.pending is not None
-            batch.is_attended = True
-            batch.pending = exchange.pending
-            sender.watch(batch, connection)
-            if exchange.hand_over(lambda answer: sender.answered(batch, connection, answer)):
-                connection.attend(exchange.pending)
-                return
-            answer = exchange.answer
-            assert answer is not None
-        sender.answered(batch, connection, answer)
-
+__all__ = ["OnDelivery", "Producer"]
 
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
+
+LONE_SECONDS: Final = 1.0
+"""How long a lone send waits for its answer in its own way. It must end before anything is sent again."""
 
 
 class Producer:
@@ -128,25 +50,20 @@ class Producer:
 
     def __init__(
         self,
-        app: str,
-        options: Options,
-        routes: Routes,
+        core: Core,
         router: Router,
-        clock: Clock,
         on_close: Callable[[Producer], None] = lambda _: None,
-        spool: Spool | None = None,
-        group: str | None = None,
-        check: Check | None = None,
+        transactions: Transactions | None = None,
     ) -> None:
-        self._options = options
-        self._on_close = on_close
-        self._routes = routes
+        self._core = core
         self._router = router
-        self._core = Core(app, options, routes, router, clock, spool)
-        self._sender: Sender = self._core.sender
-        self._spooling = self._core.spooling
-        self._straight = Straight(self._core, router, clock) if spool is None else None
-        self._transactions = None if group is None else Transactions(self._core, router, clock, group, check)
+        self._on_close = on_close
+        self._transactions = transactions
+        self._options = core.options
+        self._routes = core.routes
+        self._clock = core.clock
+        self._sender: Sender = core.sender
+        self._spooling = core.spooling
         router.watch(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -190,17 +107,16 @@ class Producer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`).
         """
         deadline = self._deadline()
+        message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
         batch, index = None, 0
         if (
-            self._straight is not None and not ordered and not delay and deliver_at is None and ttl is None
+            self._spooling is None and not ordered and not delay and deliver_at is None and ttl is None
             and not consumed_by
         ):  # fmt: skip
-            batch = self._straight.send(topic, body, key, tag, business_id, priority, properties, durability, deadline)
+            batch = self._send_alone(topic, message, durability, deadline)
         if batch is None:
-            draft = self._core.draft(
-                self._route(topic, deadline), topic, body, key, tag, business_id, ordered, priority, delay, deliver_at,
-                ttl, properties, durability, consumed_by,
-            )  # fmt: skip
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl)
+            draft = self._core.draft(self._route(topic, deadline), message, options)
             batch, index = self._put(draft, False, deadline)
             self._sender.pump(batch.lane)
         if not batch.is_done:
@@ -210,6 +126,54 @@ class Producer:
         if batch.error is not None:
             raise batch.error_of(index)
         return batch.receipt(index)
+
+    def _send_alone(self, topic: str, message: Message, durability: str, deadline: float) -> Batch | None:
+        """Send a message in this thread and wait a while for its answer: its batch, settled or not.
+
+        None if it is not a case for this way; then nothing was done.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        if self._router.link_for(topic) is None:
+            return None
+        now = self._clock.monotonic()
+        batch = self._core.alone(topic, message, durability, now)
+        if batch is None:
+            return None
+        batch.deadline = deadline
+        connection = self._router.link_for(topic, batch.queue)
+        if connection is None:
+            self._sender.dispatch(batch, None)
+            return batch
+        try:
+            self._exchange(batch, connection, now, deadline)
+        except DMQError as error:
+            self._sender.unsent(batch, error)
+        return batch
+
+    def _exchange(self, batch: Batch, connection: Connection, now: float, deadline: float) -> None:
+        sender = self._sender
+        assert batch.body is not None
+        sender.note_sending(batch, connection, now)
+        exchange = connection.exchange(
+            Command.PRODUCE, sender.header(batch, now), batch.body, min(deadline, now + LONE_SECONDS)
+        )
+        if exchange is None:  # another thread reads
+            sender.dispatch(batch, connection)
+            return
+        answer = exchange.answer
+        if answer is None:
+            assert exchange.pending is not None
+            batch.is_attended = True
+            batch.pending = exchange.pending
+            sender.watch(batch, connection)
+            if exchange.hand_over(lambda answer: sender.answered(batch, connection, answer)):
+                connection.attend(exchange.pending)
+                return
+            answer = exchange.answer
+            assert answer is not None
+        sender.answered(batch, connection, answer)
 
     def send_async(
         self,
@@ -248,11 +212,9 @@ class Producer:
                 put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
         if put is None:
             route = self._routes.get(topic) or self._route(topic, self._deadline())
-            draft = self._core.draft(
-                route, topic, body, key, tag, business_id, ordered, priority, delay, deliver_at, ttl, properties,
-                durability, consumed_by,
-            )  # fmt: skip
-            put = self._put(draft, True, None)
+            message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl)
+            put = self._put(self._core.draft(route, message, options), True, None)
         batch, index = put
         future = SendFuture(batch, index)
         if on_delivery is not None:
@@ -291,9 +253,8 @@ class Producer:
         parts: list[tuple[Batch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
-            for batch, indexes in self._core.many(
-                self._route(topic, deadline), topic, messages, durability, consumed_by, delay, deliver_at
-            ):
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at)
+            for batch, indexes in self._core.many(self._route(topic, deadline), messages, options):
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
                 deadline = batch.deadline = self._deadline()
                 self._enter(batch, parts, deadline)
@@ -310,7 +271,7 @@ class Producer:
                 if not batch.is_done:
                     self._give_up(batch)
             problem = problem or batch.error
-        return receipts_of(parts, problem, len(messages))
+        return Receipts.of(parts, problem, len(messages))
 
     def transaction(self, topic: str, body: object, **options: Any) -> Transaction:
         """Prepare a message that nobody sees until its transaction is committed. To be used with `with`: leaving it
@@ -464,7 +425,7 @@ class Producer:
         if self._spooling is not None:
             self._spooling.give_up(batch, self._patience())
             return
-        error = too_late(self._sender, batch, self._options.timeout, self._router.timeout)
+        error = self._sender.too_late(batch, self._options.timeout, self._router.timeout)
         if batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.is_done:

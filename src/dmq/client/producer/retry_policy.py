@@ -1,4 +1,4 @@
-"""Sending again: what to do with a batch that was refused, or never answered. Pure decisions (D-06, J-09).
+"""The retry policy: what to do with a batch that was refused, or never answered. Pure decisions (D-06, J-09).
 
 Refused means that nothing was stored: the batch may go to another broker, up to `retries` times, or to the same one
 after the time the broker named. One that is over a limit is not sent again: a limit holds on every broker, and its
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected, RateLimited, ServerError, TimedOut, UnknownTopic
 
-__all__ = ["History", "Retries", "Step", "Verdict"]
+__all__ = ["Decision", "History", "RetryPolicy", "Step", "pause_after"]
 
 PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 5.0
@@ -32,7 +32,7 @@ class Step(Enum):
     REFRESH = "refresh"  # ask for the topic, then to the same broker
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """The step, and the pause before it."""
 
     step: Step
@@ -50,7 +50,17 @@ class History(NamedTuple):
     deadline: float | None = None  # on the monotonic clock
 
 
-class Retries:
+def pause_after(error: DMQError, refusals: int, pause_max: float = PAUSE_MAX) -> float:
+    """Seconds to wait before a batch is sent again: as long as the broker said, else longer with each refusal.
+
+    Parameters:
+        refusals: how often the batch was refused before without a time.
+    """
+    hint = error.retry_after
+    return min(PAUSE_MIN * 2 ** min(refusals, 10), pause_max) if hint is None else hint
+
+
+class RetryPolicy:
     """The rules of one producer.
 
     Parameters:
@@ -67,29 +77,29 @@ class Retries:
         """Seconds after the first sending at which an unanswered batch is given up: as long after the last
         resending as that one came after the one before."""
 
-    def after_refusal(self, history: History, error: DMQError, now: float, has_other: bool) -> Verdict:
+    def after_refusal(self, history: History, error: DMQError, now: float, has_other: bool) -> Decision:
         """The broker answered with an error.
 
         Parameters:
             has_other: there is another broker that could be asked.
         """
         if isinstance(error, UnknownTopic):
-            return Verdict(Step.FAIL if history.is_refreshed else Step.REFRESH)
+            return Decision(Step.FAIL if history.is_refreshed else Step.REFRESH)
         if not error.retriable or isinstance(error, RateLimited):
-            return Verdict(Step.FAIL)
+            return Decision(Step.FAIL)
         hint = error.retry_after
         # A broker that stops will be back, or its connection break: to wait for that is no try.
         is_timed = (isinstance(error, Busy) and hint is not None) or isinstance(error, BrokerStopping)
         if not is_timed and history.refusals >= self.retries:
-            return Verdict(Step.FAIL)
-        pause = min(PAUSE_MIN * 2 ** min(history.refusals, 10), PAUSE_MAX) if hint is None else hint
+            return Decision(Step.FAIL)
+        pause = pause_after(error, history.refusals)
         # A broker that failed in a way it did not expect may have stored it: only itself can tell.
         may_move = has_other and not (history.is_unanswered or history.is_pinned or isinstance(error, ServerError))
         if may_move and history.moves < self.retries:
-            return Verdict(Step.ELSEWHERE)
+            return Decision(Step.ELSEWHERE)
         if history.deadline is not None and now + pause >= history.deadline:
-            return Verdict(Step.FAIL)
-        return Verdict(Step.AGAIN, pause)
+            return Decision(Step.FAIL)
+        return Decision(Step.AGAIN, pause)
 
     def may_move(self, history: History, is_same: bool) -> bool:
         """Whether a batch that was on its way when its connection broke may go out over this one."""

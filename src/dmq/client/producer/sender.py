@@ -1,22 +1,17 @@
-"""The sender: takes batches from the accumulator to a broker, and sees them through. No sockets, no threads.
+"""The sender of a producer: takes batches from the accumulator to a broker, and sees them through to their end. No
+sockets, no threads.
 
-It works through two seams (`dmq.client.connection.link`). `Link` is a connection that takes requests and calls back
-with the answer; `Links` tells which link leads to a queue, finds another address, and calls things later.
+It works through two seams. `Links` tells which link leads to a queue, finds another address, and calls things later
+(`dmq.client.connection.link`). `NumberedSender` begins each attempt and says how it ended; what follows from that is
+decided by the `RetryPolicy`, and done here.
 
 What always holds:
 - A batch under way is in exactly one place: written and unanswered, parked until a connection is back, or due to be
-  sent again at a known time. It leaves that place only by its end.
+  sent again at a known time. It leaves that place only by its end, and it ends once.
 - The producer's lock is never held while anything is encoded, written or called back.
-- A batch that may be stored keeps its queue, its numbers and its count, and goes out as RESEND.
-
-The end of batches: who waits is told, callbacks run, and room in the window comes back. No sockets, no threads.
-
-What always holds: a batch ends once; the producer's lock is never held while anything is called back; a batch that has
-callbacks keeps its room in the window until they have run, so that slow ones push back.
-
-What a sender asks of topics, and what it learns. No sockets, no threads.
-
-What always holds: a topic that is asked for anew stays known meanwhile; one that is gone is forgotten.
+- A batch that may be stored keeps its queue, its numbers and its count.
+- A batch that has callbacks keeps its room in the window until they have run, so that slow ones push back.
+- A topic that is asked for anew stays known meanwhile; one that is gone is forgotten.
 """
 
 from __future__ import annotations
@@ -28,140 +23,51 @@ from inspect import isawaitable
 from typing import Any, Final
 
 from dmq.client.connection.link import Link, Links
+from dmq.client.connection.threads import FOREVER
 from dmq.client.producer.accumulator import Accumulator, Batch, Lane
 from dmq.client.producer.encoder import BatchEncoder
-from dmq.client.producer.retry_policy import History, Retries, Step
+from dmq.client.producer.numbered_sender import NumberedSender
+from dmq.client.producer.retry_policy import RetryPolicy, Step
 from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, NotConnected, OutOfRetries, UnknownTopic
 from dmq.model import Durability
-from dmq.protocol import FRAME_BYTES_MAX, Command, Flag, Frame, decode_response
+from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
-from dmq.records import Compressor
 
-__all__ = ["Asking", "Sender", "Settling"]
+__all__ = ["Sender"]
 
 log = logging.getLogger(__name__)
-
-
-class Settling:
-    """The part of a sender that ends batches."""
-
-    def __init__(self, accumulator: Accumulator, links: Links) -> None:
-        self.lock: Final = threading.Lock()  # guards the accumulator and what is here
-        self._accumulator = accumulator
-        self._links = links
-        self._under_way: dict[Batch, Link] = {}
-
-    def pump(self, lane: Lane) -> None:
-        """Send what is ready to go in a lane."""
-        raise NotImplementedError
-
-    def _end(self, batch: Batch, reply: ProduceReply | None, error: DMQError | None, *, is_alone: bool = False) -> None:
-        if batch.is_done:
-            return
-        callbacks = batch.end(reply, error)
-        batch.body = None
-        with self.lock:
-            self._under_way.pop(batch, None)
-            lanes = self._accumulator.finished(batch)
-            waiters = [] if callbacks else self._accumulator.release(batch)
-        for waiter in waiters:
-            waiter.wake()
-        if callbacks:
-            self._links.notify(self._call_back, batch, callbacks)
-        if not is_alone:  # else nobody waited for it, and whoever sent it sends the next one too
-            for lane in lanes:
-                self.pump(lane)
-
-    def _call_back(self, batch: Batch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
-        """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.
-
-        Returns what is still to be awaited, where callbacks are coroutine functions.
-        """
-        waiting = []
-        for callback in callbacks:
-            try:
-                result = callback()
-            except Exception:
-                log.exception("a delivery callback raised", extra={"topic": batch.topic})
-            else:
-                if result is not None and isawaitable(result):
-                    waiting.append(result)
-        if waiting:
-            return self._await_callbacks(batch, waiting)
-        self._release(batch)
-        return None
-
-    async def _await_callbacks(self, batch: Batch, waiting: list[Awaitable[Any]]) -> None:
-        for awaitable in waiting:
-            try:
-                await awaitable
-            except Exception:
-                log.exception("a delivery callback raised", extra={"topic": batch.topic})
-        self._release(batch)
-
-    def _release(self, batch: Batch) -> None:
-        with self.lock:
-            waiters = self._accumulator.release(batch)
-        for waiter in waiters:
-            waiter.wake()
-
-
-class Asking(Settling):
-    """The part of a sender that knows topics."""
-
-    def __init__(self, accumulator: Accumulator, links: Links, routes: Routes, clock: Clock) -> None:
-        super().__init__(accumulator, links)
-        self._routes = routes
-        self._clock = clock
-
-    def _ask_for(self, topic: str, link: Link) -> None:
-        """Ask for a topic anew, and go on with what is known of it meanwhile."""
-        try:
-            link.submit(
-                Command.TOPIC_DESCRIBE, TopicDescribe(topic), on_answer=lambda answer: self.learn(topic, answer)
-            )
-        except DMQError:
-            self._routes.end_refresh(topic)
-
-    def learn(self, topic: str, answer: Frame | DMQError) -> None:
-        """What a broker said of a topic."""
-        try:
-            if isinstance(answer, DMQError):
-                raise answer
-            described: TopicDescribeReply = decode_response(answer)
-        except UnknownTopic:
-            self._routes.drop(topic)
-        except DMQError:
-            self._routes.end_refresh(topic)
-        else:
-            self._routes.put(topic, Route.of(described.info.config, self._clock.monotonic()))
-
 
 SCAN_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 _BODY_BYTES_MAX: Final = 4 << 20  # before a broker has told its own
 
 
-class Sender(Asking):
-    """What sends one producer's batches."""
+class Sender:
+    """What sends one producer's batches. Thread-safe."""
 
     def __init__(
         self,
-        app: str,
         accumulator: Accumulator,
-        retries: Retries,
+        encoder: BatchEncoder,
+        policy: RetryPolicy,
         routes: Routes,
         links: Links,
         clock: Clock,
-        compressor: Compressor | None,
     ) -> None:
-        super().__init__(accumulator, links, routes, clock)
-        self._retries = retries
-        self._encoder = BatchEncoder(app, clock, compressor)
-        self.encode_lone: Final = self._encoder.encode_lone
+        self.lock: Final = threading.Lock()  # guards the accumulator and what is here
+        self.accumulator: Final = accumulator
+        self.encode_lone: Final = encoder.encode_lone
+        self._encoder = encoder
+        self._policy = policy
+        self._routes = routes
+        self._links = links
+        self._clock = clock
+        self._attempts: NumberedSender[Batch] = NumberedSender(self)
+        self.answered: Final = self._attempts.answered
+        self._under_way: dict[Batch, Link] = {}
         self._parked: list[Batch] = []
         self._is_scanning = False
         self.closed_by: DMQError | None = None
@@ -179,7 +85,7 @@ class Sender(Asking):
             route = self._routes.get(topic)
             queues = links.reachable(topic, route.queues if route else 1)
             with self.lock:
-                batch = self._accumulator.next_batch(lane, queues)
+                batch = self.accumulator.next_batch(lane, queues)
             if batch is None:
                 return
             self.dispatch(batch, links.link_for(topic, batch.queue))
@@ -214,7 +120,7 @@ class Sender(Asking):
             batch.last_error = error
             self._links.call_later(error.retry_after or 0.05, lambda: self._again(batch))
         else:
-            self._end(batch, None, error)
+            self._end(batch, error=error)
 
     def header(self, batch: Batch, now: float) -> Produce:
         """The header under which a batch goes out now."""
@@ -243,26 +149,19 @@ class Sender(Asking):
 
     def _send(self, batch: Batch, link: Link) -> None:
         key = batch.lane.key
-        assert batch.body is not None
         now = self._clock.monotonic()
         header = self.header(batch, now)
         if key.durability == Durability.NONE:
+            assert batch.body is not None
             link.tell(Command.PRODUCE, header, batch.body)
-            self._end(batch, ProduceReply(batch.queue, 0, 0, Durability.NONE), None, is_alone=True)
+            self._end(batch, ProduceReply(batch.queue, 0, 0, Durability.NONE), is_alone=True)
             return
         self.note_sending(batch, link, now)
         if self._routes.begin_refresh(key.topic, now):
             self._ask_for(key.topic, link)
         self.watch(batch, link)
         try:
-            batch.pending = link.submit(
-                Command.PRODUCE,
-                header,
-                batch.body,
-                on_answer=lambda answer: self.answered(batch, link, answer),
-                flags=Flag.RESEND if batch.is_unanswered else 0,
-                attended=batch.is_attended,
-            )
+            self._attempts.send(batch, header, link, attended=batch.is_attended)
         except DMQError:
             with self.lock:
                 self._under_way.pop(batch, None)
@@ -273,7 +172,7 @@ class Sender(Asking):
         if batch.sent_at is None:
             batch.sent_at = now
             if batch.deadline is None:
-                batch.deadline = now + self._retries.give_up_after
+                batch.deadline = now + self._policy.give_up_after
         batch.broker = link.address
 
     def watch(self, batch: Batch, link: Link) -> None:
@@ -284,52 +183,42 @@ class Sender(Asking):
         if must_scan:
             self._links.call_later(SCAN_SECONDS, self._scan)
 
-    # --- back -------------------------------------------------------------------------------------------------------
+    # --- back: how an attempt ended ---------------------------------------------------------------------------------
 
-    def answered(self, batch: Batch, link: Link, answer: Frame | DMQError) -> None:
-        """The answer to a batch is here, or will never be."""
+    def unanswered(self, batch: Batch, error: DMQError) -> None:
+        """The connection broke: the batch goes out again over the next one."""
         with self.lock:
             self._under_way.pop(batch, None)
-        if isinstance(answer, DMQError):
-            batch.is_unanswered = True
-            batch.last_error = answer
-            self._park(batch)
-            return
-        try:
-            reply: ProduceReply = decode_response(answer)
-        except DMQError as error:
-            self._refused(batch, link, error)
-        else:
-            self._end(batch, reply, None)
+        self._park(batch)
 
-    def _refused(self, batch: Batch, link: Link, error: DMQError) -> None:
-        batch.last_error = error
-        verdict = self._retries.after_refusal(
-            self.history(batch), error, self._clock.monotonic(), self._links.has_other(link)
+    def refused(self, batch: Batch, link: Link, error: DMQError) -> None:
+        """The broker answered with an error: the policy decides whether, when and where the batch goes out again."""
+        with self.lock:
+            self._under_way.pop(batch, None)
+        decision = self._policy.after_refusal(
+            batch.history, error, self._clock.monotonic(), self._links.has_other(link)
         )
-        if verdict.step is Step.FAIL:
-            self._end(batch, None, error)
+        if decision.step is Step.FAIL:
+            self._end(batch, error=error)
             return
         batch.is_attended = True  # from now on things happen while nobody may be waiting
         batch.refusals += error.retry_after is None
-        if error.code == "SERVER_ERROR":
-            batch.is_unanswered = True
-        if verdict.step is Step.REFRESH:
+        if decision.step is Step.REFRESH:
             batch.is_refreshed = True
             self._refresh(batch, link)
-        elif verdict.step is Step.ELSEWHERE:
+        elif decision.step is Step.ELSEWHERE:
             batch.moves += 1
             self._links.find_other(
                 link, lambda other: self._again(batch) if other is None else self.dispatch(batch, other)
             )
         else:
-            self._links.call_later(verdict.pause, lambda: self._again(batch))
+            self._links.call_later(decision.pause, lambda: self._again(batch))
 
     def _again(self, batch: Batch) -> None:
         if batch.is_done:
             return
         link = self._links.link_for(batch.topic, batch.queue)
-        if link is None or not self._retries.may_move(self.history(batch), batch.broker == link.address):
+        if link is None or not self._policy.may_move(batch.history, batch.broker == link.address):
             self._park(batch)
         else:
             self.dispatch(batch, link)
@@ -342,7 +231,7 @@ class Sender(Asking):
             route = self._routes.get(batch.topic)
             if isinstance(answer, Frame) and (route is None or batch.queue >= route.queues):
                 assert isinstance(batch.last_error, DMQError)
-                self._end(batch, None, batch.last_error)
+                self._end(batch, error=batch.last_error)
             else:
                 self._again(batch)
 
@@ -359,7 +248,7 @@ class Sender(Asking):
             if closed_by is None:
                 self._parked.append(batch)
         if closed_by is not None:
-            self._end(batch, None, closed_by)
+            self._end(batch, error=closed_by)
         elif (link := self._links.link_for(batch.topic, batch.queue)) is not None:
             self.connected(link)
 
@@ -375,13 +264,13 @@ class Sender(Asking):
             if batch.is_done:
                 continue
             own = self._links.link_for(batch.topic, batch.queue)
-            if own is not None and self._retries.may_move(self.history(batch), batch.broker in (None, own.address)):
+            if own is not None and self._policy.may_move(batch.history, batch.broker in (None, own.address)):
                 self.dispatch(batch, own)
             else:
                 held.append(batch)
         with self.lock:
             self._parked += held
-            lanes = self._accumulator.waiting_lanes()
+            lanes = self.accumulator.waiting_lanes()
             must_scan = bool(held) and not self._is_scanning
             self._is_scanning = self._is_scanning or must_scan
         if must_scan:
@@ -400,29 +289,29 @@ class Sender(Asking):
         for batch, link in under_way:
             if batch.sent_at is None or batch.is_done or batch.lane.key.durability == Durability.CONSUMED:
                 continue
-            is_given_up = self._retries.is_given_up(batch.sent_at, now)
-            if not is_given_up and not self._retries.is_resend_due(batch.resends, batch.sent_at, now):
+            is_given_up = self._policy.is_given_up(batch.sent_at, now)
+            if not is_given_up and not self._policy.is_resend_due(batch.resends, batch.sent_at, now):
                 continue
-            if batch.pending is None or not link.forget(batch.pending):
+            if not self._attempts.take_back(batch, link):
                 continue  # its answer is being handed over
             with self.lock:
                 self._under_way.pop(batch, None)
             if is_given_up:
-                self._end(batch, None, self._out_of_retries(batch))
+                self._end(batch, error=self._out_of_retries(batch))
                 continue
             batch.resends += 1
-            batch.is_unanswered = batch.is_attended = True
+            batch.is_attended = True
             self.dispatch(batch, link)
         for batch in parked:
             assert batch.sent_at is not None
-            if self._retries.is_given_up(batch.sent_at, now):
-                self._end(batch, None, self._out_of_retries(batch))
+            if self._policy.is_given_up(batch.sent_at, now):
+                self._end(batch, error=self._out_of_retries(batch))
         if must_go_on:
             self._links.call_later(SCAN_SECONDS, self._scan)
 
     def _out_of_retries(self, batch: Batch) -> OutOfRetries:
         return OutOfRetries(
-            f"sent {batch.resends + 1} times within {self._retries.give_up_after:g} s and never answered; whether the "
+            f"sent {batch.resends + 1} times within {self._policy.give_up_after:g} s and never answered; whether the "
             "message is stored is not known",
             resends=batch.resends,
         )
@@ -432,18 +321,18 @@ class Sender(Asking):
         with self.lock:
             if batch.sent_at is not None or batch.is_done:
                 return False
-            is_waiting = self._accumulator.withdraw(batch)
+            is_waiting = self.accumulator.withdraw(batch)
             if not is_waiting:
                 if batch not in self._parked:
                     return False
                 self._parked.remove(batch)
-        self._end(batch, None, error)
+        self._end(batch, error=error)
         return True
 
     def unreachable(self, error: DMQError) -> None:
         """A broker was not reached for as long as the client waits: what was to go there and was never sent fails."""
         with self.lock:
-            batches = [batch for batch in self._accumulator.unsettled() if batch.sent_at is None]
+            batches = [batch for batch in self.accumulator.unsettled() if batch.sent_at is None]
         for batch in batches:
             queue = batch.lane.key.queue if batch.queue < 0 else batch.queue
             if self._links.link_for(batch.topic, queue) is None:
@@ -454,20 +343,100 @@ class Sender(Asking):
         with self.lock:
             self.closed_by = self.closed_by or error
             self._parked.clear()
-            batches = [*self._accumulator.unsettled()]
+            batches = [*self.accumulator.unsettled()]
             for batch in batches:
-                self._accumulator.withdraw(batch)
+                self.accumulator.withdraw(batch)
         for batch in batches:
-            self._end(batch, None, error)
+            self._end(batch, error=error)
 
-    @staticmethod
-    def history(batch: Batch) -> History:
-        """What happened to a batch so far."""
-        return History(
-            batch.refusals,
-            batch.moves,
-            batch.is_unanswered,
-            batch.lane.key.queue >= 0,
-            batch.is_refreshed,
-            batch.deadline,
-        )
+    def too_late(self, batch: Batch, *timeouts: float | None) -> DMQError:
+        """What a send raises whose time, the shortest of these, is over."""
+        patience = min(limit for limit in (*timeouts, FOREVER) if limit is not None)
+        return self._policy.too_late(batch.history, batch.last_error, batch.sent_at is not None, patience)
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def _ask_for(self, topic: str, link: Link) -> None:
+        """Ask for a topic anew, and go on with what is known of it meanwhile."""
+        try:
+            link.submit(
+                Command.TOPIC_DESCRIBE, TopicDescribe(topic), on_answer=lambda answer: self.learn(topic, answer)
+            )
+        except DMQError:
+            self._routes.end_refresh(topic)
+
+    def learn(self, topic: str, answer: Frame | DMQError) -> None:
+        """Remember what a broker said of a topic."""
+        try:
+            if isinstance(answer, DMQError):
+                raise answer
+            described: TopicDescribeReply = decode_response(answer)
+        except UnknownTopic:
+            self._routes.drop(topic)
+        except DMQError:
+            self._routes.end_refresh(topic)
+        else:
+            self._routes.put(topic, Route.of(described.info.config, self._clock.monotonic()))
+
+    # --- the end of batches -----------------------------------------------------------------------------------------
+
+    def _end(
+        self, batch: Batch, reply: ProduceReply | None = None, error: DMQError | None = None, *, is_alone: bool = False
+    ) -> None:
+        """Tell those who wait, make room in the window, and send what waited for its queue.
+
+        Parameters:
+            is_alone: nothing waited for its queue, and its sender sends the next one itself.
+        """
+        if batch.is_done:
+            with self.lock:
+                self._under_way.pop(batch, None)
+            return
+        callbacks = batch.end(reply, error)
+        batch.body = None
+        with self.lock:
+            self._under_way.pop(batch, None)
+            lanes = self.accumulator.finished(batch)
+            waiters = [] if callbacks else self.accumulator.release(batch)
+        for waiter in waiters:
+            waiter.wake()
+        if callbacks:
+            self._links.notify(self._call_back, batch, callbacks)
+        if not is_alone:
+            for lane in lanes:
+                self.pump(lane)
+
+    stored = _end  # what follows when a broker has a batch
+
+    def _call_back(self, batch: Batch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
+        """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.
+
+        Returns what is still to be awaited, where callbacks are coroutine functions.
+        """
+        waiting = []
+        for callback in callbacks:
+            try:
+                result = callback()
+            except Exception:
+                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+            else:
+                if result is not None and isawaitable(result):
+                    waiting.append(result)
+        if waiting:
+            return self._await_callbacks(batch, waiting)
+        self._release(batch)
+        return None
+
+    async def _await_callbacks(self, batch: Batch, waiting: list[Awaitable[Any]]) -> None:
+        for awaitable in waiting:
+            try:
+                await awaitable
+            except Exception:
+                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+        self._release(batch)
+
+    def _release(self, batch: Batch) -> None:
+        with self.lock:
+            waiters = self.accumulator.release(batch)
+        for waiter in waiters:
+            waiter.wake()

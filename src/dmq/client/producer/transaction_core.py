@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.connection.link import Link, Links
 from dmq.client.connection.url import Address
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Batch, LaneKey
-from dmq.client.producer.core import Core, Draft
-from dmq.client.producer.future import Fate
-from dmq.client.producer.message import check_message, expiry, make_message
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Batch, Draft, LaneKey, Outcome
+from dmq.client.producer.core import Core
+from dmq.client.producer.encoder import encode_body
+from dmq.client.producer.message import check_message, expiry
 from dmq.client.producer.routes import Route, choose_queue
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, OutOfRetries
-from dmq.model import Durability, MessageId, check_name
+from dmq.model import Durability, Message, MessageId, check_name
 from dmq.offset_runs import offset_runs
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.produce import (
@@ -74,7 +74,7 @@ def spans_of(halves: Sequence[tuple[Batch, int]]) -> Spans:
     return [(start, stop - start) for start, stop in offset_runs(sequences)]
 
 
-class End(Fate):
+class End(Outcome):
     """What becomes of the end of one transaction."""
 
     def __init__(self, topic: str, producer_id: int, spans: Spans, outcome: TransactionOutcome, at: float) -> None:
@@ -125,31 +125,27 @@ class Transactions:
         topic: str,
         body: object,
         *,
-        key: str | None = None,
-        tag: str | None = None,
-        business_id: str | None = None,
-        ordered: bool = False,
-        priority: int = 4,
         ttl: float | None = None,
-        properties: Mapping[str, str] | None = None,
         first: tuple[Batch, int] | None = None,
+        **fields: Any,
     ) -> Draft:
-        """A half message out of the arguments of a send.
+        """A half message out of the arguments of `Producer.transaction`.
 
         Parameters:
             first: the first one of its transaction, which is stored, if this is a further one.
+            fields: of `Message`, beside its body.
 
         Raises:
             InvalidMessage, MessageTooLarge: it cannot be sent.
         """
-        message = make_message(body, key, tag, business_id, ordered, priority, properties)
+        message = Message(encode_body(body), **fields)
         check_message(topic, message, self._core.sender.body_bytes_max)
         choose_queue(route, message)  # refuses what could not be placed at the commit
         lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, self.group, True))
         extra = expiry(ttl, self._clock.now_ms())
         if first is not None:
             extra += encode_attributes(Attributes(transaction=first[0].first_sequence + first[1]))
-        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, 0, extra)
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, extra=extra)
 
     # --- ending -----------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,11 @@
-"""The drainer: takes batches from the spool to a broker, in order, until it has acknowledged every one.
+"""The drain of a spool: takes batches from the disk to a broker, in order, until it has acknowledged every one.
 
 What always holds:
 - A place (a queue of a broker) has at most one batch under way, the oldest; the next leaves when that one is
   acknowledged. So the numbers of the spool's producer rise within each queue, whatever breaks.
 - No batch is given up: it is sent again until it is acknowledged. One exception: a batch that a broker refuses for
-  good. It ends with that error and leaves the spool if whoever sent it still waits for the outcome; else it is tried
-  for a while, and then set aside (`dmq.client.spool.refused`), so that those behind it can go.
+  good. It ends with that error and leaves the spool if its sender still waits for the outcome; else it is tried for a
+  while, and then set aside (`dmq.client.spool.refused`), so that those behind it can go.
 - At most five batches of a place may have to be recognised by the broker after a power cut, which is what it remembers.
 - Batches in memory stay within the window; the others are read from the disk when there is room.
 """
@@ -14,42 +14,52 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import Batch
-from dmq.client.producer.future import Spooled
+from dmq.client.producer.accumulator import Batch, Spooled
+from dmq.client.producer.numbered_sender import NumberedSender
+from dmq.client.producer.retry_policy import pause_after
 from dmq.client.spool.parcel import Kept, Parcel, Place, Places
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
-from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, ServerError, StorageError, StoreClosed
+from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, StorageError, StoreClosed
 from dmq.model import Durability
-from dmq.protocol import Command, Flag, Frame, decode_response
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 
-__all__ = ["Drainer"]
+__all__ = ["Drain", "DrainListener"]
 
 log = logging.getLogger(__name__)
 
 SCAN_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
-PAUSE_MIN: Final = 0.05
-PAUSE_MAX: Final = 5.0
 PAUSE_REFUSED: Final = 30.0  # of what cannot even be set aside
 REFUSALS_MAX: Final = 8  # for good, before a batch is set aside: some 13 seconds, in which somebody may make a topic
 
-Finish = Callable[[Batch, ProduceReply | Spooled | None, DMQError | None], None]
+
+class DrainListener(Protocol):
+    """Who is told what becomes of batches."""
+
+    def sending(self, topic: str, link: Link) -> None:
+        """A batch of a topic leaves."""
+        ...
+
+    def refused_by_broker(self, topic: str, error: DMQError) -> None:
+        """A broker refused a batch of a topic."""
+        ...
+
+    def finish(self, batch: Batch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
+        """The outcome of a batch is known to those who wait for it."""
+        ...
 
 
-class Drainer:
-    """See the module. Thread-safe.
+class Drain:
+    """The batches of a spool on their way to a broker. Thread-safe.
 
     Parameters:
         window_bytes: how much may be in memory.
         resend_seconds: an unanswered batch is sent again after so long.
-        finish: tells whoever waits for a batch.
-        on_topic: told the topic of every batch that leaves, and of every one that is refused, with the error.
     """
 
     def __init__(
@@ -59,16 +69,16 @@ class Drainer:
         clock: Clock,
         window_bytes: int,
         resend_seconds: float,
-        finish: Finish,
-        on_topic: Callable[[str, Link, DMQError | None], None],
+        listener: DrainListener,
     ) -> None:
         self._spool = spool
         self._links = links
         self._clock = clock
         self._window_bytes = window_bytes
         self._resend_seconds = resend_seconds
-        self._finish = finish
-        self._on_topic = on_topic
+        self._listener = listener
+        self._finish = listener.finish
+        self._attempts: NumberedSender[Parcel] = NumberedSender(self)
         self._changed = threading.Condition()  # guards all below
         self._places = Places()
         self._loaded = spool.floor  # all before are settled or in memory
@@ -93,7 +103,7 @@ class Drainer:
             if is_followed:
                 self._loaded += 1
                 self._places.enter(kept, batch, False)
-            if batch.is_attended or batch.is_large or not is_followed:  # else whoever waits for it sends it
+            if batch.is_attended or batch.is_large or not is_followed:  # else the thread that waits for it sends it
                 self._wake()
         if not is_followed:
             self._finish(batch, Spooled(batch.queue), None)
@@ -120,39 +130,32 @@ class Drainer:
 
     def _send(self, parcel: Parcel, link: Link) -> None:
         """Send a batch; if its link takes nothing any more, it waits for another one."""
-        kept, fate = parcel.kept, parcel.fate
-        head = kept.head
+        head, batch = parcel.kept.head, parcel.batch
         header = Produce(
-            head.topic,
-            head.queue,
-            head.count,
-            head.keys,
-            self._spool.producer_id,
-            0,
-            self._spool.first_sequence(kept.offset),
-            Durability(head.durability),
-            ProduceFlag.NAMED
+            topic=head.topic,
+            queue=head.queue,
+            count=head.count,
+            keys=head.keys,
+            producer_id=self._spool.producer_id,
+            producer_epoch=0,
+            first_sequence=self._spool.first_sequence(parcel.kept.offset),
+            durability=Durability(head.durability),
+            flags=ProduceFlag.NAMED
             | (ProduceFlag.DUES if head.is_delayed else 0)
             | (ProduceFlag.EXPIRING if head.is_expiring else 0),
         )
-        parcel.broker, parcel.link, parcel.pending = str(link.address), link, None
+        parcel.link = link
         parcel.sent_at = self._clock.monotonic()
-        self._on_topic(head.topic, link, None)
+        self._listener.sending(head.topic, link)
+        is_attended = batch is None or batch.is_attended or batch.is_done
         try:
-            parcel.pending = link.submit(
-                Command.PRODUCE,
-                header,
-                kept.body,
-                on_answer=lambda answer: self._answered(parcel, link, answer),
-                flags=Flag.RESEND if parcel.is_resent else 0,
-                attended=fate is None or fate.is_attended or fate.is_done,
-            )
+            self._attempts.send(parcel, header, link, attended=is_attended)
         except NotConnected:
             self._free(parcel.place, is_next=self._links.link_for(head.topic, head.queue) is not link)
         except Busy as error:
-            self._links.call_later(error.retry_after or PAUSE_MIN, lambda: self._free(parcel.place))
+            self._links.call_later(pause_after(error, 0), lambda: self._free(parcel.place))
         except DMQError as error:
-            self._refused(parcel, link, error)
+            self.refused(parcel, link, error)
 
     def _free(self, place: Place, *, is_next: bool = True) -> None:
         """The first of a place is not under way any more."""
@@ -164,20 +167,16 @@ class Drainer:
 
     # --- back -------------------------------------------------------------------------------------------------------
 
-    def _answered(self, parcel: Parcel, link: Link, answer: Frame | DMQError) -> None:
-        if isinstance(answer, DMQError):
-            parcel.is_resent = True
-            self._free(parcel.place)
-            return
-        try:
-            reply: ProduceReply = decode_response(answer)
-        except DMQError as error:
-            self._refused(parcel, link, error)
-            return
+    def stored(self, parcel: Parcel, reply: ProduceReply) -> None:
+        """A broker has a batch: it leaves the spool, and the next of its place goes."""
         self._leave(parcel)
-        if parcel.fate is not None:
-            self._finish(parcel.fate, reply, None)
+        if parcel.batch is not None:
+            self._finish(parcel.batch, reply, None)
         self.pump()
+
+    def unanswered(self, parcel: Parcel, error: DMQError) -> None:
+        """The connection broke: the batch goes out again over the next one."""
+        self._free(parcel.place)
 
     def _leave(self, parcel: Parcel) -> None:
         """Nothing more is to be done for a batch."""
@@ -187,16 +186,15 @@ class Drainer:
                 self._wake()
         self._spool.settle(parcel.kept.offset)
 
-    def _refused(self, parcel: Parcel, link: Link, error: DMQError) -> None:
-        head, fate = parcel.kept.head, parcel.fate
-        self._on_topic(head.topic, link, error)
-        if isinstance(error, ServerError):
-            parcel.is_resent = True  # it may be stored after all
+    def refused(self, parcel: Parcel, link: Link, error: DMQError) -> None:
+        """A broker refused a batch: it goes out again later, or is set aside if that does not help."""
+        head, batch = parcel.kept.head, parcel.batch
+        self._listener.refused_by_broker(head.topic, error)
         if not error.retriable:
-            if fate is not None:
-                self._finish(fate, None, error)
-            # Who has been told that the spool has it must not be told otherwise.
-            if isinstance(error, DeadLettered) or (fate is not None and fate.error is error):
+            if batch is not None:
+                self._finish(batch, None, error)
+            # A sender that was told that the spool has the batch must not be told otherwise.
+            if isinstance(error, DeadLettered) or (batch is not None and batch.error is error):
                 self._leave(parcel)
                 self.pump()
                 return
@@ -208,10 +206,8 @@ class Drainer:
             if parcel.rejections >= REFUSALS_MAX:
                 self._spool.set_aside(parcel.kept, error, lambda failure: self._set_aside(parcel, error, failure))
                 return
-        pause = error.retry_after
-        if pause is None:
-            pause = min(PAUSE_MIN * 2**parcel.refusals, PAUSE_MAX)
-            parcel.refusals = min(parcel.refusals + 1, 30)
+        pause = pause_after(error, parcel.refusals)
+        parcel.refusals += error.retry_after is None
         self._links.call_later(pause, lambda: self._free(parcel.place))
 
     def _set_aside(self, parcel: Parcel, error: DMQError, failure: DMQError | None) -> None:
@@ -244,12 +240,12 @@ class Drainer:
             self._wake()
 
     def let_go(self) -> None:
-        """There is no link: whoever waits is told that the spool has it."""
+        """There is no link: those who wait are told that the spool has it."""
         with self._changed:
-            fates = [parcel.fate for parcel in self._places.parcels()]
-        for fate in fates:
-            if fate is not None and not fate.is_done:
-                self._finish(fate, Spooled(fate.queue), None)
+            batches = [parcel.batch for parcel in self._places.parcels()]
+        for batch in batches:
+            if batch is not None and not batch.is_done:
+                self._finish(batch, Spooled(batch.queue), None)
 
     def _run(self) -> None:
         while True:
@@ -296,14 +292,13 @@ class Drainer:
             self._places.line_up_all()
             under_way = self._places.under_way()
         for parcel in under_way:
-            if parcel.pending is None or now - parcel.sent_at < self._resend_seconds:
+            if parcel.link is None or now - parcel.sent_at < self._resend_seconds:
                 continue
-            if parcel.link is None or not parcel.link.forget(parcel.pending):  # type: ignore[arg-type]
+            if not self._attempts.take_back(parcel, parcel.link):
                 continue  # its answer is being handed over
-            parcel.is_resent = True
             self._free(parcel.place)
-            if parcel.fate is not None and parcel.fate.is_attended:
-                self._finish(parcel.fate, Spooled(parcel.fate.queue), None)
+            if parcel.batch is not None and parcel.batch.is_attended:
+                self._finish(parcel.batch, Spooled(parcel.batch.queue), None)
 
     def close(self) -> None:
         """Send no more, and tell those who wait that the spool has it."""

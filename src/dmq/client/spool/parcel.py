@@ -16,17 +16,16 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
+from dmq.client.connection.link import Link, Links
 from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.errors import RecordCorrupt, WrongFormat
 from dmq.protocol import Buffer
 from dmq.storage.state.producers import REMEMBERED
-
-if TYPE_CHECKING:
-    from dmq.client.connection.link import Link, Links
 
 __all__ = ["UNPROVEN_MAX", "Head", "Kept", "Parcel", "Place", "Places", "pack_parcel", "unpack_parcel"]
 
@@ -89,22 +88,23 @@ def unpack_parcel(offset: int, raw: bytes) -> Kept:
     return Kept(offset, head, (memoryview(raw)[body_at:],), len(raw))
 
 
-class Parcel:
-    """A batch on its way to a broker."""
+class Parcel(NumberedBatch):
+    """A batch of the spool on its way to a broker.
 
-    __slots__ = ("broker", "fate", "is_resent", "kept", "link", "pending", "place", "refusals", "rejections", "sent_at")
+    Parameters:
+        batch: whose outcome somebody wants to know; None for one that was told of, or is of an earlier run.
+        is_unanswered: it may be stored.
+    """
 
-    def __init__(self, kept: Kept, place: Place, fate: Batch | None, is_resent: bool) -> None:
+    def __init__(self, kept: Kept, place: Place, batch: Batch | None, is_unanswered: bool) -> None:
         self.kept = kept
         self.place = place
-        self.fate = fate  # who wants to know; None for a batch that was told of, or is of an earlier run
-        self.is_resent = is_resent  # it may be stored
-        self.broker = ""
-        self.link: Link | None = None
-        self.pending: object = None
-        self.sent_at = 0.0
-        self.refusals = 0
-        self.rejections = 0  # those that trying again does not help
+        self.batch = batch
+        self.body = kept.body
+        self.is_unanswered = is_unanswered
+        self.link: Link | None = None  # of the last attempt
+        self.sent_at = 0.0  # the last attempt
+        self.rejections = 0  # refusals that trying again does not help
 
 
 class Place:
@@ -130,10 +130,10 @@ class Places:
         self.is_stalled = False
         """A place waits until what it has settled is proven."""
 
-    def enter(self, kept: Kept, fate: Batch | None, is_resent: bool) -> None:
+    def enter(self, kept: Kept, batch: Batch | None, is_unanswered: bool) -> None:
         """Put a batch at the end of its place."""
         place = self._places.setdefault(kept.head.place, Place())
-        place.parcels.append(Parcel(kept, place, fate, is_resent))
+        place.parcels.append(Parcel(kept, place, batch, is_unanswered))
         self.bytes += kept.size
         self.line_up(place)
 
@@ -163,7 +163,7 @@ class Places:
             if link is None:
                 continue  # it is lined up again when its broker is connected
             # What may be stored at one broker, and is bound to its queue, waits for that one.
-            if parcel.is_resent and head.is_pinned and parcel.broker not in ("", str(link.address)):
+            if parcel.is_unanswered and head.is_pinned and parcel.broker not in (None, link.address):
                 continue
             place.is_busy = True
             return parcel, link

@@ -1,7 +1,7 @@
 """Sending through a spool: from a lane to the producer's own disk, and from there to a broker.
 
 The accumulator gathers as ever, but a batch leaves it for the spool. While the disk works on one, the next gathers, so
-many threads share a flush and a batch grows with the load. Once flushed, a batch is the drainer's.
+many threads share a flush and a batch grows with the load. Once flushed, a batch is the drain's.
 
 What always holds:
 - A message is accepted once its batch is flushed in the spool; before that, it fails with the error of the disk.
@@ -16,12 +16,13 @@ import time
 from typing import Final
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import Accumulator, Batch, Lane, LaneKey, Stream
-from dmq.client.producer.future import Spooled
-from dmq.client.producer.retry_policy import Retries
+from dmq.client.producer.accumulator import Accumulator, Batch, Lane, LaneKey, Spooled, Stream
+from dmq.client.producer.core import Core, ProducerOptions
+from dmq.client.producer.encoder import BatchEncoder
+from dmq.client.producer.retry_policy import RetryPolicy
 from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes
 from dmq.client.producer.sender import Sender
-from dmq.client.spool.drain import Drainer
+from dmq.client.spool.drain import Drain
 from dmq.client.spool.parcel import Head, Kept
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
@@ -29,9 +30,8 @@ from dmq.errors import DMQError, InvalidMessage, TimedOut, UnknownTopic
 from dmq.model import Durability, TopicConfig
 from dmq.protocol import Frame
 from dmq.protocol.produce import ProduceReply
-from dmq.records import Compressor
 
-__all__ = ["SpoolAccumulator", "SpoolSender"]
+__all__ = ["SpoolAccumulator", "SpoolSender", "make_core"]
 
 _RESEND_SECONDS: Final = 30.0
 
@@ -41,19 +41,19 @@ class SpoolAccumulator(Accumulator):
 
     def __init__(self, window_bytes: int, window_messages: int, spool: Spool) -> None:
         super().__init__(window_bytes, window_messages)
-        self._spool = spool
+        self.spool: Final = spool
 
     def has_room(self, size: int, count: int) -> bool:
         if not super().has_room(size, count):
             return False
-        used = self._spool.used + self.bytes
-        return used == 0 or used + size <= self._spool.bytes_max
+        used = self.spool.used + self.bytes
+        return used == 0 or used + size <= self.spool.bytes_max
 
     def why_full(self) -> str:
-        if self._spool.used + self.bytes < self._spool.bytes_max / 2:
+        if self.spool.used + self.bytes < self.spool.bytes_max / 2:
             return super().why_full()
         return (
-            f"the spool {self._spool.directory} is full: {self._spool.used} bytes wait for a broker; find out why none "
+            f"the spool {self.spool.directory} is full: {self.spool.used} bytes wait for a broker; find out why none "
             "takes them, or raise spool_bytes_max"
         )
 
@@ -75,26 +75,29 @@ class SpoolSender(Sender):
 
     def __init__(
         self,
-        app: str,
         accumulator: SpoolAccumulator,
-        retries: Retries,
+        encoder: BatchEncoder,
+        policy: RetryPolicy,
         routes: Routes,
         links: Links,
         clock: Clock,
-        compressor: Compressor | None,
-        spool: Spool,
-        window_bytes: int,
     ) -> None:
-        super().__init__(app, accumulator, retries, routes, links, clock, compressor)
-        self._spool = spool
+        super().__init__(accumulator, encoder, policy, routes=routes, links=links, clock=clock)
+        self._spool = spool = accumulator.spool
         self._changed = threading.Condition()  # a batch was accepted or settled, or a link was lost
         spool.on_settled = self._settled
         for topic, config in spool.topics().items():
             if routes.get(topic) is None:
                 routes.put(topic, Route.of(config, -FRESH_SECONDS))  # and asked for anew when something is sent there
-        resend_seconds = next(iter(retries.resend_after), _RESEND_SECONDS)
-        # Half of the window waits for a broker, the other half for the disk: neither can stop the other.
-        self._drainer = Drainer(spool, links, clock, window_bytes // 2, resend_seconds, self._finish, self._on_topic)
+        self._drain = Drain(
+            spool,
+            links,
+            clock,
+            # Half of the window waits for a broker, the other half for the disk: neither can stop the other.
+            window_bytes=accumulator.window_bytes // 2,
+            resend_seconds=next(iter(policy.resend_after), _RESEND_SECONDS),
+            listener=self,
+        )
 
     # --- into the spool ---------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class SpoolSender(Sender):
         while True:
             route = self._routes.get(lane.key.topic)
             with self.lock:
-                batch = self._accumulator.next_batch(lane, range(route.queues if route else 1))
+                batch = self.accumulator.next_batch(lane, range(route.queues if route else 1))
             if batch is None:
                 return
             self._keep(batch)
@@ -141,10 +144,10 @@ class SpoolSender(Sender):
         batch.producer_id = self._spool.producer_id
         batch.first_sequence = self._spool.first_sequence(offset)
         with self.lock:
-            lanes = self._accumulator.finished(batch)
+            lanes = self.accumulator.finished(batch)
             # One that has a future leaves the window with its end, so that slow callbacks push back.
-            waiters = [] if batch.is_attended else self._accumulator.release(batch)
-        self._drainer.announce(kept, batch)
+            waiters = [] if batch.is_attended else self.accumulator.release(batch)
+        self._drain.announce(kept, batch)
         with self._changed:
             batch.sent_at = self._clock.monotonic()
             self._changed.notify_all()
@@ -154,13 +157,13 @@ class SpoolSender(Sender):
             self.pump(lane)
 
     def _fail(self, batch: Batch, error: DMQError) -> None:
-        self._end(batch, None, error)
+        self._end(batch, error=error)
         with self._changed:
             self._changed.notify_all()
 
     # --- what becomes of it -----------------------------------------------------------------------------------------
 
-    def _finish(self, batch: Batch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
+    def finish(self, batch: Batch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
         """An accepted batch comes to its end, for those who wait."""
         if batch.is_done:
             return
@@ -172,8 +175,8 @@ class SpoolSender(Sender):
 
     def _settled(self) -> None:
         with self.lock:
-            waiters = [*self._accumulator.waiters]
-            self._accumulator.waiters.clear()
+            waiters = [*self.accumulator.waiters]
+            self.accumulator.waiters.clear()
         for waiter in waiters:
             waiter.wake()
         with self._changed:
@@ -189,11 +192,15 @@ class SpoolSender(Sender):
         super().learn(topic, answer)
         self.remember(topic)
 
-    def _on_topic(self, topic: str, link: Link, error: DMQError | None) -> None:
+    def sending(self, topic: str, link: Link) -> None:
+        """A batch of a topic leaves: ask for the topic anew if it was not for long."""
+        if self._routes.begin_refresh(topic, self._clock.monotonic()):
+            self._ask_for(topic, link)
+
+    def refused_by_broker(self, topic: str, error: DMQError) -> None:
+        """A broker refused a batch of a topic."""
         if isinstance(error, UnknownTopic):
             self._routes.drop(topic)
-        elif error is None and self._routes.begin_refresh(topic, self._clock.monotonic()):
-            self._ask_for(topic, link)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +209,7 @@ class SpoolSender(Sender):
         with self._changed:
             while not batch.is_done and batch.sent_at is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
-        self._drainer.pump()
+        self._drain.pump()
 
     def give_up(self, batch: Batch, timeout: float) -> None:
         """The time of a synchronous send is over: if the spool has it, that is its outcome.
@@ -211,7 +218,7 @@ class SpoolSender(Sender):
             TimedOut: the spool does not have it, as far as is known.
         """
         if batch.sent_at is not None:
-            self._finish(batch, Spooled(batch.queue), None)
+            self.finish(batch, Spooled(batch.queue), None)
             return
         error = TimedOut(f"the spool {self._spool.directory} did not take the message within {timeout:g} s")
         is_alone = batch.count == 1  # else others wait for it, too
@@ -220,7 +227,7 @@ class SpoolSender(Sender):
 
     def wait_drained(self, deadline: float, *, while_connected: bool = False) -> bool:
         """Wait until a broker has acknowledged everything the spool has now; whether it has."""
-        wanted = self._drainer.announced
+        wanted = self._drain.announced
         with self._changed:
             while self._spool.floor < wanted:
                 left = deadline - time.monotonic()
@@ -233,12 +240,12 @@ class SpoolSender(Sender):
 
     def connected(self, link: Link) -> None:
         self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
-        self._drainer.connected()
+        self._drain.connected()
 
     def lost(self) -> None:
         """A link broke."""
         if not self._links.is_connected:
-            self._drainer.let_go()
+            self._drain.let_go()
             with self._changed:
                 self._changed.notify_all()
 
@@ -249,12 +256,24 @@ class SpoolSender(Sender):
         """Take no more; what has not left for the spool ends with this error, and what the spool has stays there."""
         with self.lock:
             self.closed_by = self.closed_by or error
-            batches = [batch for batch in self._accumulator.unsettled() if self._accumulator.withdraw(batch)]
+            batches = [batch for batch in self.accumulator.unsettled() if self.accumulator.withdraw(batch)]
         for batch in batches:
             self._fail(batch, error)
-        self._drainer.let_go()
+        self._drain.let_go()
 
     def leave(self) -> None:
         """Let the spool go. Call `close` first."""
-        self._drainer.close()
+        self._drain.close()
         self._spool.close()
+
+
+def make_core(spool: Spool, app: str, options: ProducerOptions, routes: Routes, links: Links, clock: Clock) -> Core:
+    """The core of a producer with a spool.
+
+    Raises:
+        InvalidName: the app cannot be called that.
+    """
+    accumulator = SpoolAccumulator(options.window_bytes, options.window_messages, spool)
+    encoder, policy = options.make_encoder(app, clock), options.make_policy()
+    sender = SpoolSender(accumulator, encoder, policy, routes=routes, links=links, clock=clock)
+    return Core(options, sender, routes, links, clock=clock, spooling=sender)

@@ -14,7 +14,8 @@ import msgspec
 from sqlalchemy import Row, Table
 from sqlalchemy.sql.elements import ColumnElement
 
-from dmq.client.producer.message import check_message, make_message
+from dmq.client.producer.encoder import encode_body
+from dmq.client.producer.message import check_message
 from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import Message, check_name
 from dmq.outbox.schema import NAME_CHARS_MAX
@@ -141,7 +142,9 @@ def make_row(
     check_properties(properties)
     # Small plain properties need no closer look, which costs as much as all the rest.
     looked_at = None if properties is None or _are_small(properties) else properties
-    message = make_message(body, key, tag, business_id, is_ordered, priority, looked_at)
+    message = Message(
+        encode_body(body), key, tag, business_id, ordered=is_ordered, priority=priority, properties=looked_at
+    )
     check_message(topic, message, BODY_BYTES_MAX)
     return {
         "send_id": make_send_id(),

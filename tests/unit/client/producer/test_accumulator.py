@@ -13,6 +13,7 @@ from dmq.client.producer.accumulator import (
     SECOND_MESSAGES_MIN,
     Accumulator,
     Batch,
+    Draft,
     LaneKey,
 )
 from dmq.model import Durability, Message
@@ -28,7 +29,7 @@ def accumulator(window_bytes: int = 1 << 30, window_messages: int = 1 << 20) -> 
 def fill(acc: Accumulator, key: LaneKey, count: int, size: int = 10) -> None:
     lane = acc.lane(key)
     for _ in range(count):
-        acc.append(lane, MESSAGE, size)
+        acc.append(Draft(lane, MESSAGE, size))
 
 
 def test_a_message_leaves_alone_and_the_next_ones_together() -> None:
@@ -133,19 +134,19 @@ def test_room_comes_back_and_wakes_those_who_wait() -> None:
 def test_extras_stay_beside_their_messages() -> None:
     acc = accumulator()
     lane = acc.lane(ANY)
-    acc.append(lane, MESSAGE, 1)
-    acc.append(lane, MESSAGE, 1, extra=b"e")
-    batch = acc.append(lane, MESSAGE, 1)
+    acc.append(Draft(lane, MESSAGE, 1))
+    acc.append(Draft(lane, MESSAGE, 1, extra=b"e"))
+    batch = acc.append(Draft(lane, MESSAGE, 1))
     assert batch.extras == [b"", b"e", b""]
 
 
 def test_a_batch_that_has_not_left_can_be_taken_back() -> None:
     acc = accumulator()
     lane = acc.lane(ANY)
-    batch = acc.append(lane, MESSAGE, 1)
+    batch = acc.append(Draft(lane, MESSAGE, 1))
     assert acc.withdraw(batch)
     assert lane.is_idle
-    gone = acc.append(lane, MESSAGE, 1)
+    gone = acc.append(Draft(lane, MESSAGE, 1))
     assert acc.next_batch(lane, range(1)) is gone
     assert not acc.withdraw(gone)
 

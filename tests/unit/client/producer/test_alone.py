@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmq.client.connection.connection import Exchange
-from dmq.client.producer.accumulator import Accumulator, Batch, LaneKey
+from dmq.client.producer.accumulator import Accumulator, Batch, Draft, LaneKey
 from dmq.errors import DMQError, NotConnected
 from dmq.model import Durability, Message
 from dmq.protocol import Frame
@@ -38,15 +38,15 @@ def test_it_does_not_overtake_nor_overfill(what: str) -> None:
     if what == "under way":
         blocker = acc.take_alone(lane, 100, range(4))
     elif what == "gathering":
-        blocker = acc.append(lane, Message(b"x"), 100)
+        blocker = acc.append(Draft(lane, Message(b"x"), 100))
     elif what == "ready":
         blocker = Batch(lane)
         blocker.count = 1
         acc.add(blocker)
     elif what == "full":
-        acc.append(acc.lane(ANY._replace(topic="other")), Message(b"x"), 950)
+        acc.append(Draft(acc.lane(ANY._replace(topic="other")), Message(b"x"), 950))
     else:
-        acc.append(acc.lane(ANY._replace(queue=0)), Message(b"x"), 1)
+        acc.append(Draft(acc.lane(ANY._replace(queue=0)), Message(b"x"), 1))
         blocker = acc.next_batch(acc.lane(ANY._replace(queue=0)), range(1))
     before = (acc.bytes, acc.messages, lane.under_way, len([*acc.unsettled()]), lane.stream.next_sequence)
     assert acc.take_alone(lane, 100, range(1 if what == "busy" else 4)) is None
@@ -58,7 +58,7 @@ def test_plain_messages_and_others_share_a_batch_in_order() -> None:
     lane = acc.lane(ANY)
     batch = acc.append_plain(lane, b"a", "k", 1)
     assert (batch.is_plain, batch.bodies, batch.keys) == (True, [b"a"], ["k"])
-    acc.append(lane, Message(b"b", tag="t"), 1, extra=b"e")
+    acc.append(Draft(lane, Message(b"b", tag="t"), 1, extra=b"e"))
     acc.append_plain(lane, b"c", None, 1)
     assert not batch.is_plain
     assert batch.messages == [Message(b"a", "k"), Message(b"b", tag="t"), Message(b"c")]

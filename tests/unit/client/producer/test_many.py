@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dmq.client.producer.core import MANY_BYTES, MANY_MESSAGES, SPOOLED_BYTES, Core, Options
+from dmq.client.producer.core import MANY_BYTES, MANY_MESSAGES, SPOOLED_BYTES, Core, ProducerOptions
+from dmq.client.producer.message import SendOptions
 from dmq.client.producer.routes import Route, Routes
+from dmq.client.spool.sender import make_core
 from dmq.client.spool.spool import Spool
 from dmq.errors import InvalidSettings
 from dmq.model import Message
@@ -28,12 +30,16 @@ class Rig:
         clock, link = FakeClock(), FakeLink()
         link.limits = msgspec.structs.replace(LIMITS, frame_bytes_max=frame_bytes_max)
         self.route = Route(4, False, clock.monotonic())
-        self.core = Core("shop", Options(**options), Routes(), FakeLinks(clock, link), clock, spool)
+        chosen, links = ProducerOptions(**options), FakeLinks(clock, link)
+        if spool is None:
+            self.core = Core.make("shop", chosen, Routes(), links, clock)
+        else:
+            self.core = make_core(spool, "shop", chosen, Routes(), links, clock)
         self.core.sender.connected(link)
 
     def counts(self, messages: list[Message]) -> list[int]:
         """How many messages each batch has; together they are all, in order."""
-        made = [*self.core.many(self.route, "orders", messages, "stored", "")]
+        made = [*self.core.many(self.route, messages, SendOptions("orders", "stored"))]
         assert [index for _, indexes in made for index in indexes] == [*range(len(messages))]
         for batch, indexes in made:
             assert batch.body is not None

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from dmq.client.admin.calls import parse_point
-from dmq.client.producer.core import Options
+from dmq.client.producer.core import ProducerOptions
 from dmq.client.producer.encoder import check_type, decode_body, encode_body
-from dmq.client.producer.message import check_message, due_ms, expiry, make_message, parse_durability
+from dmq.client.producer.message import check_message, due_ms, expiry, parse_durability
 from dmq.client.producer.routes import Route, Routes, choose_queue
 from dmq.errors import InvalidMessage, InvalidSettings, MessageTooLarge
 from dmq.model import Durability, Message
@@ -103,7 +103,9 @@ def test_what_breaks_a_rule_is_refused_at_once(message: Message) -> None:
     assert not caught.value.message.startswith("message 0")
 
 
-@pytest.mark.parametrize("message", [Message(b"", key="ü"), Message(b"", properties={"a": "b"}), make_message("x")])
+@pytest.mark.parametrize(
+    "message", [Message(b"", key="ü"), Message(b"", properties={"a": "b"}), Message(encode_body("x"))]
+)
 def test_what_keeps_the_rules_passes(message: Message) -> None:
     check_message("t", message, 1000)
 
@@ -170,7 +172,7 @@ def test_a_topic_is_asked_for_anew_once_an_hour() -> None:
 )  # fmt: skip
 def test_choices_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(InvalidSettings):
-        Options(**bad)  # type: ignore[arg-type]
+        ProducerOptions(**bad)  # type: ignore[arg-type]
 
 
 def test_places_in_a_queue_as_users_write_them() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dmq.client.producer.accumulator import Batch
-from dmq.client.producer.core import Core, Options
+from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.future import SendFuture
 from dmq.client.producer.routes import Route, Routes
 from dmq.errors import (
@@ -24,6 +24,7 @@ from dmq.model import TopicConfig
 from dmq.protocol import Command, Flag
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
 from dmq.testing import FakeClock
+from tests.unit.client.drafts import draft_of
 from tests.unit.client.links import FakeLink, FakeLinks
 
 
@@ -37,14 +38,14 @@ class Rig:
         self.routes = Routes()
         self.route = Route(queues, False, self.clock.monotonic())
         self.routes.put("orders", self.route)
-        self.core = Core("shop", Options(**options), self.routes, self.lines, self.clock)
+        self.core = Core.make("shop", ProducerOptions(**options), self.routes, self.lines, self.clock)
 
     @property
     def link(self) -> FakeLink:
         return self.links[0]
 
     def send(self, body: bytes = b"x", **message: Any) -> SendFuture:
-        draft = self.core.draft(self.route, "orders", body, **message)
+        draft = draft_of(self.core, self.route, "orders", body, **message)
         put = self.core.put(draft, attended=True, deadline=None)
         assert put is not None, "the window is full"
         batch, index = put
@@ -58,9 +59,9 @@ class Rig:
 
 
 def batch_of(future: SendFuture) -> Batch:
-    fate = future._fate
-    assert isinstance(fate, Batch)
-    return fate
+    outcome = future._outcome
+    assert isinstance(outcome, Batch)
+    return outcome
 
 
 def test_a_lone_message_leaves_at_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.producer.accumulator import Batch
-from dmq.client.producer.core import Core, Options
+from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.routes import Route, Routes
 from dmq.client.producer.transaction import EndFuture, Transaction
 from dmq.client.producer.transaction_core import GIVE_UP_SECONDS, Transactions, check_options, roll_back_late, spans_of
@@ -49,7 +49,7 @@ class Bench:
         routes = Routes()
         self.route = Route.of(TopicConfig(queues=4), self.clock.monotonic())
         routes.put("orders", self.route)
-        self.core = Core("shop", Options(), routes, self.lines, self.clock)
+        self.core = Core.make("shop", ProducerOptions(), routes, self.lines, self.clock)
         self.transactions = Transactions(self.core, self.lines, self.clock, "pay", check)  # type: ignore[arg-type]
 
     def prepare(self, body: bytes = b"x") -> tuple[Batch, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dmq.client.connection.url import Address
 from dmq.client.spool.parcel import UNPROVEN_MAX, Head, Kept, Parcel, Places, pack_parcel, unpack_parcel
 from dmq.errors import RecordCorrupt, WrongFormat
 from dmq.testing import FakeClock
@@ -88,7 +89,7 @@ def test_what_may_be_stored_in_order_waits_for_its_broker() -> None:
     places = Places()
     entered(places, 0, is_pinned=True)
     parcel = taken(places)
-    parcel.broker, parcel.is_resent = "one:9611", True
+    parcel.broker, parcel.is_unanswered = Address("one", 9611), True
     parcel.place.is_busy = False
     places.line_up(parcel.place)
     assert places.take(links("two")) is None

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from dmq.client.producer.accumulator import Batch
-from dmq.client.producer.core import Core, Options
+from dmq.client.producer.core import ProducerOptions
 from dmq.client.producer.future import SendFuture
 from dmq.client.producer.routes import Route, Routes
 from dmq.client.spool.drain import REFUSALS_MAX
 from dmq.client.spool.refused import RefusedFolder
+from dmq.client.spool.sender import SpoolSender, make_core
 from dmq.client.spool.spool import Spool
 from dmq.errors import (
     BrokerStopping,
@@ -34,6 +35,7 @@ from dmq.protocol import Flag
 from dmq.protocol.produce import ProduceFlag
 from dmq.testing import FakeClock, MemoryFiles
 from tests.patience import eventually
+from tests.unit.client.drafts import draft_of
 from tests.unit.client.links import FakeLink, FakeLinks, Request
 
 
@@ -49,15 +51,15 @@ class Rig:
         self.route = Route(4, False, self.clock.monotonic())
         self.routes.put("orders", self.route)
         self.spool = Spool(self.files, bytes_max, self.clock)
-        self.core = Core("shop", Options(**options), self.routes, self.lines, self.clock, self.spool)
-        assert self.core.spooling is not None
+        self.core = make_core(self.spool, "shop", ProducerOptions(**options), self.routes, self.lines, self.clock)
+        assert isinstance(self.core.spooling, SpoolSender)
         self.sender = self.core.spooling
         self._seen = 0
 
     def send(self, body: bytes = b"x", *, ordered: bool = True, **message: Any) -> SendFuture:
         if ordered:
             message = {"business_id": "u-1", "ordered": True, **message}
-        put = self.core.put(self.core.draft(self.route, "orders", body, **message), attended=True, deadline=None)
+        put = self.core.put(draft_of(self.core, self.route, "orders", body, **message), attended=True, deadline=None)
         assert put is not None, "there is no room"
         self.sender.pump(put[0].lane)
         return SendFuture(*put)
@@ -302,7 +304,9 @@ def test_a_full_spool_has_no_room_until_something_is_settled() -> None:
         rig.go_away()
         for _ in range(2):
             rig.send(random.Random(1).randbytes(100_000)).result(20)
-        draft = rig.core.draft(rig.route, "orders", random.Random(1).randbytes(100_000), business_id="u", ordered=True)
+        draft = draft_of(
+            rig.core, rig.route, "orders", random.Random(1).randbytes(100_000), business_id="u", ordered=True
+        )
         assert rig.core.put(draft, attended=True, deadline=None) is None
         error = rig.core.full("orders", Message(b""))
         assert isinstance(error, Busy)
@@ -360,7 +364,7 @@ def test_what_cannot_be_kept_until_it_is_stored_is_refused(durability: str) -> N
     with rigged() as rig:
         group = "billing" if durability == "consumed" else ""
         with pytest.raises(InvalidMessage, match="does not go with a spool"):
-            rig.core.draft(rig.route, "orders", b"x", durability=durability, consumed_by=group)
+            draft_of(rig.core, rig.route, "orders", b"x", durability=durability, consumed_by=group)
 
 
 def test_a_stored_send_is_flushed_since_the_spool_forgets_it() -> None:
@@ -377,7 +381,7 @@ def test_topics_are_known_after_a_restart() -> None:
     files = rig.files
     spool = Spool(files, 1 << 20, rig.clock)
     routes = Routes()
-    core = Core("shop", Options(), routes, rig.lines, rig.clock, spool)
+    core = make_core(spool, "shop", ProducerOptions(), routes, rig.lines, rig.clock)
     route = routes.get("orders")
     assert route is not None
     assert route.queues == 4
@@ -402,7 +406,7 @@ def test_a_batch_is_done_once() -> None:
     with rigged() as rig:
         future = rig.send()
         rig.request()
-        batch = future._fate
+        batch = future._outcome
         assert isinstance(batch, Batch)
         rig.sender.give_up(batch, 5.0)
         rig.sender.give_up(batch, 5.0)
