@@ -6,7 +6,8 @@ The same names and meanings as `dmq`, with `await`.
 from __future__ import annotations
 
 from dmq.client.aio.client import AioClient, connect
-from dmq.client.aio.consumer import AioBatch, AioConsumer, AioMessage
+from dmq.client.aio.consumer import AioConsumer
+from dmq.client.aio.message import AioBatch, AioMessage
 from dmq.client.aio.producer import AioProducer, AioSendFuture
 
 __all__ = ["AioBatch", "AioClient", "AioConsumer", "AioMessage", "AioProducer", "AioSendFuture", "connect"]

@@ -62,8 +62,6 @@ PLACES: dict[str, set[str]] = {
     "half_classes": {
         "dmq.broker.delivery.cursor:HandOut",
         "dmq.broker.delivery.hand_out:Fetching",
-        "dmq.client.consumer.core:Holding",
-        "dmq.client.consumer.subscription:Subscription",
     },
     "long_functions": {
         "dmq.broker.delivery.hand_out:Fetching._fetch",
@@ -158,16 +156,6 @@ PLACES: dict[str, set[str]] = {
                 "dmq.broker.wire.session",
             ]
         ),
-        " ".join(
-            [
-                "dmq.client.consumer.core",
-                "dmq.client.consumer.delivery",
-                "dmq.client.consumer.duplicates",
-                "dmq.client.consumer.prefetch",
-            ]
-        ),
-        "dmq.client.aio.consumer dmq.client.aio.executor",
-        "dmq.client.consumer.consumer dmq.client.consumer.executor",
     },
     "late_cycles": {
         "dmq dmq.client.client",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
+from dmq.client.consumer.leases import LeaseBook
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.model import Message
@@ -16,12 +17,24 @@ from dmq.testing import FakeClock
 
 
 def core(clock: FakeClock | None = None, **options: object) -> ConsumerCore:
-    """A core that reports nothing by itself."""
-    return ConsumerCore(
+    """A core that reports nothing by itself, with the book of one broker."""
+    made = ConsumerCore(
         ConsumerOptions("orders", "billing", **options),  # type: ignore[arg-type]
         clock or FakeClock(),
         lambda delivery, seconds: None,
     )
+    made.add_book()
+    return made
+
+
+def book(core: ConsumerCore, broker: int = 0) -> LeaseBook:
+    """What a core has of a broker."""
+    return core._books[broker]
+
+
+def ticked(core: ConsumerCore) -> list[Settle]:
+    """What a tick tells brokers."""
+    return [frame for _, frames in core.tick() for frame in frames]
 
 
 def frame(

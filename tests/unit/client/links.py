@@ -8,13 +8,18 @@ from itertools import count
 from typing import Any
 
 from dmq.client.connection.link import Link
+from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.router import AnyRouter, OneBroker
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.url import Address
+from dmq.client.consumer.core import ConsumerCore
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.subscription import Subscriptions
 from dmq.errors import DMQError, NotConnected
 from dmq.protocol import Buffer, Command, Frame, Header, Kind, error_frame, frame_head, response_head
 from dmq.protocol import FrameParser as Parser
 from dmq.protocol.produce import Produce, ProduceReply
-from dmq.protocol.session import Limits
+from dmq.protocol.session import Hello, Limits
 from dmq.testing import FakeClock
 
 LIMITS = Limits(16 << 20, 4 << 20, 30_000, 1000, 1 << 24, 30_000)
@@ -56,6 +61,8 @@ def parsed(data: bytes) -> Frame:
 class FakeLink:
     """A link that keeps what it is given."""
 
+    client_id = "me"
+
     def __init__(self, host: str = "one") -> None:
         self.address = Address(host, 9611)
         self.limits = LIMITS
@@ -74,6 +81,7 @@ class FakeLink:
         on_answer: OnAnswer,
         flags: int = 0,
         attended: bool = True,
+        before: Sequence[tuple[int, Header]] = (),
     ) -> Pending:
         if not self.is_usable:
             raise NotConnected("the connection is closed")
@@ -83,6 +91,9 @@ class FakeLink:
         number = next(self._numbers)
         self._pending[number] = request
         return Pending(on_answer, number, attended)
+
+    def nudge(self) -> None:
+        pass
 
     def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:
         if not self.is_usable:
@@ -114,8 +125,6 @@ class FakeLinks:
     def link_for(self, topic: str, queue: int = -1) -> Link | None:
         return self.links[0] if self.links and self.links[0].is_usable else None
 
-    current = property(lambda self: lambda: self.link_for(""))
-
     def reachable(self, topic: str, queues: int) -> Sequence[int]:
         return range(queues)
 
@@ -143,3 +152,95 @@ class FakeLinks:
             self.clock.advance(max(0.0, due - self.clock.monotonic()))
             function()
         self.clock.advance(max(0.0, end - self.clock.monotonic()))
+
+
+class FakePool:
+    """A link to one broker, and the timers of all."""
+
+    def __init__(self, links: FakeLinks, link: FakeLink) -> None:
+        self.addresses = (link.address,)
+        self.link = link
+        self.call_later = links.call_later
+        self.closed_by: DMQError | None = None
+        self.watchers: list[Any] = []
+
+    def current(self) -> FakeLink | None:
+        return self.link if self.link.is_usable else None
+
+    def start(self) -> None:
+        pass
+
+    def watch(self, watcher: Any) -> None:
+        self.watchers.append(watcher)
+        if self.link.is_usable:
+            watcher.connected(self.link)
+
+    def unwatch(self, watcher: Any) -> None:
+        self.watchers.remove(watcher)
+
+    def has_other(self, link: Link) -> bool:
+        return False
+
+    def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
+        found(None)
+
+
+class FakeTable:
+    """Brokers of which each has some queues of every topic."""
+
+    def __init__(self, *brokers: tuple[Address, range]) -> None:
+        self._brokers = brokers
+        self.home = (brokers[0][0],)
+
+    def brokers(self, topic: str) -> Sequence[tuple[Address, ...]]:
+        return [(address,) for address, _ in self._brokers]
+
+    def broker(self, topic: str, queue: int) -> tuple[Address, ...]:
+        return next((address,) for address, queues in self._brokers if queue in queues)
+
+
+class FakeRouter(AnyRouter[FakePool, FakeLink]):
+    """A router over links by hand: each of them leads to a broker that has two queues of every topic."""
+
+    def __init__(self, clock: FakeClock, *links: FakeLink) -> None:
+        self.timers = FakeLinks(clock)
+        self._made = {link.address: link for link in links}
+        addresses = [link.address for link in links]
+        table = FakeTable(*((address, range(2 * at, 2 * at + 2)) for at, address in enumerate(addresses)))
+        super().__init__(OneBroker(addresses) if len(links) == 1 else table, PoolSettings(Hello("test"), clock))
+
+    def _make_pool(self, addresses: tuple[Address, ...]) -> FakePool:
+        return FakePool(self.timers, self._made[addresses[0]])
+
+    def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
+        function(*arguments)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and what is due happen at its time."""
+        self.timers.advance(seconds)
+
+
+class FakeConsumer:
+    """What subscriptions ask of a consumer, without anybody who waits.
+
+    Parameters:
+        links: each to a broker.
+    """
+
+    def __init__(self, options: ConsumerOptions, *links: FakeLink) -> None:
+        self.clock = FakeClock()
+        self.router = FakeRouter(self.clock, *links)
+        self.core = ConsumerCore(options, self.clock, lambda delivery, seconds: None)
+        self.subscriptions = Subscriptions(options, 1, self.router, self.core, self)
+        self.core.on_reports = lambda is_urgent: self.flush() if is_urgent else None
+        self.attended: list[FakeLink] = []
+        self.subscriptions.refresh()
+
+    def wake(self, count: int = 0, *, nudge: bool = False) -> None:
+        pass
+
+    def flush(self) -> None:
+        self.subscriptions.report()
+
+    def attend(self, link: FakeLink) -> None:
+        self.attended.append(link)

@@ -9,28 +9,31 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.executor import AioExecutor
+from dmq.client.aio.message import DONE, AioBatch, AioMessage, OpenedAioMessage
+from dmq.client.aio.pool import AioPool
 from dmq.client.aio.router import AioRouter
-from dmq.client.consumer.core import extension
+from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.handler import RateLimit
-from dmq.client.consumer.message import Batch, ReceivedMessage, parts_to_ack
+from dmq.client.consumer.leases import extension
+from dmq.client.consumer.message import parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
+from dmq.client.consumer.puller import TURN_SECONDS, Ask, Puller, unreached
 from dmq.client.consumer.subscription import (
     ALL,
     ANSWER_SECONDS,
     LAST_WORDS_SECONDS,
-    Ask,
-    Pulling,
+    Subscription,
+    Subscriptions,
     check_extended,
-    unreached,
 )
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
@@ -38,58 +41,10 @@ from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
 
-__all__ = ["AioBatch", "AioConsumer", "AioMessage"]
+__all__ = ["AioConsumer"]
 
 
-class _Done:
-    """Something to await that is done already."""
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return
-        yield
-
-
-DONE: Final = _Done()
-
-
-class AioMessage(ReceivedMessage, eq=False, gc=False):
-    """A message on an event loop."""
-
-    def ack(self) -> Awaitable[None]:
-        super().ack()
-        return DONE
-
-    def nack(self, delay: float | None = None, reason: str = "") -> Awaitable[None]:
-        super().nack(delay, reason)
-        return DONE
-
-    def reject(self, reason: str = "") -> Awaitable[None]:
-        super().reject(reason)
-        return DONE
-
-
-class OpenedAioMessage(AioMessage, eq=False, gc=False):
-    """A message whose body and key were taken out with those of others."""
-
-    body: Any
-    key: str | None
-
-
-class AioBatch(Batch[AioMessage]):
-    """Messages that were pulled together."""
-
-    __slots__ = ()
-
-    def ack(self) -> Awaitable[None]:
-        super().ack()
-        return DONE
-
-    def nack(self, delay: float | None = None, reason: str = "") -> Awaitable[None]:
-        super().nack(delay, reason)
-        return DONE
-
-
-class AioConsumer(Pulling):
+class AioConsumer:
     """Gets messages. Made by `AioClient.consumer`; parameters as of `dmq.client.consumer.consumer.Consumer`."""
 
     def __init__(
@@ -100,17 +55,31 @@ class AioConsumer(Pulling):
         clock: Clock,
         released: Callable[[AioConsumer], None] = lambda consumer: None,
     ) -> None:
-        pool = router.pool_for(options.topic)
-        super().__init__(options, number, pool, clock, self._extend)
+        self._options = options
         self._router = router
-        self._pool = pool
+        self._core = core = ConsumerCore(options, clock, self._extend)
+        self._subscriptions = Subscriptions(options, number, router, core, subscriber=self)
+        self._puller = Puller(self._subscriptions)
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._waiters: set[asyncio.Future[None]] = set()
         self._previous: AioMessage | AioBatch | None = None
         self._executor: AioExecutor | None = None
-        pool.watch(self)
+        self.is_closing = False
+        core.on_reports = self._report
+        core.on_free = lambda: self.wake(nudge=True)
+        self._subscriptions.refresh()
+
+    @property
+    def group(self) -> str:
+        """With whom it shares the work."""
+        return self._options.group
+
+    @property
+    def queues(self) -> tuple[int, ...] | None:
+        """The queues it takes by its strategy now; None without one, since brokers then share out messages."""
+        return self._subscriptions.queues
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
@@ -153,8 +122,8 @@ class AioConsumer(Pulling):
                 return taken
             if core.ended is not None:
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
-            if not self._is_started:
-                self._begin()
+            if not self._subscriptions.is_started:
+                self._subscriptions.begin()
             await self._wait()
 
     async def _wait(self) -> None:
@@ -173,54 +142,98 @@ class AioConsumer(Pulling):
                 waiter.set_result(None)
             self._waiters.discard(waiter)
 
+    def attend(self, link: AioConnection) -> None:
+        """Nothing: the loop reads all connections."""
+
     # --- by the batch -----------------------------------------------------------------------------------------------
 
     async def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> AioBatch:
         """A batch of messages; parameters and errors as of `dmq.client.consumer.consumer.Consumer.pull`."""
-        ask = self._check_pull(max_messages, wait, queue)
+        ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
-        await self._ahead()
-        parts = self._from_stock(ask)
+        one = self._puller.asked_alone(ask)
+        if one is not None:
+            await self._ahead()
+        parts = self._puller.from_stock(ask)
         if not parts:
-            self._flush()
-            parts = await self._pull_now(ask, wait)
+            self.flush()
+            parts = await self._pull_now(one, ask, wait) if one is not None else await self._pull_any(ask, wait)
         batch = AioBatch(AioMessage, parts, OpenedAioMessage)
-        self._read_ahead(self._pool.current(), ask, len(batch))
+        if one is not None:
+            self._puller.read_ahead(one, ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
         return batch
 
-    async def _ahead(self) -> None:
-        """Wait for what is being read ahead."""
-        if self._is_under_way:
+    async def _ahead(self, is_enough: Callable[[], object] = lambda: False) -> None:
+        """Wait for what is being read ahead, or until there is enough."""
+        if self._puller.is_under_way():
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    while self._is_under_way:
+                    while self._puller.is_under_way() and not is_enough():
                         await self._wait()
             except TimeoutError:
-                pass  # whoever asks next is told why
+                pass  # the next pull says why
 
-    async def _pull_now(self, ask: Ask, wait: float) -> list[Part]:
+    async def _pull_now(self, one: Subscription[AioPool], ask: Ask, wait: float) -> list[Part]:
+        """What one broker has, waiting for it."""
         deadline = time.monotonic() + wait
         while True:
             left = deadline - time.monotonic()
             try:
-                frame = await self._pull_once(ask, max(0.0, left))
+                frame = await self._pull_once(one, ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
-                if self._pool.closed_by is not None:
+                if one.pool.closed_by is not None:
                     raise
                 if left <= 0:
                     raise unreached(error, wait) from None
                 await asyncio.sleep(min(left, error.retry_after or 0.1))
                 continue
             reply: PullReply = decode_response(frame)
-            parts = self._core.pulled(reply.leases, frame.body)
+            parts = self._core.pulled(one.book, reply.leases, frame.body)
             if parts or left <= 0 or not reply.leases:
                 return parts
 
-    async def _pull_once(self, ask: Ask, wait: float) -> Frame:
-        connection = await self._pool.connection(max(wait, 0.001))
-        header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
+    async def _pull_any(self, ask: Ask, wait: float) -> list[Part]:
+        """What any of several brokers has, waiting for the first."""
+        deadline = time.monotonic() + wait
+        while True:
+            left = deadline - time.monotonic()
+            if self._puller.has_stock:
+                is_connected = self._puller.ask_all(ask, max(0.0, left))
+                await self._ahead(lambda: self._core.prefetched[0])
+                parts = self._puller.from_stock(ask)
+            else:
+                is_connected, parts = await self._pull_in_turn(ask, max(0.0, min(left, TURN_SECONDS)))
+            if parts or (is_connected and left <= 0):
+                return parts
+            self._subscriptions.check_open()
+            self._puller.check_refused()
+            if self._core.ended is not None:
+                raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
+            if not is_connected:
+                if left <= 0:
+                    raise NotConnected(f"no broker could be reached within {max(wait, 0):g} s")
+                await asyncio.sleep(min(left, 0.1))
+
+    async def _pull_in_turn(self, ask: Ask, wait: float) -> tuple[bool, list[Part]]:
+        """What one of several brokers has, asked one after the other; and whether any is connected."""
+        is_connected = False
+        for one in self._puller.in_turn():
+            try:
+                frame = await self._pull_once(one, ask, wait)
+            except (NotConnected, BrokerStopping, Busy):
+                continue
+            is_connected = True
+            reply: PullReply = decode_response(frame)
+            parts = self._core.pulled(one.book, reply.leases, frame.body)
+            if parts:
+                return True, parts
+        return is_connected, []
+
+    async def _pull_once(self, one: Subscription[AioPool], ask: Ask, wait: float) -> Frame:
+        connection = await one.pool.connection(max(wait, 0.001))
+        header = self._options.pull(one.member(connection), ask.max_messages, wait, ask.queue)
         frame = await connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
             decode_response(frame)
@@ -268,51 +281,57 @@ class AioConsumer(Pulling):
 
     def pause(self) -> Awaitable[None]:
         """Hand out nothing until `resume`; the broker keeps what is not here yet."""
-        self._set_paused(True)
+        self._subscriptions.set_paused(True)
         return DONE
 
     def resume(self) -> Awaitable[None]:
         """Go on."""
-        self._set_paused(False)
+        self._subscriptions.set_paused(False)
         return DONE
 
     async def seek(self, to: When) -> None:
         """Move the group to a place; as `dmq.client.consumer.consumer.Consumer.seek`."""
         point = parse_point(to)
-        self._check_open()
-        self._flush()
+        self._subscriptions.check_open()
+        self.flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
+        for one in self._subscriptions:
+            await self._seek_at(one, header)
+
+    async def _seek_at(self, one: Subscription[AioPool], header: Seek) -> None:
         try:
-            answer = await self._pool.request(
+            answer = await one.pool.request(
                 Command.SEEK,
                 header,
                 timeout=ANSWER_SECONDS,
-                ask=lambda connection, seconds: self._seek(connection, header, seconds),
+                ask=lambda connection, seconds: self._seek(one, connection, header, seconds),
             )
             decode_response(answer)
         except UnknownGroup:
-            if self._is_started:
+            if self._subscriptions.is_started:
                 raise
-            self._options.start_from = point  # it begins there
+            self._options.start_from = header.to  # it begins there
 
-    async def _seek(self, connection: AioConnection, header: Seek, seconds: float | None) -> Frame:
-        is_stopped = self._is_started and not self._core.is_paused
+    async def _seek(
+        self, one: Subscription[AioPool], connection: AioConnection, header: Seek, seconds: float | None
+    ) -> Frame:
+        is_stopped = self._subscriptions.is_started and not self._core.is_paused
         if is_stopped:
-            self._change_credit(-self._options.prefetch, connection)
+            one.change_credit(-one.credit, connection)
         try:
             answer = await connection.request(Command.SEEK, header, timeout=seconds)
             if not answer.status:
                 # What was pushed before the answer may have come with it: a second answer is certainly behind it.
                 await connection.request(Command.HEARTBEAT, Heartbeat(0), timeout=seconds)
-                self._core.sought()
+                self._core.sought(one.book)
         finally:
             if is_stopped:
-                self._change_credit(self._options.prefetch, connection)
+                one.change_credit(one.credit, connection)
         return answer
 
     async def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
-        answer = await self._pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
+        answer = await self._subscriptions.of(delivery).pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
         reply: SettleReply = decode_response(answer)
         check_extended(reply, delivery, time.monotonic() + seconds)
 
@@ -321,19 +340,24 @@ class AioConsumer(Pulling):
     def _report(self, is_urgent: bool) -> None:
         is_here = threading.get_ident() == self._loop_thread
         if is_urgent and is_here:
-            self._flush()
+            self.flush()
         elif not self._core.is_report_due:
             self._core.is_report_due = True
             if is_here:
-                self._loop.call_soon(self._flush)  # what is said in one turn of the loop goes together
+                self._loop.call_soon(self.flush)  # what is said in one turn of the loop goes together
             else:
-                self._loop.call_soon_threadsafe(self._flush)
+                self._loop.call_soon_threadsafe(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         self._core.is_report_due = False
-        super()._flush()
+        self._subscriptions.report()
 
     # --- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Begin to close, without waiting: iterators and `run` come to their end."""
+        self.is_closing = self._subscriptions.is_closing = True
+        self.wake(nudge=True)
 
     async def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
@@ -344,30 +368,31 @@ class AioConsumer(Pulling):
                 await executor.finished.wait()
                 await self.close()
             return  # run() closes when its handlers are done
-        if self._is_closed:
+        if self._subscriptions.is_closed:
             return
-        self._is_closed = True
+        self._subscriptions.is_closed = True
         await self._ahead()
         self._core.release_all()
-        connection = await self._last_connection()
-        self._flush()
-        farewell = None if connection is None else self._farewell(connection)
-        if connection is not None and farewell is not None:
-            try:
-                await connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
-            except DMQError:
-                pass  # the broker notices by itself
-        self._pool.unwatch(self)
+        last = [(one, await self._last_connection(one)) for one in self._subscriptions]
+        self.flush()
+        for one, connection in last:
+            farewell = None if connection is None else one.farewell(connection)
+            if connection is not None and farewell is not None:
+                try:
+                    await connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
+                except DMQError:
+                    pass  # the broker notices by itself
+        self._subscriptions.unwatch()
         self._released(self)
 
-    async def _last_connection(self) -> AioConnection | None:
-        """The connection for our last words, waiting for it if there are any."""
-        if self._core.has_reports and self._pool.closed_by is None:
+    async def _last_connection(self, one: Subscription[AioPool]) -> AioConnection | None:
+        """The connection for our last words to a broker, waiting for it if there are any."""
+        if one.book.has_reports and one.pool.closed_by is None:
             try:
-                return await self._pool.connection(LAST_WORDS_SECONDS)
+                return await one.pool.connection(LAST_WORDS_SECONDS)
             except DMQError:
                 pass  # what was not said is not settled, and is delivered again
-        return self._pool.current()
+        return one.pool.current()
 
     async def __aenter__(self) -> Self:
         return self

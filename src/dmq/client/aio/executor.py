@@ -14,8 +14,9 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from dmq.client.aio.message import AioMessage
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.executor import ORDERED_TURN_MAX
@@ -23,12 +24,21 @@ from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy,
 from dmq.errors import DMQError
 from dmq.token_bucket import TokenBucket
 
-if TYPE_CHECKING:
-    from dmq.client.aio.consumer import AioConsumer, AioMessage
-
 __all__ = ["AioExecutor"]
 
 log = logging.getLogger(__name__)
+
+
+class AioSource(Protocol):
+    """The consumer whose messages are handled."""
+
+    is_closing: bool
+
+    async def take(self, limit: int, is_over: Callable[[], object] = ...) -> list[tuple[Delivery, int]]: ...
+
+    def stop(self) -> None: ...
+
+    def wake(self, count: int = ..., *, nudge: bool = ...) -> None: ...
 
 
 class AioExecutor:
@@ -36,7 +46,7 @@ class AioExecutor:
 
     def __init__(
         self,
-        consumer: AioConsumer,
+        consumer: AioSource,
         core: ConsumerCore,
         handler: Callable[[AioMessage], Any],
         workers: int,
@@ -135,8 +145,6 @@ class AioExecutor:
 
     async def _turn(self, taken: list[tuple[Delivery, int]]) -> None:
         """Handle messages one after another."""
-        from dmq.client.aio.consumer import AioMessage
-
         for at, (delivery, index) in enumerate(taken):
             if not await self._may_start():
                 self._core.untake(taken[at:])

@@ -1,2 +1,10 @@
-"""Consumer: `consumer`, `core`, `delivery`, `duplicates`, `executor`, `follow`, `handler`, `message`, `options`,
-`prefetch`, `strategy`, `subscription`."""
+"""Consuming, in reading order.
+
+- `options`: what a consumer asks for
+- `delivery`, `message`: what it gets
+- `duplicates`, `prefetch`: which of it is handed out, and when
+- `leases`, `core`: what is in hand, and what is said of it
+- `strategy`, `subscription`, `puller`: what brokers are told and tell
+- `consumer`, `handler`, `executor`: what a program iterates over, pulls from or runs a handler with
+- `follow`: reading a topic without a group
+"""

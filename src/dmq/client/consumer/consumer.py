@@ -15,23 +15,25 @@ from typing import Any, Final, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.connection import Connection
+from dmq.client.connection.pool import Pool
 from dmq.client.connection.router import Router
 from dmq.client.connection.threads import FOREVER, Waiter
-from dmq.client.consumer.core import extension
+from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.executor import Executor
 from dmq.client.consumer.handler import RateLimit
+from dmq.client.consumer.leases import extension
 from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage, parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
+from dmq.client.consumer.puller import TURN_SECONDS, Ask, Puller, unreached
 from dmq.client.consumer.subscription import (
     ALL,
     ANSWER_SECONDS,
     LAST_WORDS_SECONDS,
-    Ask,
-    Pulling,
+    Subscription,
+    Subscriptions,
     check_extended,
-    unreached,
 )
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
@@ -48,7 +50,7 @@ NEXT_PULL_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 1.0  # a wait looks around at least so often
 
 
-class Consumer(Pulling):
+class Consumer:
     """Gets messages. Made by `Client.consumer`.
 
     Parameters:
@@ -64,10 +66,11 @@ class Consumer(Pulling):
         clock: Clock,
         released: Callable[[Consumer], None] = lambda consumer: None,
     ) -> None:
-        pool = router.pool_for(options.topic)
-        super().__init__(options, number, pool, clock, self._extend)
+        self._options = options
         self._router = router
-        self._pool = pool
+        self._core = core = ConsumerCore(options, clock, self._extend)
+        self._subscriptions = Subscriptions(options, number, router, core, subscriber=self)
+        self._puller = Puller(self._subscriptions)
         self._released = released
         self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
         self._must_flush = False
@@ -75,7 +78,21 @@ class Consumer(Pulling):
         self._waiters: dict[int, Waiter] = {}  # by thread
         self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
         self._executor: Executor | None = None
-        pool.watch(self)
+        self._attended: list[Connection] = []
+        self.is_closing = False
+        core.on_reports = self._report
+        core.on_free = lambda: self.wake(nudge=True)
+        self._subscriptions.refresh()
+
+    @property
+    def group(self) -> str:
+        """With whom it shares the work."""
+        return self._options.group
+
+    @property
+    def queues(self) -> tuple[int, ...] | None:
+        """The queues it takes by its strategy now; None without one, since brokers then share out messages."""
+        return self._subscriptions.queues
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
@@ -119,29 +136,30 @@ class Consumer(Pulling):
             if core.ended is not None:
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
             self._start()
-            self._flush()
+            self.flush()
             self._wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
 
     def _start(self) -> None:
         with self._state:
-            if self._is_started:
+            if self._subscriptions.is_started:
                 return
-            self._is_started = True
-        self._begin()
+            self._subscriptions.is_started = True
+        self._subscriptions.begin()
 
     def _wait(self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS) -> None:
         """Wait until something is there, reading meanwhile if nobody does; looks around after so long."""
         me, waiter = threading.get_ident(), Waiter()
         self._waiters[me] = waiter
         try:
-            connection = self._pool.current()
+            only = self._subscriptions.only
+            link = None if only is None else only.pool.current()
             if is_done():
                 return
-            if connection is None:
+            if link is None:
                 waiter.wait(seconds)
             else:
-                link = connection
-                link.until(waiter, lambda: is_done() or link.is_closed, time.monotonic() + seconds)
+                connection = link
+                connection.until(waiter, lambda: is_done() or connection.is_closed, time.monotonic() + seconds)
         finally:
             del self._waiters[me]
 
@@ -157,9 +175,16 @@ class Consumer(Pulling):
                 waiter.wake()
                 count -= 1
         if nudge:
-            connection = self._pool.current()
-            if connection is not None:
-                connection.nudge()
+            for one in self._subscriptions:
+                connection = one.pool.current()
+                if connection is not None:
+                    connection.nudge()
+
+    def attend(self, link: Connection) -> None:
+        """Have pushes read from now on though nobody waits at this link."""
+        if link not in self._attended:
+            self._attended = [other for other in self._attended if not other.is_closed] + [link]
+            link.hold()
 
     # --- by the batch -----------------------------------------------------------------------------------------------
 
@@ -174,41 +199,87 @@ class Consumer(Pulling):
         Raises:
             DMQError: there is no connection, or the broker refuses.
         """
-        ask = self._check_pull(max_messages, wait, queue)
+        ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
-        if self._is_under_way:
-            self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
-        parts = self._from_stock(ask)
+        one = self._puller.asked_alone(ask)
+        if one is not None:
+            self._ahead()
+        parts = self._puller.from_stock(ask)
         if not parts:
-            self._flush()
-            parts = self._pull_now(ask, wait)
+            self.flush()
+            parts = self._pull_now(one, ask, wait) if one is not None else self._pull_any(ask, wait)
         batch = Batch(ReceivedMessage, parts, OpenedMessage)
-        self._read_ahead(self._pool.current(), ask, len(batch))
+        if one is not None:
+            self._puller.read_ahead(one, ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
         return batch
 
-    def _pull_now(self, ask: Ask, wait: float) -> list[Part]:
+    def _ahead(self, is_enough: Callable[[], object] = lambda: False) -> None:
+        """Wait for what is being read ahead, or until there is enough."""
+        puller, deadline = self._puller, time.monotonic() + ANSWER_SECONDS
+        while puller.is_under_way() and not is_enough() and (left := deadline - time.monotonic()) > 0:
+            self._wait(lambda: not puller.is_under_way() or is_enough(), left)
+
+    def _pull_now(self, one: Subscription[Pool], ask: Ask, wait: float) -> list[Part]:
+        """What one broker has, waiting for it."""
         deadline = time.monotonic() + wait
         while True:
             left = deadline - time.monotonic()
             try:
-                frame = self._pull_once(ask, max(0.0, left))
+                frame = self._pull_once(one, ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
-                if self._pool.closed_by is not None:
+                if one.pool.closed_by is not None:
                     raise
                 if left <= 0:
                     raise unreached(error, wait) from None
                 time.sleep(min(left, error.retry_after or 0.1))
                 continue
             reply: PullReply = decode_response(frame)
-            parts = self._core.pulled(reply.leases, frame.body)
+            parts = self._core.pulled(one.book, reply.leases, frame.body)
             if parts or left <= 0 or not reply.leases:
                 return parts
 
-    def _pull_once(self, ask: Ask, wait: float) -> Frame:
-        connection = self._pool.connection(time.monotonic() + max(wait, 0.001))
-        header = self._options.pull(self._member(connection), ask.max_messages, wait, ask.queue)
+    def _pull_any(self, ask: Ask, wait: float) -> list[Part]:
+        """What any of several brokers has, waiting for the first."""
+        deadline = time.monotonic() + wait
+        while True:
+            left = deadline - time.monotonic()
+            if self._puller.has_stock:
+                is_connected = self._puller.ask_all(ask, max(0.0, left))
+                self._ahead(lambda: self._core.prefetched[0])
+                parts = self._puller.from_stock(ask)
+            else:
+                is_connected, parts = self._pull_in_turn(ask, max(0.0, min(left, TURN_SECONDS)))
+            if parts or (is_connected and left <= 0):
+                return parts
+            self._subscriptions.check_open()
+            self._puller.check_refused()
+            if self._core.ended is not None:
+                raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
+            if not is_connected:
+                if left <= 0:
+                    raise NotConnected(f"no broker could be reached within {max(wait, 0):g} s")
+                time.sleep(min(left, 0.1))
+
+    def _pull_in_turn(self, ask: Ask, wait: float) -> tuple[bool, list[Part]]:
+        """What one of several brokers has, asked one after the other; and whether any is connected."""
+        is_connected = False
+        for one in self._puller.in_turn():
+            try:
+                frame = self._pull_once(one, ask, wait)
+            except (NotConnected, BrokerStopping, Busy):
+                continue
+            is_connected = True
+            reply: PullReply = decode_response(frame)
+            parts = self._core.pulled(one.book, reply.leases, frame.body)
+            if parts:
+                return True, parts
+        return is_connected, []
+
+    def _pull_once(self, one: Subscription[Pool], ask: Ask, wait: float) -> Frame:
+        connection = one.pool.connection(time.monotonic() + max(wait, 0.001))
+        header = self._options.pull(one.member(connection), ask.max_messages, wait, ask.queue)
         frame = connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
             decode_response(frame)
@@ -270,11 +341,11 @@ class Consumer(Pulling):
 
     def pause(self) -> None:
         """Hand out nothing until `resume`; the broker keeps what is not here yet."""
-        self._set_paused(True)
+        self._subscriptions.set_paused(True)
 
     def resume(self) -> None:
         """Go on."""
-        self._set_paused(False)
+        self._subscriptions.set_paused(False)
 
     def seek(self, to: When) -> None:
         """Move the group to a place, as in `start_from` and `admin.reset`.
@@ -286,40 +357,44 @@ class Consumer(Pulling):
             DMQError: there is no connection, or the broker refuses.
         """
         point = parse_point(to)
-        self._check_open()
-        self._flush()
+        self._subscriptions.check_open()
+        self.flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
+        for one in self._subscriptions:
+            self._seek_at(one, header)
+
+    def _seek_at(self, one: Subscription[Pool], header: Seek) -> None:
         try:
-            answer = self._pool.request(
+            answer = one.pool.request(
                 Command.SEEK,
                 header,
                 timeout=ANSWER_SECONDS,
-                ask=lambda connection, seconds: self._seek(connection, header, seconds),
+                ask=lambda connection, seconds: self._seek(one, connection, header, seconds),
             )
             decode_response(answer)
         except UnknownGroup:
-            if self._is_started:
+            if self._subscriptions.is_started:
                 raise
-            self._options.start_from = point  # it begins there
+            self._options.start_from = header.to  # it begins there
 
-    def _seek(self, connection: Connection, header: Seek, seconds: float | None) -> Frame:
-        is_stopped = self._is_started and not self._core.is_paused
+    def _seek(self, one: Subscription[Pool], connection: Connection, header: Seek, seconds: float | None) -> Frame:
+        is_stopped = self._subscriptions.is_started and not self._core.is_paused
         if is_stopped:
-            self._change_credit(-self._options.prefetch, connection)
+            one.change_credit(-one.credit, connection)
         try:
             answer = connection.request(Command.SEEK, header, timeout=seconds)
             if not answer.status:
                 # What was pushed before the answer may have come with it: a second answer is certainly behind it.
                 connection.request(Command.HEARTBEAT, Heartbeat(0), timeout=seconds)
-                self._core.sought()
+                self._core.sought(one.book)
         finally:
             if is_stopped:
-                self._change_credit(self._options.prefetch, connection)
+                one.change_credit(one.credit, connection)
         return answer
 
     def _extend(self, delivery: Delivery, seconds: float) -> None:
         header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
-        answer = self._pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
+        answer = self._subscriptions.of(delivery).pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
         reply: SettleReply = decode_response(answer)
         check_extended(reply, delivery, time.monotonic() + seconds)
 
@@ -327,31 +402,32 @@ class Consumer(Pulling):
 
     def _report(self, is_urgent: bool) -> None:
         if is_urgent:
-            self._flush()
+            self.flush()
         elif not self._core.is_report_due:
             self._core.is_report_due = True
             wait = NEXT_PULL_SECONDS if self._core.has_company else COMPANY_SECONDS
-            self._pool.call_later(wait, self._flush_scheduled)
+            self._router.call_later(wait, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._core.is_report_due = False
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Tell the broker what was said. A thread that finds another at it leaves the rest to that one."""
         self._must_flush = True
         while self._must_flush and self._flushing.acquire(False):
             try:
                 self._must_flush = False
-                super()._flush()
+                self._subscriptions.report()
             finally:
                 self._flushing.release()
 
-    def forked(self, reason: NotConnected) -> None:
-        self._core.is_paused = True  # what was prefetched is the parent's
-        self._core.ended = reason
-
     # --- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Begin to close, without waiting: iterators and `run` come to their end."""
+        self.is_closing = self._subscriptions.is_closing = True
+        self.wake(nudge=True)
 
     def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
@@ -366,32 +442,32 @@ class Consumer(Pulling):
                 self.close()
             return  # run() closes when its handlers are done
         with self._state:
-            if self._is_closed:
+            if self._subscriptions.is_closed:
                 return
-            self._is_closed = True
-        if self._is_under_way:
-            self._wait(lambda: not self._is_under_way, ANSWER_SECONDS)
+            self._subscriptions.is_closed = True
+        self._ahead()
         self._core.release_all()
-        connection = self._last_connection()
+        last = [(one, self._last_connection(one)) for one in self._subscriptions]
         with self._flushing:  # or we would overtake what another thread is about to send
-            self._flush()
-        farewell = None if connection is None else self._farewell(connection)
-        if connection is not None and farewell is not None:
-            try:
-                connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
-            except DMQError:
-                pass  # the broker notices by itself
-        self._pool.unwatch(self)
+            self.flush()
+        for one, connection in last:
+            farewell = None if connection is None else one.farewell(connection)
+            if connection is not None and farewell is not None:
+                try:
+                    connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
+                except DMQError:
+                    pass  # the broker notices by itself
+        self._subscriptions.unwatch()
         self._released(self)
 
-    def _last_connection(self) -> Connection | None:
-        """The connection for our last words, waiting for it if there are any."""
-        if self._core.has_reports and self._pool.closed_by is None:
+    def _last_connection(self, one: Subscription[Pool]) -> Connection | None:
+        """The connection for our last words to a broker, waiting for it if there are any."""
+        if one.book.has_reports and one.pool.closed_by is None:
             try:
-                return self._pool.connection(time.monotonic() + LAST_WORDS_SECONDS)
+                return one.pool.connection(time.monotonic() + LAST_WORDS_SECONDS)
             except DMQError:
                 pass  # what was not said is not settled, and is delivered again
-        return self._pool.current()
+        return one.pool.current()
 
     def __enter__(self) -> Self:
         return self

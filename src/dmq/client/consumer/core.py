@@ -1,30 +1,18 @@
-"""What a consumer has in hand: the messages that came, those handed out, what was said of each. Pure but for a lock.
+"""The core of a consumer: messages in hand, what was said of each, and what brokers are told. Pure but for a lock.
+
+Both consumers, the blocking one and the asyncio one, hand it what they receive and send what it gives. What came from
+one broker stands in a book of its own (`dmq.client.consumer.leases`); the prefetch is one for all.
 
 What always holds:
 - A message is handed out at most once for each time it was delivered; one that was acked before is acked again, in
   silence, and one that is in hand already shares the fate of the first.
-- What is said of a message counts once; what was taken and what waits is counted.
+- What is said of a message counts once, and is reported once, to the broker it came from, in the order of the leases;
+  nothing is reported of what a broker took back.
 - Of an ordered group, nothing of a queue is handed out while an earlier lease of the queue is not done with: after a
   broker's restart the next one comes although a handler still runs.
-- All state is guarded by `lock`; `on_reports` is called without it.
-
-Settlements: what was said of messages and must still be told to the broker. Pure.
-
-Words about one lease are gathered into one settlement for each outcome, and those into as few frames as they fit: a
-consumer that acks message by message sends little more than one that acks by the batch.
-
-What always holds: everything that was added is given out once; what is waiting is bounded by what is out with the
-consumer.
-
-The core of a consumer: what it has in hand, what the broker is told of it, and when. No sockets, no event loop.
-
-Both consumers, the blocking one and the asyncio one, hand it what they receive and send what it gives.
-
-What always holds:
-- What is said of a message is reported once, in the order of the leases; nothing is reported of what the broker took
-  back.
 - Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
   and no attempt is counted.
+- All state is guarded by `lock`; `on_reports` and `on_free` are called without it.
 """
 
 from __future__ import annotations
@@ -34,110 +22,41 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of
-from dmq.client.consumer.duplicates import Screening
+from dmq.client.consumer.leases import LeaseBook, extension, settlements_of
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part, Prefetch
 from dmq.clock import Clock
 from dmq.errors import DMQError
 from dmq.protocol import Buffer, unpack_records
-from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, Settlement, SubscribeReply
-from dmq.protocol.header import TEXT_MAX
+from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, SubscribeReply
 
-__all__ = ["ConsumerCore", "Holding", "Settlements", "settlements_of"]
-
-
-# In one frame; far below what a header may hold, so that the broker gets to others in between.
-SETTLEMENTS_MAX: Final = 1000
-
-
-def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
-    """What a delivery has to report, one settlement for each outcome; it has nothing more then."""
-    lease = delivery.lease
-    if delivery.acks:
-        acks, delivery.acks = delivery.acks, []
-        yield Settlement(lease.queue, lease.epoch, lease.lease, Outcome.ACK, delivery.ranges(acks), topic=lease.topic)
-    if delivery.others:
-        others, delivery.others = delivery.others, []
-        alike: dict[tuple[int, int, str], list[int]] = {}
-        for index, outcome, delay_ms, reason in others:
-            alike.setdefault((outcome, delay_ms, reason), []).append(index)
-        for (outcome, delay_ms, reason), indexes in alike.items():
-            indexes.sort()
-            yield Settlement(
-                lease.queue,
-                lease.epoch,
-                lease.lease,
-                Outcome(outcome),
-                delivery.ranges(indexes),
-                delay_ms,
-                shortened(reason),
-                lease.topic,
-            )
-
-
-def shortened(reason: str) -> str:
-    """A reason as long as the protocol takes it, and without what cannot be encoded."""
-    text = str(reason).encode("utf-8", "replace").decode()
-    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
-
-
-class Settlements:
-    """The deliveries that have something to report.
-
-    Parameters:
-        topic, group: of the consumer.
-    """
-
-    def __init__(self, topic: str, group: str) -> None:
-        self._topic = topic
-        self._group = group
-        self._dirty: list[Delivery] = []
-        self.count = 0  # messages, about
-
-    def add(self, delivery: Delivery, count: int = 1) -> None:
-        """A delivery has more to report."""
-        self.count += count
-        if not delivery.is_dirty:
-            delivery.is_dirty = True
-            self._dirty.append(delivery)
-
-    def take(self) -> list[Delivery]:
-        """The deliveries that have something to report; to be turned into frames."""
-        dirty, self._dirty = self._dirty, []
-        self.count = 0
-        for delivery in dirty:
-            delivery.is_dirty = False
-        return dirty
-
-    def frames(self, settlements: list[Settlement], member: str) -> list[Settle]:
-        """The headers that report them."""
-        return [
-            Settle(self._topic, self._group, settlements[at : at + SETTLEMENTS_MAX], member)
-            for at in range(0, len(settlements), SETTLEMENTS_MAX)
-        ]
-
+__all__ = ["ConsumerCore"]
 
 # What a pool that is full gives back comes again after this long.
 REFUSED_MS: Final = 1000
 
 
-class Holding:
-    """See the module."""
+class ConsumerCore:
+    """What one consumer has in hand.
+
+    Parameters:
+        extend: keeps a delivery's lease for so many seconds, and waits for the answer.
+    """
 
     def __init__(self, options: ConsumerOptions, clock: Clock, extend: Callable[[Delivery, float], object]) -> None:
         self.options: Final = options
         self.extend: Final = extend
         self.lock: Final = threading.Lock()
         self._clock = clock
-        self._prefetch = Prefetch(is_ordered=options.ordered, is_free=self._is_first)
-        self._settlements = Settlements(options.topic, options.group)
+        self._prefetch = Prefetch(
+            is_ordered=options.ordered, is_free=lambda delivery: self._book(delivery).is_first(delivery)
+        )
+        self._books: list[LeaseBook] = []
+        self._said = 0  # of how many messages since the last report, about
         self._urgent_count = max(1, options.prefetch // 4)
-        self._held: dict[tuple[str, int, int, int], Delivery] = {}
-        self._screening = Screening(options.tag_set)
-        self._sought: dict[tuple[str, int], int] = {}
         self._has_progress = False
         self._taken = 0  # handed out, and not settled
-        self.member = ""
+        self.member = ""  # its name in the group
         self.is_running = False  # handlers run: what they have is kept for them, however long they take
         self.room: Callable[[], int] | None = None  # how many more may wait; the rest goes back
         self.is_paused = False
@@ -153,10 +72,21 @@ class Holding:
         """The time that leases run by."""
         return self._clock.monotonic()
 
+    def add_book(self) -> LeaseBook:
+        """The book of one more broker."""
+        with self.lock:
+            book = LeaseBook(self.options, len(self._books))
+            self._books.append(book)
+        return book
+
+    def _book(self, delivery: Delivery) -> LeaseBook:
+        """The book of the broker that a delivery came from."""
+        return self._books[delivery.broker]
+
     # --- what comes -------------------------------------------------------------------------------------------------
 
-    def received(self, leases: Sequence[Lease], body: Buffer, since: float | None = None) -> int:
-        """Messages were pushed, or pulled ahead; returns how many wait now.
+    def received(self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None) -> int:
+        """A broker pushed messages, or they were pulled ahead; returns how many wait now.
 
         Parameters:
             since: from when on their leases run, if they may have been under way for long.
@@ -165,22 +95,22 @@ class Holding:
             InvalidRequest: the frame does not add up.
         """
         with self.lock:
-            for delivery in self._deliveries(leases, body, since):
+            for delivery in self._deliveries(book, leases, body, since):
                 chosen = self._chosen(delivery)
                 if self.room is not None:
                     chosen = self._refuse(delivery, chosen, self.room() - self._prefetch.count)
                 self._prefetch.put(delivery, chosen)
             waiting = self._prefetch.count
-            must_report = self._settlements.count > 0
+            must_report = bool(book.dirty)
         if must_report:
             self.on_reports(False)
         return waiting
 
-    def pulled(self, leases: Sequence[Lease], body: Buffer) -> list[Part]:
+    def pulled(self, book: LeaseBook, leases: Sequence[Lease], body: Buffer) -> list[Part]:
         """Messages were pulled: the deliveries, and which of their messages are for the user."""
         parts: list[Part] = []
         with self.lock:
-            for delivery in self._deliveries(leases, body):
+            for delivery in self._deliveries(book, leases, body):
                 delivery.is_pulled = True
                 chosen = self._chosen(delivery)
                 delivery.waiting -= len(chosen)
@@ -192,12 +122,14 @@ class Holding:
                         delivery.states[index] = TAKEN
                 if chosen:
                     parts.append((delivery, chosen))
-            must_report = self._settlements.count > 0
+            must_report = bool(book.dirty)
         if must_report:
             self.on_reports(False)
         return parts
 
-    def _deliveries(self, leases: Sequence[Lease], body: Buffer, since: float | None = None) -> Iterable[Delivery]:
+    def _deliveries(
+        self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None
+    ) -> Iterable[Delivery]:
         lengths, data = unpack_records(body, sum(lease.count for lease in leases))
         bounds = bounds_of(lengths)
         # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
@@ -207,25 +139,24 @@ class Holding:
         for lease in leases:
             mine = bounds if len(leases) == 1 else bounds[at : at + lease.count + 1]
             at += lease.count
-            delivery = Delivery(self, lease, buffer, mine, now + lease.lease_ms / 1000)
-            self._held[delivery.key] = delivery
-            self._check_sought(lease)
+            delivery = Delivery(self, book.broker, lease, buffer, bounds=mine)
+            delivery.deadline = now + lease.lease_ms / 1000
+            book.held[delivery.key] = delivery
+            if book.is_moved(lease):
+                self._begin_anew(delivery)
             yield delivery
 
-    def _check_sought(self, lease: Lease) -> None:
-        """A position that was set by hand makes old messages new."""
-        place = (lease.topic, lease.queue)
-        if lease.sought != self._sought.setdefault(place, lease.sought):
-            self._sought[place] = lease.sought
-            for delivery in [*self._held.values()]:
-                old = delivery.lease
-                if (old.topic, old.queue) == place and old.sought != lease.sought and not delivery.is_pulled:
-                    self._drop(delivery)  # what waits is of the time before: it comes again, in its place
-            self._screening.begin_anew()
+    def _begin_anew(self, delivery: Delivery) -> None:
+        """The position was set before this delivery: old messages are new again."""
+        book = self._book(delivery)
+        for old in book.others_of(delivery):
+            if old.lease.sought != delivery.lease.sought and not old.is_pulled:
+                self._drop(old)  # it comes again, in its place
+        book.screening.begin_anew()
 
     def _chosen(self, delivery: Delivery) -> Sequence[int]:
         """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
-        chosen, unwanted, twins = self._screening.screen(delivery)
+        chosen, unwanted, twins = self._book(delivery).screening.screen(delivery)
         for index in unwanted:
             self._settle(delivery, index, Outcome.ACK, -1, "")
         for index in twins:
@@ -250,16 +181,6 @@ class Holding:
     def waiting(self) -> int:
         """Messages that may be taken now."""
         return self._prefetch.count if not self.is_paused and self._prefetch.has_free else 0
-
-    def _is_first(self, delivery: Delivery) -> bool:
-        """Whether no earlier lease of its queue is in hand."""
-        place = (delivery.lease.topic, delivery.lease.queue)
-        for held in [*self._held.values()]:
-            if held is delivery:
-                break
-            if (held.lease.topic, held.lease.queue) == place:
-                return False
-        return True
 
     @property
     def prefetched(self) -> tuple[int, int]:
@@ -332,14 +253,11 @@ class Holding:
             delivery.acks.append(index)
             self._taken -= 1
             self._has_progress = True
-            settlements = self._settlements
-            settlements.count += 1
+            said = self._said = self._said + 1
             if not delivery.is_dirty:
-                settlements.add(delivery, 0)
+                self._books[delivery.broker].add(delivery)
             # As `_is_busy`, in place: this is said of every message.
-            is_urgent = settlements.count >= self._urgent_count or not (
-                self._taken or self._prefetch.count or self.has_company
-            )
+            is_urgent = said >= self._urgent_count or not (self._taken or self._prefetch.count or self.has_company)
             if self.is_report_due and not is_urgent:
                 return
         self.on_reports(is_urgent)
@@ -350,7 +268,7 @@ class Holding:
             if not self._settle(delivery, index, outcome, delay_ms, reason):
                 return
             # With nothing else to do it leaves at once; else it waits for company, but not for long.
-            is_urgent = self._settlements.count >= self._urgent_count or not self._is_busy
+            is_urgent = self._said >= self._urgent_count or not self._is_busy
         self.on_reports(is_urgent)
 
     def settle_many(
@@ -364,7 +282,8 @@ class Holding:
                 delivery.left = 0
                 self._taken -= delivery.count
                 self._has_progress = True
-                self._settlements.add(delivery, delivery.count)
+                self._said += delivery.count
+                self._book(delivery).add(delivery)
             else:
                 for index in indexes:
                     self._settle(delivery, index, outcome, delay_ms, reason)
@@ -388,12 +307,12 @@ class Holding:
         states[index] = SETTLED
         delivery.left -= 1
         self._has_progress = True
+        self._said += 1
+        self._book(delivery).add(delivery)  # before a drop: what has something to report is still in hand
         if outcome is Outcome.ACK:
             delivery.acks.append(index)
-            self._settlements.add(delivery)
         else:
             delivery.others.append((index, outcome, delay_ms, reason))
-            self._settlements.add(delivery)  # before the drop: what has something to report is still in hand
             if self.options.ordered and outcome is Outcome.NACK:
                 delivery.failed.add(index)
                 self._drop(delivery)  # the broker takes back what lies behind it, in order
@@ -409,102 +328,91 @@ class Holding:
 
     def _put_down(self, delivery: Delivery) -> None:
         """A lease is not in hand any more; another one of its queue may have waited for that."""
-        self._held.pop(delivery.key, None)
+        book = self._book(delivery)
+        book.held.pop(delivery.key, None)
         if self.options.ordered:
-            place = (delivery.lease.topic, delivery.lease.queue)
-            self._is_freed |= any((held.lease.topic, held.lease.queue) == place for held in self._held.values())
+            self._is_freed |= any(True for _ in book.others_of(delivery))
 
     def _let_go(self, delivery: Delivery, indexes: Sequence[int]) -> None:
         """Messages are not in hand any more, and nothing was said of them."""
-        for twin, index in self._screening.drop(delivery, indexes):
+        for twin, index in self._book(delivery).screening.drop(delivery, indexes):
             twin.states[index] = WAITING
             twin.waiting += 1
             self._taken -= 1
             self._prefetch.put(twin, [index])
 
-
-class ConsumerCore(Holding):
-    """See the module."""
-
-    def __init__(self, options: ConsumerOptions, clock: Clock, extend: Callable[[Delivery, float], object]) -> None:
-        super().__init__(options, clock, extend)
-        self._unsent: list[Settlement] = []
-
     # --- reports ----------------------------------------------------------------------------------------------------
 
     @property
     def has_reports(self) -> bool:
-        """Whether there is something to tell the broker."""
-        return bool(self._unsent) or self._settlements.count > 0
+        """Whether there is something to tell a broker."""
+        return any(book.has_reports for book in [*self._books])
 
-    def reports(self) -> list[Settle]:
-        """What to tell the broker now."""
+    def reports(self, book: LeaseBook) -> list[Settle]:
+        """What to tell a broker now."""
         with self.lock:
-            settlements, self._unsent = self._unsent, []
-            while dirty := self._settlements.take():
+            self._said = 0
+            settlements = book.take_unsent()
+            while dirty := book.take_dirty():
                 for delivery in dirty:
-                    for twin, index, outcome, delay_ms, reason in self._screening.conclude(delivery):
+                    for twin, index, outcome, delay_ms, reason in book.screening.conclude(delivery):
                         self._settle(twin, index, outcome, delay_ms, reason)
                     settlements += settlements_of(delivery)
                     if not delivery.left:
                         self._put_down(delivery)
-            frames = self._settlements.frames(settlements, self.member) if settlements else []
+            frames = book.frames(settlements, self.member) if settlements else []
         self._tell_free()
         return frames
 
     def _tell_free(self) -> None:
-        """Call whoever waits for what had to wait for an earlier lease."""
+        """Call those who wait for what had to wait for an earlier lease."""
         if self._is_freed:
             self._is_freed = False
             self.on_free()
 
-    def not_sent(self, frames: Sequence[Settle]) -> None:
+    def not_sent(self, book: LeaseBook, frames: Sequence[Settle]) -> None:
         """There was no connection for them: they go with the next ones."""
         with self.lock:
-            self._unsent = [settlement for frame in frames for settlement in frame.settlements] + self._unsent
+            book.not_sent(frames)
 
     # --- the subscription -------------------------------------------------------------------------------------------
 
-    def holding(self) -> list[LeaseRef]:
-        """The leases we still have something of, or something to say about."""
+    def holding(self, book: LeaseBook) -> list[LeaseRef]:
+        """The leases of a broker that we still have something of, or something to say about."""
         with self.lock:
-            topic = self.options.topic
-            return [
-                LeaseRef(lease.topic or topic, lease.queue, lease.epoch, lease.lease)
-                for lease in (d.lease for d in self._held.values() if not d.is_pulled)
-            ]
+            return book.references()
 
-    def subscribed(self, reply: SubscribeReply) -> None:
+    def subscribed(self, book: LeaseBook, reply: SubscribeReply) -> None:
         """We are subscribed, again: what was lost meanwhile is not handed to anybody here any more."""
         topic = self.options.topic
         lost = {(ref.topic, ref.queue, ref.epoch, ref.lease) for ref in reply.lost}
         with self.lock:
-            for delivery in [*self._held.values()]:
+            for delivery in [*book.held.values()]:
                 lease = delivery.lease
                 if (lease.topic or topic, lease.queue, lease.epoch, lease.lease) in lost:
                     self._drop(delivery)
         self._tell_free()
 
-    def sought(self) -> None:
+    def sought(self, book: LeaseBook) -> None:
         """The position was set: what is here is not what comes next."""
         with self.lock:
-            for delivery in [*self._held.values()]:
+            for delivery in [*book.held.values()]:
                 if not delivery.is_pulled:
                     self._drop(delivery)
-            self._screening.begin_anew()
+            book.screening.begin_anew()
 
-    def release_waiting(self) -> None:
-        """Give all back that nobody has touched."""
+    def release_waiting(self, book: LeaseBook | None = None) -> None:
+        """Give all back that nobody has touched, to one broker or to all."""
         with self.lock:
-            for delivery in [*self._held.values()]:
+            for delivery in self._held(book):
                 if not delivery.is_pulled:
                     self._release(delivery)
         self.on_reports(True)
 
-    def release_queues(self, queues: Container[int]) -> None:
-        """Give back what nobody has touched of some queues."""
+    def release_queues(self, book: LeaseBook, queues: Container[int]) -> None:
+        """Give back what nobody has touched of some queues of a broker."""
         with self.lock:
-            for delivery in [*self._held.values()]:
+            for delivery in self._held(book):
                 if not delivery.is_pulled and delivery.lease.queue in queues:
                     self._release(delivery)
         self.on_reports(True)
@@ -512,56 +420,61 @@ class ConsumerCore(Holding):
     def release_all(self) -> None:
         """Give everything back that is not settled."""
         with self.lock:
-            for delivery in [*self._held.values()]:
+            for delivery in self._held():
                 self._release(delivery)
                 for index, state in enumerate(delivery.states):
                     if state == TAKEN:
                         self._settle(delivery, index, Outcome.RELEASE, -1, "")
 
+    def _held(self, book: LeaseBook | None = None) -> list[Delivery]:
+        """What is in hand, of one broker or of all."""
+        return [delivery for one in ([book] if book else self._books) for delivery in one.held.values()]
+
     def _release(self, delivery: Delivery) -> None:
         gone = self._prefetch.drop(delivery)
         if gone:
             delivery.others.extend((index, Outcome.RELEASE, -1, "") for index in gone)
-            self._settlements.add(delivery, len(gone))
+            self._book(delivery).add(delivery)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> list[Settle]:
-        """To be called four times per lease: extend what is worked on, give back what is not."""
+    def tick(self) -> list[tuple[LeaseBook, list[Settle]]]:
+        """To be called four times per lease: extend what is worked on, give back what is not. What to tell whom."""
+        told: list[tuple[LeaseBook, list[Settle]]] = []
         with self.lock:
             now = self._clock.monotonic()
-            lease = self.options.lease
             has_progress, self._has_progress = self._has_progress and not self.is_paused, False
-            extended: list[Settlement] = []
-            for delivery in [*self._held.values()]:
-                left = delivery.deadline - now
-                if left <= 0:
-                    self._drop(delivery)
-                    if left < -lease:
-                        self._forget(delivery)
-                elif left <= lease / 2 and delivery.left and not delivery.is_pulled:
-                    is_handled = self.is_running and delivery.left > delivery.waiting
-                    if is_handled or (delivery.waiting and has_progress):
-                        extended.append(extension(delivery, lease))
-                        delivery.deadline = now + lease
-                    else:
-                        self._release(delivery)
-            must_report = self._settlements.count > 0
-            frames = self._settlements.frames(extended, self.member) if extended else []
+            for book in self._books:
+                extended = [
+                    extension(delivery, self.options.lease)
+                    for delivery in [*book.held.values()]
+                    if self._is_extended(delivery, now, has_progress)
+                ]
+                if extended:
+                    told.append((book, book.frames(extended, self.member)))
+            must_report = any(book.dirty for book in self._books)
         self._tell_free()
         if must_report:
             self.on_reports(True)
-        return frames
+        return told
+
+    def _is_extended(self, delivery: Delivery, now: float, has_progress: bool) -> bool:
+        """Whether a lease is to be extended now. One that is not needed is given back, one that is over is dropped."""
+        left, lease = delivery.deadline - now, self.options.lease
+        if left <= 0:
+            self._drop(delivery)
+            if left < -lease:
+                self._forget(delivery)
+        elif left <= lease / 2 and delivery.left and not delivery.is_pulled:
+            is_handled = self.is_running and delivery.left > delivery.waiting
+            if is_handled or (delivery.waiting and has_progress):
+                delivery.deadline = now + lease
+                return True
+            self._release(delivery)
+        return False
 
     def _forget(self, delivery: Delivery) -> None:
         """A lease that was over long ago is nothing to remember, whatever its messages' user still says of them."""
         taken = [index for index, state in enumerate(delivery.states) if state == TAKEN]
         self._let_go(delivery, taken)
         self._put_down(delivery)
-
-
-def extension(delivery: Delivery, seconds: float) -> Settlement:
-    """The wish to keep a lease for so long from now."""
-    lease = delivery.lease
-    delay_ms = max(1, round(seconds * 1000))
-    return Settlement(lease.queue, lease.epoch, lease.lease, Outcome.EXTEND, delay_ms=delay_ms, topic=lease.topic)

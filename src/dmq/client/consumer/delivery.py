@@ -11,28 +11,27 @@ whatever it names. State is changed under the lock of its consumer only.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.producer.encoder import decode_body
 from dmq.model import MessageId
 from dmq.offset_runs import offset_runs
-from dmq.protocol.consume import Lease
+from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
 from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
 
-if TYPE_CHECKING:
-    from dmq.client.consumer.core import Holding
-
-__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "bounds_of"]
+__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "Holder", "LeaseKey", "bounds_of"]
 
 Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
+LeaseKey: TypeAlias = tuple[int, str, int, int, int]  # broker, topic, queue, epoch, number
 
 WAITING: Final = 0
 TAKEN: Final = 1
@@ -42,15 +41,37 @@ SETTLED: Final = 2
 _MANY: Final = 16
 
 
+class Holder(Protocol):
+    """What a delivery and its messages ask of the consumer that has them in hand."""
+
+    @property
+    def options(self) -> ConsumerOptions: ...
+
+    @property
+    def extend(self) -> Callable[[Delivery, float], object]: ...
+
+    def is_settled(self, delivery: Delivery, index: int) -> bool: ...
+
+    def ack(self, delivery: Delivery, index: int) -> None: ...
+
+    def settle(
+        self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int = ..., reason: str = ...
+    ) -> None: ...
+
+    def settle_many(
+        self, delivery: Delivery, indexes: Sequence[int], outcome: Outcome, delay_ms: int = ..., reason: str = ...
+    ) -> None: ...
+
+
 class Delivery:
     """One lease. Made when its frame arrives; kept alive by its messages.
 
     Parameters:
         core: whose it is, told when a message is settled.
+        broker: the number of the broker it came from, within the consumer.
         lease: as the broker said it.
         buffer: all records of the frame.
         bounds: where the records of this lease begin in it, and where the last one ends; an array if they are many.
-        deadline: when the lease is over, by the client's monotonic clock.
     """
 
     __slots__ = (
@@ -60,6 +81,7 @@ class Delivery:
         "acks",
         "attempt",
         "bounds",
+        "broker",
         "buffer",
         "core",
         "count",
@@ -76,13 +98,16 @@ class Delivery:
         "waiting",
     )
 
-    def __init__(self, core: Holding, lease: Lease, buffer: bytes, bounds: Bounds, deadline: float) -> None:
+    deadline: float
+    """When the lease is over, by the client's monotonic clock."""
+
+    def __init__(self, core: Holder, broker: int, lease: Lease, buffer: bytes, bounds: Bounds) -> None:
         self.core = core
+        self.broker = broker
         self.lease = lease
         self.buffer = buffer
         self.bounds = bounds
         self.starts: list[int] = bounds.tolist() if isinstance(bounds, np.ndarray) else bounds
-        self.deadline = deadline
         self.count = count = len(bounds) - 1
         self.attempt = lease.attempt
         self.states = bytearray(count)
@@ -99,10 +124,10 @@ class Delivery:
         self._run_ends: list[int] | None = None
 
     @property
-    def key(self) -> tuple[str, int, int, int]:
+    def key(self) -> LeaseKey:
         """What names the lease."""
         lease = self.lease
-        return lease.topic, lease.queue, lease.epoch, lease.lease
+        return self.broker, lease.topic, lease.queue, lease.epoch, lease.lease
 
     # --- the records ------------------------------------------------------------------------------------------------
 

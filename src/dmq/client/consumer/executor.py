@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
@@ -24,9 +24,6 @@ from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy,
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import DMQError
 from dmq.token_bucket import TokenBucket
-
-if TYPE_CHECKING:
-    from dmq.client.consumer.consumer import Consumer
 
 __all__ = ["Executor"]
 
@@ -39,12 +36,24 @@ TURN_MAX: Final = 100
 ORDERED_TURN_MAX: Final = 1000
 
 
+class Source(Protocol):
+    """The consumer whose messages are handled."""
+
+    is_closing: bool
+
+    def take(self, limit: int, is_over: Callable[[], object] = ...) -> list[tuple[Delivery, int]]: ...
+
+    def stop(self) -> None: ...
+
+    def wake(self, count: int = ..., *, nudge: bool = ...) -> None: ...
+
+
 class Executor:
     """One `Consumer.run`."""
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: Source,
         core: ConsumerCore,
         handler: Callable[[ReceivedMessage], Any],
         workers: int,

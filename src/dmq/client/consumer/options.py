@@ -99,12 +99,14 @@ class ConsumerOptions:
         return round(self.lease * 1000)
 
     def subscribe(
-        self, subscription: int, member: str, holding: Sequence[LeaseRef], queues: Sequence[int] = ()
+        self, subscription: int, member: str, holding: Sequence[LeaseRef], queues: Sequence[int], credit: int
     ) -> Subscribe:
-        """The header that subscribes, for the first time or again.
+        """The header that subscribes at a broker, for the first time or again.
 
         Parameters:
+            holding: leases that are in hand.
             queues: that it takes by its strategy.
+            credit: the broker's share of the prefetch.
         """
         return Subscribe(
             subscription,
@@ -113,10 +115,10 @@ class ConsumerOptions:
             member,
             self.tags,
             self.version,
-            self.prefetch,
-            self.prefetch_bytes,
+            credit,
+            self.prefetch_bytes * credit // self.prefetch,
             self.lease_ms,
-            self.batch,
+            min(self.batch, credit),
             self.parallel,
             self.flags,
             self.start_from,

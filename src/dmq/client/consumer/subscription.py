@@ -1,46 +1,36 @@
-"""A subscription: what a consumer tells the broker and hears from it, over whichever connection is in use.
+"""Subscriptions: what a consumer tells each broker that has queues of its topic, and what it hears from it.
 
-The blocking and the asyncio consumer are subscriptions; each brings its own way to wait. No sockets, no threads.
+A consumer has one subscription for each of these brokers. Leases, acks and credit belong to the broker they came from;
+the consumer's prefetch is shared out among them. The blocking and the asyncio consumer use the same subscriptions; each
+brings its own way to wait. No sockets, no threads.
 
 What always holds: after a reconnect the subscription is sent again as itself, with the leases still held (D-22); the
-name in the group stays when the connection changes, and no two consumers share it; words about messages are sent once,
-and kept while there is no connection; an error of the broker that trying again cannot help ends the subscription.
-
-Pulling: batches that are asked for, and one that is asked for before it is wanted. No sockets, no threads.
-
-A program that pulls batch after batch spends its time in turns with the broker: it waits, then the broker does. So once
-it has asked twice for the same and got all of it, or with a filter a good part of it, the next batch is asked for when
-one is handed out, and what was said of the batch before travels with that request.
-
-What always holds: what is read ahead and what is in hand is never more than the prefetch; read-ahead messages wait like
-any others, so they go back untried when the consumer pauses, closes or does not get on, and are dropped by a seek;
-their leases run from when they were asked for. Ordered groups and those with `parallel` read nothing ahead.
+name in the group is the same at all brokers, stays when a connection changes, and no two consumers share it; what is
+said of messages is sent once, and kept while there is no connection; an error of a broker that trying again cannot help
+ends the consumer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from dmq.client.arguments import check_whole
 from dmq.client.connection.link import Link
+from dmq.client.connection.router import AnyPool, AnyRouter
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.prefetch import Part
 from dmq.client.consumer.strategy import STRATEGIES, diff
-from dmq.clock import Clock
-from dmq.errors import DMQError, InvalidRequest, InvalidSettings, NotConnected
+from dmq.errors import DMQError, NotConnected
 from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
 from dmq.protocol.consume import (
     Assign,
     Credit,
     GroupMembers,
     Lease,
-    PullReply,
     Push,
     Settle,
     SettleReply,
@@ -48,12 +38,10 @@ from dmq.protocol.consume import (
     SubscriptionEnded,
     Unsubscribe,
 )
-from dmq.protocol.header import LIST_MAX
 from dmq.protocol.session import ServerReboot
 from dmq.protocol.status import ErrorHeader
-from dmq.records import ANY_QUEUE
 
-__all__ = ["ANSWER_SECONDS", "LAST_WORDS_SECONDS", "Ask", "Pulling", "Subscription", "unreached"]
+__all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "NamedLink", "Subscriber", "Subscription", "Subscriptions"]
 
 log = logging.getLogger(__name__)
 
@@ -84,126 +72,56 @@ class NamedLink(Link, Protocol):
     ) -> Pending: ...
 
 
-class Lines(Protocol):
-    """All connections of a client, as far as consumers see them."""
+class Subscriber(Protocol):
+    """What subscriptions ask of their consumer, which waits in its own way."""
 
-    def current(self) -> NamedLink | None: ...
+    def wake(self, count: int = ..., *, nudge: bool = ...) -> None:
+        """Have so many of those who wait for messages look again; also one that reads, if nudged."""
+        ...
 
-    @property
-    def call_later(self) -> Callable[[float, Callable[[], None]], None]: ...
+    def flush(self) -> None:
+        """Have `Subscriptions.report` called, now or by the thread that is at it."""
+        ...
+
+    def attend(self, link: Any) -> None:
+        """Have pushes read from now on though nobody waits at this link."""
+        ...
 
 
-class Subscription:
-    """See the module.
+P = TypeVar("P", bound=AnyPool[NamedLink])
+
+
+class Subscription(Generic[P]):
+    """What a consumer has with one broker. Watches the pool of that broker.
 
     Parameters:
-        number: of the subscription, unique within the client.
-        extend: keeps a lease for so many seconds, and waits for the answer.
+        all: the subscriptions of the consumer, with what they share.
+        pool: keeps the connection to the broker.
     """
 
-    def __init__(
-        self,
-        options: ConsumerOptions,
-        number: int,
-        lines: Lines,
-        clock: Clock,
-        extend: Callable[[Delivery, float], object],
-    ) -> None:
-        self._options = options
-        self._number = number
-        self._lines = lines
-        self._core = ConsumerCore(options, clock, extend)
-        self._core.on_reports = self._report
-        self._core.on_free = self._wake_all
-        self._queues: list[int] = []  # that it takes by its strategy
-        self._is_started = False
-        self._has_pulled = False
-        self.is_closing = False
-        self._is_closed = False
+    def __init__(self, all: Subscriptions[P], pool: P) -> None:
+        self._all = all
+        self._core = all.core
+        self._options = all.options
+        self.pool: Final = pool
+        self.book: Final = all.core.add_book()
+        self.credit = 0  # its share of the prefetch
+        self.queues: list[int] = []  # that it takes by its strategy
 
-    # --- what each consumer does in its own way ---------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------------------------
 
-    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
-        """Have so many of those who wait for messages look again; also one that reads, if nudged."""
-        raise NotImplementedError
-
-    def _report(self, is_urgent: bool) -> None:
-        raise NotImplementedError
-
-    def _wake_all(self) -> None:
-        self.wake(nudge=True)
-
-    # --- control ----------------------------------------------------------------------------------------------------
-
-    @property
-    def queues(self) -> tuple[int, ...] | None:
-        """The queues it takes by its strategy now; None without one, since the broker then shares out messages."""
-        return tuple(self._queues) if self._options.strategy else None
-
-    def stop(self) -> None:
-        """Begin to close, without waiting: iterators and `run` come to their end."""
-        self.is_closing = True
-        self.wake(nudge=True)
-
-    def _check_open(self) -> None:
-        if self.is_closing:
-            raise NotConnected("the consumer is closed: make another one with client.consumer()")
-
-    def _set_paused(self, is_paused: bool) -> None:
-        if self._core.is_paused != is_paused:
-            self._core.is_paused = is_paused
-            self._change_credit(-self._options.prefetch if is_paused else self._options.prefetch)
-            self.wake(nudge=True)
-
-    def _change_credit(self, messages: int, link: Link | None = None) -> None:
-        link = link or self._lines.current()
-        if self._is_started and link is not None:
-            try:
-                link.tell(Command.CREDIT, Credit(self._number, messages))
-            except NotConnected:
-                pass  # the next subscription has it right
-
-    # --- reporting --------------------------------------------------------------------------------------------------
-
-    def _flush(self) -> None:
-        """Tell the broker what was said of messages."""
-        self._send(self._core.reports(), is_kept=True)
-
-    def _send(self, frames: list[Settle], *, is_kept: bool) -> None:
-        link = self._lines.current()
-        for at, frame in enumerate(frames):
-            try:
-                if link is None:
-                    raise NotConnected("no connection")
-                link.tell(Command.SETTLE, frame)
-            except DMQError:
-                if is_kept:
-                    self._core.not_sent(frames[at:])
-                return
-
-    def _tick(self) -> None:
-        if not self._is_closed:
-            self._send(self._core.tick(), is_kept=False)
-            self._lines.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
-
-    # --- subscribing ------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Subscribe, now or when there is a connection."""
-        self._is_started = True
-        link = self._lines.current()
-        if link is not None:
-            self._subscribe(link)
-        self._lines.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
-
-    def _member(self, link: NamedLink) -> str:
+    def member(self, link: NamedLink) -> str:
         """Our name in the group. Members of a broadcast group go by their client id."""
         if not self._core.member and not self._options.broadcast:
-            self._core.member = f"{link.client_id[:200]}.{self._number}"
+            self._core.member = f"{link.client_id[:200]}.{self._all.number}"
         return self._core.member
 
-    def _subscribe(self, link: NamedLink) -> None:
-        header = self._options.subscribe(self._number, self._member(link), self._core.holding(), self._queues)
+    def subscribe(self, link: NamedLink) -> None:
+        """Subscribe over a link, for the first time or again."""
+        if self._all.is_divided:
+            self._all.subscriber.attend(link)
+        holding = self._core.holding(self.book)
+        header = self._options.subscribe(self._all.number, self.member(link), holding, self.queues, credit=self.credit)
         try:
             link.submit(
                 Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(link, answer), attended=True
@@ -218,81 +136,257 @@ class Subscription:
             reply: SubscribeReply = decode_response(answer)
         except DMQError as error:
             if error.retriable:
-                self._lines.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(link))
+                self.pool.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(link))
             else:
-                self._end(error)
+                self._all.end(error)
             return
-        self._core.subscribed(reply)
+        self._core.subscribed(self.book, reply)
         if self._core.is_paused:
-            self._change_credit(-self._options.prefetch)
-        self._flush()
+            self.change_credit(-self.credit)
+        self._all.subscriber.flush()
+
+    def _again(self, link: NamedLink) -> None:
+        if not self._all.is_closing and self.pool.current() is link:
+            self.subscribe(link)
+
+    def change_credit(self, messages: int, link: Link | None = None) -> None:
+        """Let the broker send so many more, or fewer."""
+        link = link or self.pool.current()
+        if self._all.is_started and link is not None:
+            try:
+                link.tell(Command.CREDIT, Credit(self._all.number, messages))
+            except NotConnected:
+                pass  # the next subscription has it right
+
+    def report(self) -> None:
+        """Tell the broker what was said of its messages."""
+        if self.book.has_reports:
+            frames = self._core.reports(self.book)
+            unsent = self.send(frames)
+            if unsent:
+                self._core.not_sent(self.book, unsent)
+
+    def send(self, frames: Sequence[Settle]) -> Sequence[Settle]:
+        """Tell the broker something of its leases; what could not be sent."""
+        link = self.pool.current()
+        for at, frame in enumerate(frames):
+            try:
+                if link is None:
+                    return frames
+                link.tell(Command.SETTLE, frame)
+            except DMQError:
+                return frames[at:]
+        return ()
+
+    def farewell(self, link: NamedLink) -> Unsubscribe | None:
+        """What tells the broker that this member is gone; None if it never was there."""
+        if self._all.is_started:
+            return Unsubscribe(self._all.number)
+        if not self._all.has_pulled:
+            return None
+        return Unsubscribe(self._all.number, True, self._options.topic, self._options.group, self.member(link))
+
+    # --- in: told by the pool ---------------------------------------------------------------------------------------
+
+    def connected(self, link: NamedLink) -> None:
+        if self._all.is_started and not self._all.is_closing:
+            self.subscribe(link)
+        elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
+            self._all.subscriber.flush()
+        self._all.subscriber.wake()
+
+    def lost(self, link: NamedLink, reason: DMQError) -> None:
+        self._all.subscriber.wake()
+
+    def pushed(self, link: NamedLink, push: Pushed) -> None:
+        header = push.header
+        if isinstance(header, Push):
+            if header.subscription == self._all.number:
+                count = self._core.received(self.book, header.leases, push.body)
+                self._give_back_stray(header.leases)
+                self._all.subscriber.wake(count)
+        elif isinstance(header, GroupMembers):
+            if header.subscription == self._all.number:
+                self._divide(link, header)
+        elif isinstance(header, SubscriptionEnded):
+            if header.subscription == self._all.number:
+                log.warning("subscription ended", extra={"group": self._options.group, "reason": header.message})
+                self._all.end(error_from_status(header.status, ErrorHeader(header.message)))
+        elif isinstance(header, ServerReboot):
+            self._core.release_waiting(self.book)  # it drains: what nobody has begun can wait for its return
+
+    def unreachable(self, error: DMQError) -> None:
+        pass  # it goes on trying, and so do we
+
+    def closed(self, error: DMQError) -> None:
+        self._all.end(error)
+
+    def forked(self, reason: NotConnected) -> None:
+        self._core.is_paused = True  # what was prefetched is the parent's
+        self._core.ended = reason
+
+    # --- queues by a strategy ---------------------------------------------------------------------------------------
 
     def _divide(self, link: NamedLink, told: GroupMembers) -> None:
         """The members or the queues are others than before: drop and take what that means for us (R-08)."""
         if not self._options.strategy or self._core.member not in told.members:
             return  # the news is older than our subscription
         wanted = STRATEGIES[self._options.strategy](range(told.queues), told.members)[self._core.member]
-        dropped, added = diff(self._queues, wanted)
+        dropped, added = diff(self.queues, wanted)
         if not dropped and not added:
             return
-        self._queues = wanted
+        self.queues = wanted
         log.info("queues divided", extra={"group": self._options.group, "dropped": dropped, "added": added})
         try:
-            link.tell(Command.ASSIGN, Assign(self._number, wanted))
+            link.tell(Command.ASSIGN, Assign(self._all.number, wanted))
         except DMQError:
             pass  # the next subscription has it right
         if dropped:
-            self._core.release_queues(frozenset(dropped))  # behind it, or they would come straight back
+            # Behind the assignment, or they would come straight back.
+            self._core.release_queues(self.book, frozenset(dropped))
 
     def _give_back_stray(self, leases: Sequence[Lease]) -> None:
         """Give back what was on its way from queues that we had dropped by then."""
         if self._options.strategy:
-            stray = {lease.queue for lease in leases}.difference(self._queues)
+            stray = {lease.queue for lease in leases}.difference(self.queues)
             if stray:
-                self._core.release_queues(stray)
+                self._core.release_queues(self.book, stray)
 
-    def _again(self, link: NamedLink) -> None:
-        if not self.is_closing and self._lines.current() is link:
-            self._subscribe(link)
 
-    def _end(self, error: DMQError) -> None:
-        self._core.ended = self._core.ended or error
-        self.wake(nudge=True)
+class Subscriptions(Generic[P]):
+    """All subscriptions of one consumer.
 
-    # --- told by the transport --------------------------------------------------------------------------------------
+    Parameters:
+        options: of the consumer.
+        number: of the subscription, unique within the client, the same at all brokers.
+        router: says which brokers have queues of the topic.
+        core: what the consumer has in hand.
+        subscriber: the consumer.
+    """
 
-    def connected(self, link: NamedLink) -> None:
-        if self._is_started and not self.is_closing:
-            self._subscribe(link)
-        elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
-            self._flush()
-        self.wake()
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        number: int,
+        router: AnyRouter[P, Any],
+        core: ConsumerCore,
+        subscriber: Subscriber,
+    ) -> None:
+        self.options: Final = options
+        self.number: Final = number
+        self.core: Final = core
+        self.subscriber: Final = subscriber
+        self._router = router
+        self._all: list[Subscription[P]] = []
+        self.is_started = False
+        self.has_pulled = False
+        self.is_closing = False
+        self.is_closed = False
+        self._is_ticking = False
 
-    def lost(self, link: NamedLink, reason: DMQError) -> None:
-        self.wake()
+    def __iter__(self) -> Iterator[Subscription[P]]:
+        return iter([*self._all])
 
-    def pushed(self, link: NamedLink, push: Pushed) -> None:
-        header = push.header
-        if isinstance(header, Push):
-            if header.subscription == self._number:
-                count = self._core.received(header.leases, push.body)
-                self._give_back_stray(header.leases)
-                self.wake(count)
-        elif isinstance(header, GroupMembers):
-            if header.subscription == self._number:
-                self._divide(link, header)
-        elif isinstance(header, SubscriptionEnded):
-            if header.subscription == self._number:
-                log.warning("subscription ended", extra={"group": self._options.group, "reason": header.message})
-                self._end(error_from_status(header.status, ErrorHeader(header.message)))
-        elif isinstance(header, ServerReboot):
-            self._core.release_waiting()  # it drains: what nobody has begun can wait for its return
+    @property
+    def is_divided(self) -> bool:
+        """Whether the queues of the topic are at several brokers."""
+        return len(self._all) > 1
 
-    def unreachable(self, error: DMQError) -> None:
-        pass  # it goes on trying, and so do we
+    @property
+    def only(self) -> Subscription[P] | None:
+        """The one subscription, unless the queues of the topic are at several brokers."""
+        return self._all[0] if len(self._all) == 1 else None
 
-    def closed(self, error: DMQError) -> None:
-        self._end(error)
+    def of(self, delivery: Delivery) -> Subscription[P]:
+        """With the broker that a delivery came from."""
+        return self._all[delivery.broker]
+
+    def at(self, queue: int) -> Subscription[P]:
+        """With the broker that has a queue."""
+        pool = self._router.pool_for(self.options.topic, queue)
+        return next(one for one in self._all if one.pool is pool)
+
+    @property
+    def queues(self) -> tuple[int, ...] | None:
+        """The queues it takes by its strategy now; None without one, since brokers then share out messages."""
+        if not self.options.strategy:
+            return None
+        return tuple(sorted({queue for one in self._all for queue in one.queues}))
+
+    def refresh(self) -> None:
+        """Look which brokers have queues of the topic now. One that has none any more is kept for its leases."""
+        known = {id(one.pool) for one in self._all}
+        added = [pool for pool in self._router.pools_of(self.options.topic) if id(pool) not in known]
+        if not added:
+            return
+        self._all += [Subscription(self, pool) for pool in added]
+        share, left = divmod(self.options.prefetch, len(self._all))
+        for at, one in enumerate(self._all):
+            credit = max(1, share + (at < left))
+            change, one.credit = credit - one.credit, credit
+            if one.pool not in added:
+                one.change_credit(change)
+                if (link := one.pool.current()) is not None:
+                    self.subscriber.attend(link)
+        for pool in added:
+            pool.watch(next(one for one in self._all if one.pool is pool))
+
+    def begin(self) -> None:
+        """Subscribe everywhere, now or when there is a connection."""
+        self.is_started = True
+        for one in self._all:
+            link = one.pool.current()
+            if link is not None:
+                one.subscribe(link)
+        self.tick_later()
+
+    def report(self) -> None:
+        """Tell brokers what was said of their messages."""
+        for one in self._all:
+            one.report()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Have brokers keep what is not here yet, or not any more."""
+        if self.core.is_paused != is_paused:
+            self.core.is_paused = is_paused
+            for one in self._all:
+                one.change_credit(-one.credit if is_paused else one.credit)
+            self.subscriber.wake(nudge=True)
+        if is_paused and not self.is_started:
+            self.core.release_waiting()
+
+    def tick_later(self) -> None:
+        """Look after the leases from now on."""
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._router.home.call_later(self.options.lease / TICKS_PER_LEASE, self._tick)
+
+    def _tick(self) -> None:
+        self._is_ticking = False
+        if not self.is_closed:
+            self.refresh()
+            for book, frames in self.core.tick():
+                self._all[book.broker].send(frames)
+            self.tick_later()
+
+    def check_open(self) -> None:
+        """Refuse to work once closed.
+
+        Raises:
+            NotConnected: the consumer was closed.
+        """
+        if self.is_closing:
+            raise NotConnected("the consumer is closed: make another one with client.consumer()")
+
+    def end(self, error: DMQError) -> None:
+        """There will be no messages any more."""
+        self.core.ended = self.core.ended or error
+        self.subscriber.wake(nudge=True)
+
+    def unwatch(self) -> None:
+        """Hear of nothing any more."""
+        for one in self._all:
+            one.pool.unwatch(one)
 
 
 def check_extended(reply: SettleReply, delivery: Delivery, deadline: float) -> None:
@@ -304,132 +398,3 @@ def check_extended(reply: SettleReply, delivery: Delivery, deadline: float) -> N
     for refusal in reply.refused:
         raise error_from_status(refusal.status, ErrorHeader(refusal.message))
     delivery.deadline = max(delivery.deadline, deadline)
-
-
-_AT_ONCE: Final = 0.0
-_UNEVEN: Final = 4
-_WAIT_MAX: Final = 1_000_000.0
-
-
-class Ask(NamedTuple):
-    """What a pull asks for."""
-
-    max_messages: int
-    queue: int = ANY_QUEUE
-
-
-class Pulling(Subscription):
-    """A subscription that can be pulled from instead; see the module."""
-
-    _last_ask: Ask | None = None  # if it got all it asked for
-    _stock_ask: Ask | None = None  # what was read ahead last
-    _is_ticking = False
-    _is_under_way = False  # something is being read ahead
-
-    @property
-    def group(self) -> str:
-        """With whom it shares the work."""
-        return self._options.group
-
-    def _check_pull(self, max_messages: int, wait: Any, queue: int | None) -> Ask:
-        """What a pull asks for; refuses one that makes no sense.
-
-        Raises:
-            InvalidRequest: messages are pushed here.
-            InvalidSettings: a value makes no sense.
-            NotConnected: the consumer is closed.
-        """
-        if self._options.strategy:
-            raise InvalidRequest(
-                "a consumer with a strategy gets its queues pushed: iterate over it or run() it, or leave the strategy "
-                "out and choose with pull(queue=)"
-            )
-        if self._is_started:
-            raise InvalidRequest("this consumer is subscribed: make another one to pull with")
-        self._check_open()
-        if self._core.ended is not None:
-            raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
-        check_whole("max_messages", max_messages, 1, LIST_MAX)
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait <= _WAIT_MAX:
-            raise InvalidSettings(f"wait is a time in seconds, not {wait!r}")
-        self._has_pulled = True
-        return Ask(max_messages, ANY_QUEUE if queue is None else check_whole("queue", queue, 0, ANY_QUEUE - 1))
-
-    def _farewell(self, link: NamedLink) -> Unsubscribe | None:
-        """What tells the broker that this member is gone; None if it never was there."""
-        if self._is_started:
-            return Unsubscribe(self._number)
-        if not self._has_pulled:
-            return None
-        return Unsubscribe(self._number, True, self._options.topic, self._options.group, self._member(link))
-
-    def _from_stock(self, ask: Ask) -> list[Part]:
-        """What was read ahead, if it is what is wanted now; else it goes back."""
-        core = self._core
-        core.has_company = False
-        if not core.prefetched[0]:
-            return []
-        if self._stock_ask is not None and ask.queue not in (self._stock_ask.queue, ANY_QUEUE):
-            core.release_waiting()
-            return []
-        return core.take_parts(ask.max_messages)
-
-    def _read_ahead(self, link: NamedLink | None, ask: Ask, got: int) -> None:
-        """A pull got so many: ask for what the next one will want, if it will, and report what is to be reported."""
-        # What a filter lets through comes in uneven batches, as much as the broker finds in one look.
-        enough = ask.max_messages if not self._options.tags else ask.max_messages // _UNEVEN
-        is_repeated, self._last_ask = ask == self._last_ask, ask if got and got >= enough else None
-        if (
-            link is None
-            or not is_repeated
-            or self._last_ask is None
-            or self.is_closing
-            or self._is_under_way
-            or not self._core.has_room_for(ask.max_messages, got)
-        ):
-            self._flush()
-            return
-        since = self._core.now()
-        header = self._options.pull(self._member(link), ask.max_messages, _AT_ONCE, ask.queue)
-        frames = self._core.reports()
-        self._is_under_way, self._stock_ask = True, ask
-        try:
-            link.submit(
-                Command.PULL,
-                header,
-                on_answer=lambda answer: self._stocked(answer, since),
-                attended=False,
-                before=[(Command.SETTLE, frame) for frame in frames],
-            )
-        except DMQError:
-            self._is_under_way = False
-            self._core.not_sent(frames)
-            return  # the next pull says why
-        self._core.has_company = True
-        if not self._is_ticking:
-            self._is_ticking = True
-            self._lines.call_later(self._options.lease / TICKS_PER_LEASE, self._tick)
-
-    def _stocked(self, answer: Frame | DMQError, since: float) -> None:
-        """What was read ahead is here."""
-        try:
-            if not isinstance(answer, DMQError) and not answer.status:
-                reply: PullReply = decode_response(answer)
-                self._core.received(reply.leases, answer.body, since)
-        finally:
-            self._is_under_way = False
-            if self._core.is_paused or self.is_closing:
-                self._core.release_waiting()
-            self.wake()
-
-    def _set_paused(self, is_paused: bool) -> None:
-        super()._set_paused(is_paused)
-        if is_paused and not self._is_started:
-            self._core.release_waiting()
-
-
-def unreached(error: DMQError, wait: float) -> DMQError:
-    """What a pull ends with that found no broker: the last try had next to no time, and it says so."""
-    if not isinstance(error, NotConnected):
-        return error
-    return NotConnected(f"no broker could be reached within {max(wait, 0):g} s")

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 import dmq
 import dmq.aio
 from dmq.client.aio.client import AioClient
-from dmq.client.aio.consumer import AioMessage
+from dmq.client.aio.message import AioMessage
 from dmq.outbox.inbox.aio_inbox import AioInbox
 from dmq.outbox.inbox.consumption import Rollback
 from dmq.outbox.repair.confirm_wire import ask_address

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.subscription import Subscription
-from dmq.protocol import Command
-from dmq.protocol.consume import Assign, GroupMembers, Outcome, Push, Settle
-from dmq.testing import FakeClock
+from dmq.protocol import Buffer, Command
+from dmq.protocol.consume import Assign, GroupMembers, Lease, Outcome, Push, Settle
 from tests.unit.client.deliveries import bodies, frame
-from tests.unit.client.links import FakeLink, FakeLinks
+from tests.unit.client.links import FakeConsumer, FakeLink
 
 ME = "me.1"
 
 
-class Link(FakeLink):
-    client_id = "me"
-
-
-class Divider(Subscription):
-    """A subscription over a link that keeps what it is told."""
+class Divider(FakeConsumer):
+    """A consumer with a strategy, over a link that keeps what it is told."""
 
     def __init__(self, strategy: str | None = "average") -> None:
-        clock = FakeClock()
-        self.link = Link()
-        options = ConsumerOptions("orders", "billing", strategy=strategy)
-        super().__init__(options, 1, FakeLinks(clock, self.link), clock, lambda delivery, seconds: None)
-        self._begin()
+        self.link = FakeLink()
+        super().__init__(ConsumerOptions("orders", "billing", strategy=strategy), self.link)
+        self.core.on_reports = lambda is_urgent: self.flush()
+        self.subscriptions.begin()
+        (self.subscription,) = self.subscriptions
 
-    def wake(self, count: int = 0, *, nudge: bool = False) -> None:
-        pass
+    @property
+    def queues(self) -> tuple[int, ...] | None:
+        return self.subscriptions.queues
 
-    def _report(self, is_urgent: bool) -> None:
-        self._flush()
+    def push(self, leases: list[Lease], body: Buffer) -> None:
+        self.subscription.pushed(self.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))
 
     def hear(self, queues: int, *members: str, subscription: int = 1) -> None:
         told = GroupMembers(subscription, queues, [*members])
-        self.pushed(self.link, Pushed(Command.GROUP_MEMBERS, told, b""))  # type: ignore[arg-type]
+        self.subscription.pushed(self.link, Pushed(Command.GROUP_MEMBERS, told, b""))
 
     @property
     def assigned(self) -> list[list[int]]:
@@ -76,15 +71,14 @@ def test_what_waits_of_a_queue_it_drops_goes_back_once_it_cannot_return_and_the_
     made = Divider()
     made.hear(2, ME)
     for queue in (0, 1):
-        leases, body = frame(queue + 1, bodies("a", "b"), queue=queue, first=10 * queue)
-        made.pushed(made.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))  # type: ignore[arg-type]
-    in_hand = made._core.take(1)
+        made.push(*frame(queue + 1, bodies("a", "b"), queue=queue, first=10 * queue))
+    in_hand = made.core.take(1)
     made.hear(2, "a.1", ME)  # which has queue 0 now
     assign, release = made.link.told[-2:]
     assert isinstance(release, Settle)
     assert [(said.queue, said.outcome, said.ranges) for said in release.settlements] == [(0, Outcome.RELEASE, [(1, 1)])]
     assert assign == Assign(1, [1])
-    assert made._core.waiting == 2
+    assert made.core.waiting == 2
     assert [delivery.lease.queue for delivery, _ in in_hand] == [0]
 
 
@@ -93,16 +87,15 @@ def test_what_was_on_its_way_from_a_queue_it_dropped_goes_back() -> None:
     made.hear(2, ME)
     made.hear(2, "a.1", ME)  # which has queue 0 now
     for queue in (0, 1):
-        leases, body = frame(queue + 1, bodies("a", "b"), queue=queue, first=10 * queue)
-        made.pushed(made.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))  # type: ignore[arg-type]
+        made.push(*frame(queue + 1, bodies("a", "b"), queue=queue, first=10 * queue))
     release = made.link.told[-1]
     assert isinstance(release, Settle)
     assert [(said.queue, said.outcome, said.ranges) for said in release.settlements] == [(0, Outcome.RELEASE, [(0, 2)])]
-    assert made._core.waiting == 2
+    assert made.core.waiting == 2
 
 
 def test_after_a_reconnect_it_goes_on_with_its_queues() -> None:
     made = Divider()
     made.hear(3, ME, "you.1")
-    made.connected(made.link)  # type: ignore[arg-type]
+    made.subscription.connected(made.link)
     assert made.link.requests[-1].header.queues == [0, 1]

@@ -8,20 +8,20 @@ import dmq
 from dmq.client.consumer.handler import check_policy, check_pool, judge
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import InvalidSettings
-from tests.unit.client.deliveries import bodies, core, frame, one
+from tests.unit.client.deliveries import bodies, book, core, frame, one
 
 
 def outcome(error: BaseException | None, tries: int = 2, local_retries: int = 1) -> tuple[object, ...] | None:
     """What is said of a message; None if its handler is called again."""
     made = core()
-    made.received(*frame(1, bodies("a")))
+    made.received(book(made), *frame(1, bodies("a")))
     message = ReceivedMessage(*one(made))
     verdict = judge(error, tries, local_retries)
     verdict.settle(message)
     if verdict.is_again:
-        assert not made.reports()
+        assert not made.reports(book(made))
         return None
-    ((settlement,),) = [report.settlements for report in made.reports()]
+    ((settlement,),) = [report.settlements for report in made.reports(book(made))]
     return settlement.outcome.name, settlement.delay_ms, settlement.reason
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.protocol.consume import LeaseRef, SubscribeReply
-from tests.unit.client.deliveries import bodies, core, frame, said, taken
+from tests.unit.client.deliveries import bodies, book, core, frame, said, taken
 
 
 def test_in_an_ordered_group_a_lease_waits_for_an_earlier_one_of_its_queue() -> None:
@@ -12,44 +12,44 @@ def test_in_an_ordered_group_a_lease_waits_for_an_earlier_one_of_its_queue() -> 
     made = core(ordered=True)
     freed: list[bool] = []
     made.on_free = lambda: freed.append(True)
-    made.received(*frame(1, bodies("a", "b", "c")))
+    made.received(book(made), *frame(1, bodies("a", "b", "c")))
     first = made.take(100)
-    made.subscribed(SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
-    made.received(*frame(2, bodies("a", "b", "c", "d", "e")))
-    made.received(*frame(3, bodies("x"), first=50, queue=1))
+    made.subscribed(book(made), SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
+    made.received(book(made), *frame(2, bodies("a", "b", "c", "d", "e")))
+    made.received(book(made), *frame(3, bodies("x"), first=50, queue=1))
     assert taken(made) == [b"x"]  # another queue's
     assert (taken(made), made.waiting) == ([], 0)
     for delivery, index in first[:2]:
         made.ack(delivery, index)
-        made.reports()
+        made.reports(book(made))
     assert (taken(made), freed) == ([], [])
     made.ack(*first[2])
     assert taken(made) == []  # nothing is known of the twins before it is reported
-    made.reports()
+    made.reports(book(made))
     assert freed == [True]
     assert taken(made) == [b"d", b"e"]
 
 
 def test_in_an_ordered_group_a_failure_takes_what_came_again_behind_it_back_too() -> None:
     made = core(ordered=True)
-    made.received(*frame(1, bodies("a", "b", "c")))
+    made.received(book(made), *frame(1, bodies("a", "b", "c")))
     first = made.take(100)
-    made.subscribed(SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
-    made.received(*frame(2, bodies("a", "b", "c", "d")))
+    made.subscribed(book(made), SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
+    made.received(book(made), *frame(2, bodies("a", "b", "c", "d")))
     ReceivedMessage(*first[0]).nack()
     made.forget(first[1:])
     assert taken(made) == []
-    assert (2, "NACK", [(0, 1)]) in said(made.reports())
+    assert (2, "NACK", [(0, 1)]) in said(made.reports(book(made)))
     assert (taken(made), made.waiting) == ([], 0)
 
 
 def test_in_an_ordered_group_what_came_again_is_handed_out_in_its_place() -> None:
     made = core(ordered=True)
-    made.received(*frame(1, bodies("a", "b", "c")))
+    made.received(book(made), *frame(1, bodies("a", "b", "c")))
     first = made.take(100)
-    made.subscribed(SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
-    made.received(*frame(2, bodies("a", "b", "c", "d")))
+    made.subscribed(book(made), SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
+    made.received(book(made), *frame(2, bodies("a", "b", "c", "d")))
     made.ack(*first[0])
     made.forget(first[1:])
-    made.reports()
+    made.reports(book(made))
     assert taken(made) == [b"b", b"c", b"d"]

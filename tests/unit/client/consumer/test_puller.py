@@ -12,25 +12,23 @@ from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.message import Batch, ReceivedMessage
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.subscription import Ask, Pulling
+from dmq.client.consumer.puller import Ask, Puller
 from dmq.errors import DMQError, NotConnected
 from dmq.model import Message
 from dmq.protocol import Buffer, Command, FrameParser, Header, response_head
-from dmq.protocol.consume import Pull, PullReply, Settle
+from dmq.protocol.consume import Pull as PullHeader
+from dmq.protocol.consume import PullReply, Settle
 from dmq.protocol.session import ServerReboot
-from dmq.testing import FakeClock
-from tests.unit.client.deliveries import bodies, frame, said
-from tests.unit.client.links import FakeLink, FakeLinks
+from tests.unit.client.deliveries import bodies, book, frame, said
+from tests.unit.client.links import FakeConsumer, FakeLink
 
 
-class NamedLink(FakeLink):
+class PullLink(FakeLink):
     """A link that keeps what was told before a request, too."""
-
-    client_id = "me"
 
     def __init__(self) -> None:
         super().__init__()
-        self.together: list[tuple[Pull, list[Settle]]] = []
+        self.together: list[tuple[PullHeader, list[Settle]]] = []
         self.on_answer: OnAnswer = lambda answer: None
 
     def submit(
@@ -46,30 +44,21 @@ class NamedLink(FakeLink):
     ) -> Pending:
         pending = super().submit(command, header, body, on_answer=on_answer, flags=flags, attended=attended)
         assert command == Command.PULL
-        assert isinstance(header, Pull)
+        assert isinstance(header, PullHeader)
         self.together.append((header, [said for _, said in before if isinstance(said, Settle)]))
         self.on_answer = on_answer
         return pending
 
 
-class Puller(Pulling):
+class Pull(FakeConsumer):
     """A consumer whose pulls a test answers itself."""
 
     def __init__(self, **options: Any) -> None:
-        self.clock = FakeClock()
-        self.link = NamedLink()
-        self.lines = FakeLinks(self.clock, self.link)
-        options = {"prefetch": 10} | options
-        made = ConsumerOptions("orders", "billing", **options)
-        super().__init__(made, 1, self.lines, self.clock, lambda delivery, seconds: None)
+        self.link = PullLink()
+        super().__init__(ConsumerOptions("orders", "billing", **({"prefetch": 10} | options)), self.link)
+        self.puller = Puller(self.subscriptions)
+        (self.subscription,) = self.subscriptions
         self.numbers = count(1)
-
-    def wake(self, count: int = 0, *, nudge: bool = False) -> None:
-        pass
-
-    def _report(self, is_urgent: bool) -> None:
-        if is_urgent:
-            self._flush()
 
     def answered(self, *texts: str, queue: int = 0) -> Any:
         """What a broker answers to a pull: one lease."""
@@ -79,12 +68,12 @@ class Puller(Pulling):
 
     def pull(self, ask: Ask, *texts: str) -> Batch[ReceivedMessage]:
         """A pull; the broker has these if nothing was read ahead."""
-        parts = self._from_stock(ask)
+        parts = self.puller.from_stock(ask)
         if not parts:
-            self._flush()
-            parts = self._core.pulled(*self.answered(*texts)) if texts else []
+            self.flush()
+            parts = self.core.pulled(book(self.core), *self.answered(*texts)) if texts else []
         batch = Batch(ReceivedMessage, parts)
-        self._read_ahead(self.lines.current(), ask, len(batch))
+        self.puller.read_ahead(self.subscription, ask, len(batch))
         return batch
 
     def arrive(self, *texts: str, queue: int = 0) -> None:
@@ -113,45 +102,45 @@ def texts(batch: Batch[ReceivedMessage]) -> list[bytes]:
 
 
 def test_the_third_pull_of_the_same_is_asked_for_with_the_second() -> None:
-    puller = Puller()
-    puller.pull(TWO, "a", "b").ack()
-    assert puller.link.together == []
-    batch = puller.pull(TWO, "c", "d")
-    ((asked, _),) = puller.link.together
+    pulls = Pull()
+    pulls.pull(TWO, "a", "b").ack()
+    assert pulls.link.together == []
+    batch = pulls.pull(TWO, "c", "d")
+    ((asked, _),) = pulls.link.together
     assert (asked.max_messages, asked.wait_ms) == (2, 0)
     batch.ack()
-    puller.arrive("e", "f")
-    assert texts(puller.pull(TWO)) == [b"e", b"f"]
+    pulls.arrive("e", "f")
+    assert texts(pulls.pull(TWO)) == [b"e", b"f"]
 
 
 def test_words_about_a_batch_leave_with_the_next_request() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.arrive("e", "f")
-    told = puller.told
-    puller.pull(TWO)
-    (_, words) = puller.link.together[-1]
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.arrive("e", "f")
+    told = pulls.told
+    pulls.pull(TWO)
+    (_, words) = pulls.link.together[-1]
     assert said(words) == [(2, "ACK", [(200, 2)])]
-    assert puller.told == told  # nothing else was said
+    assert pulls.told == told  # nothing else was said
 
 
 def test_a_pull_that_gets_less_than_it_asked_for_reads_nothing_ahead() -> None:
-    puller = Puller()
-    puller.pull(TWO, "a", "b").ack()
-    puller.pull(TWO, "c").ack()
-    puller.pull(TWO, "d", "e")
-    assert puller.link.together == []
+    pulls = Pull()
+    pulls.pull(TWO, "a", "b").ack()
+    pulls.pull(TWO, "c").ack()
+    pulls.pull(TWO, "d", "e")
+    assert pulls.link.together == []
 
 
 @pytest.mark.parametrize(("got", "reads_ahead"), [(8, True), (2, True), (1, False)])
 def test_with_a_filter_a_good_part_of_what_was_asked_for_is_enough(got: int, reads_ahead: bool) -> None:
-    puller = Puller(tags="paid", prefetch=20)
+    pulls = Pull(tags="paid", prefetch=20)
     eight = Ask(8)
     for number in (1, 2):
         leases, body = frame(number, [Message(b"%d" % index, tag="paid") for index in range(got)], first=100 * number)
-        batch = Batch(ReceivedMessage, puller._core.pulled(leases, body))
-        puller._read_ahead(puller.lines.current(), eight, len(batch))
-        assert bool(puller.link.together) == (reads_ahead and number == 2)
+        batch = Batch(ReceivedMessage, pulls.core.pulled(book(pulls.core), leases, body))
+        pulls.puller.read_ahead(pulls.subscription, eight, len(batch))
+        assert bool(pulls.link.together) == (reads_ahead and number == 2)
         batch.ack()
 
 
@@ -164,100 +153,100 @@ def test_with_a_filter_a_good_part_of_what_was_asked_for_is_enough(got: int, rea
     ],
 )
 def test_nothing_is_read_ahead_where_it_would_be_too_much(ask: Ask, options: dict[str, Any]) -> None:
-    puller = Puller(**options)
-    puller.repeat(ask)
-    assert puller.link.together == []
+    pulls = Pull(**options)
+    pulls.repeat(ask)
+    assert pulls.link.together == []
 
 
 def test_nothing_is_read_ahead_while_an_earlier_batch_is_in_hand() -> None:
-    puller = Puller()
-    puller.pull(TWO, "a", "b")
-    puller.pull(TWO, "c", "d")
-    assert puller.link.together == []
+    pulls = Pull()
+    pulls.pull(TWO, "a", "b")
+    pulls.pull(TWO, "c", "d")
+    assert pulls.link.together == []
 
 
 def test_a_pause_gives_back_what_was_read_ahead_and_stops_it() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.arrive("e", "f")
-    puller._set_paused(True)
-    assert (3, "RELEASE", [(300, 2)]) in puller.told
-    puller.pull(TWO, "g", "h").ack()
-    puller.pull(TWO, "i", "j")
-    assert len(puller.link.together) == 1
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.arrive("e", "f")
+    pulls.subscriptions.set_paused(True)
+    assert (3, "RELEASE", [(300, 2)]) in pulls.told
+    pulls.pull(TWO, "g", "h").ack()
+    pulls.pull(TWO, "i", "j")
+    assert len(pulls.link.together) == 1
 
 
 def test_what_arrives_after_the_end_goes_back_untried() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.stop()
-    puller.arrive("e", "f")
-    assert (3, "RELEASE", [(300, 2)]) in puller.told
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.subscriptions.is_closing = True
+    pulls.arrive("e", "f")
+    assert (3, "RELEASE", [(300, 2)]) in pulls.told
 
 
 def test_a_pull_from_another_queue_gives_back_what_was_read_ahead() -> None:
-    puller = Puller()
-    puller.repeat(Ask(2, queue=1)).ack()
-    puller.arrive("e", "f", queue=1)
-    assert texts(puller.pull(Ask(2, queue=2), "g")) == [b"g"]
-    assert (3, "RELEASE", [(300, 2)]) in puller.told
+    pulls = Pull()
+    pulls.repeat(Ask(2, queue=1)).ack()
+    pulls.arrive("e", "f", queue=1)
+    assert texts(pulls.pull(Ask(2, queue=2), "g")) == [b"g"]
+    assert (3, "RELEASE", [(300, 2)]) in pulls.told
 
 
 def test_a_smaller_pull_takes_a_part_of_what_was_read_ahead() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.arrive("e", "f")
-    assert texts(puller.pull(Ask(1))) == [b"e"]
-    assert texts(puller.pull(Ask(5))) == [b"f"]
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.arrive("e", "f")
+    assert texts(pulls.pull(Ask(1))) == [b"e"]
+    assert texts(pulls.pull(Ask(5))) == [b"f"]
 
 
 def test_leases_of_what_was_read_ahead_run_from_when_it_was_asked_for() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.clock.advance(31)  # the answer lay unread for so long
-    puller.arrive("e", "f")
-    assert texts(puller.pull(TWO, "g", "h")) == [b"g", b"h"]
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.clock.advance(31)  # the answer lay unread for so long
+    pulls.arrive("e", "f")
+    assert texts(pulls.pull(TWO, "g", "h")) == [b"g", b"h"]
 
 
 def test_a_consumer_that_does_not_get_on_gives_back_what_was_read_ahead() -> None:
-    puller = Puller()
-    puller.repeat(TWO)  # and never says a word of it
-    puller.arrive("e", "f")
-    puller.lines.advance(29)
-    assert (3, "RELEASE", [(300, 2)]) in puller.told
-    assert puller._core.prefetched == (0, 0)
+    pulls = Pull()
+    pulls.repeat(TWO)  # and never says a word of it
+    pulls.arrive("e", "f")
+    pulls.router.advance(29)
+    assert (3, "RELEASE", [(300, 2)]) in pulls.told
+    assert pulls.core.prefetched == (0, 0)
 
 
 def test_a_seek_drops_what_was_read_ahead() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.arrive("e", "f")
-    puller._core.sought()
-    assert texts(puller.pull(TWO, "a", "b")) == [b"a", b"b"]
-    assert not any(outcome == "RELEASE" for _, outcome, _ in puller.told)
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.arrive("e", "f")
+    pulls.core.sought(book(pulls.core))
+    assert texts(pulls.pull(TWO, "a", "b")) == [b"a", b"b"]
+    assert not any(outcome == "RELEASE" for _, outcome, _ in pulls.told)
 
 
 def test_a_broker_that_drains_gets_back_what_was_read_ahead() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.arrive("e", "f")
-    puller.pushed(puller.link, Pushed(Command.SERVER_REBOOT, ServerReboot("one"), b""))
-    assert (3, "RELEASE", [(300, 2)]) in puller.told
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.arrive("e", "f")
+    pulls.subscription.pushed(pulls.link, Pushed(Command.SERVER_REBOOT, ServerReboot("one"), b""))
+    assert (3, "RELEASE", [(300, 2)]) in pulls.told
 
 
 @pytest.mark.parametrize("error", [NotConnected("the connection broke")])
 def test_a_request_that_is_lost_is_asked_again_by_the_next_pull(error: DMQError) -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.link.on_answer(error)
-    assert texts(puller.pull(TWO, "e", "f")) == [b"e", b"f"]
-    assert len(puller.link.together) == 2
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.link.on_answer(error)
+    assert texts(pulls.pull(TWO, "e", "f")) == [b"e", b"f"]
+    assert len(pulls.link.together) == 2
 
 
 def test_words_that_could_not_leave_are_kept() -> None:
-    puller = Puller()
-    puller.repeat(TWO).ack()
-    puller.arrive("e", "f")
-    puller.link.is_usable = False
-    puller.pull(TWO)
-    assert said(puller._core.reports()) == [(2, "ACK", [(200, 2)])]
+    pulls = Pull()
+    pulls.repeat(TWO).ack()
+    pulls.arrive("e", "f")
+    pulls.link.is_usable = False
+    pulls.pull(TWO)
+    assert said(pulls.core.reports(book(pulls.core))) == [(2, "ACK", [(200, 2)])]

@@ -7,20 +7,26 @@ from collections.abc import Sequence
 
 import pytest
 
+from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage
+from dmq.client.consumer.prefetch import Part
 from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
 from dmq.protocol.consume import Lease
 from dmq.records import encode_batch
 from dmq.records.compression import Compressor
-from tests.unit.client.deliveries import core, frame
+from tests.unit.client.deliveries import book, core, frame
 
 MANY = 300  # more than are opened at a time
 
 
+def pulled(made: ConsumerCore, leases: Sequence[Lease], body: Buffer) -> list[Part]:
+    return made.pulled(book(made), leases, body)
+
+
 def opened(leases: Sequence[Lease], body: Buffer) -> Batch[ReceivedMessage]:
-    return Batch(ReceivedMessage, core().pulled(leases, body), OpenedMessage)
+    return Batch(ReceivedMessage, pulled(core(), leases, body), OpenedMessage)
 
 
 def asked(batch: Batch[ReceivedMessage]) -> list[tuple[bytes, str | None]]:
@@ -78,7 +84,7 @@ def test_a_key_that_is_no_text_is_told_by_the_message_that_has_it() -> None:
 
 def test_typed_bodies_are_decoded_when_they_are_asked_for() -> None:
     messages = [Message(b'{"n": %d}' % n if n != 3 else b"{", f"k-{n}") for n in range(MANY)]
-    batch = Batch(ReceivedMessage, core(type=dict).pulled(*frame(1, messages)), OpenedMessage)
+    batch = Batch(ReceivedMessage, pulled(core(type=dict), *frame(1, messages)), OpenedMessage)
     taken = [*batch]
     assert taken[4].body == {"n": 4}
     assert taken[3].raw == b"{"
@@ -86,7 +92,7 @@ def test_typed_bodies_are_decoded_when_they_are_asked_for() -> None:
 
 def test_some_messages_of_a_delivery_are_opened_alone() -> None:
     made = core()
-    (part,) = made.pulled(*frame(1, [Message(struct.pack(">I", n), f"k-{n}") for n in range(MANY)]))
+    (part,) = pulled(made, *frame(1, [Message(struct.pack(">I", n), f"k-{n}") for n in range(MANY)]))
     delivery, indexes = part
     batch: Batch[ReceivedMessage] = Batch(ReceivedMessage, [(delivery, indexes[17:250])], OpenedMessage)
     assert gone_through(batch) == [(struct.pack(">I", n), f"k-{n}") for n in range(17, 250)]

@@ -1,0 +1,141 @@
+"""The leases of one broker that a consumer has in hand, and what is still to be told of them. Pure.
+
+What is said of one lease is gathered into one settlement for each outcome, and those into as few frames as they fit: a
+consumer that acks message by message sends little more than one that acks by the batch.
+
+What always holds: everything that was said is reported once; what waits to be reported is bounded by what is in hand.
+The lock of the consumer's core guards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dmq.client.consumer.delivery import Delivery, LeaseKey
+from dmq.client.consumer.duplicates import Screening
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, Settlement
+from dmq.protocol.header import TEXT_MAX
+
+__all__ = ["LeaseBook", "extension", "settlements_of"]
+
+# In one frame; far below what a header may hold, so that the broker gets to others in between.
+SETTLEMENTS_MAX: Final = 1000
+
+
+def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
+    """What a delivery has to report, one settlement for each outcome; it has nothing more then."""
+    lease = delivery.lease
+    if delivery.acks:
+        acks, delivery.acks = delivery.acks, []
+        yield Settlement(lease.queue, lease.epoch, lease.lease, Outcome.ACK, delivery.ranges(acks), topic=lease.topic)
+    if delivery.others:
+        others, delivery.others = delivery.others, []
+        alike: dict[tuple[int, int, str], list[int]] = {}
+        for index, outcome, delay_ms, reason in others:
+            alike.setdefault((outcome, delay_ms, reason), []).append(index)
+        for (outcome, delay_ms, reason), indexes in alike.items():
+            indexes.sort()
+            yield Settlement(
+                lease.queue,
+                lease.epoch,
+                lease.lease,
+                Outcome(outcome),
+                delivery.ranges(indexes),
+                delay_ms,
+                shortened(reason),
+                lease.topic,
+            )
+
+
+def shortened(reason: str) -> str:
+    """A reason as long as the protocol takes it, and without what cannot be encoded."""
+    text = str(reason).encode("utf-8", "replace").decode()
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
+class LeaseBook:
+    """What a consumer has of one broker: deliveries in hand, by lease, and those that have something to report.
+
+    Parameters:
+        broker: its number within the consumer.
+    """
+
+    __slots__ = ("_options", "_sought", "_unsent", "broker", "dirty", "held", "screening")
+
+    def __init__(self, options: ConsumerOptions, broker: int) -> None:
+        self._options = options
+        self.broker = broker
+        self._sought: dict[tuple[str, int], int] = {}
+        self._unsent: list[Settlement] = []
+        self.held: dict[LeaseKey, Delivery] = {}
+        self.dirty: list[Delivery] = []
+        self.screening = Screening(options.tag_set)
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether there is something to tell the broker."""
+        return bool(self._unsent or self.dirty)
+
+    def add(self, delivery: Delivery) -> None:
+        """A delivery has more to report."""
+        if not delivery.is_dirty:
+            delivery.is_dirty = True
+            self.dirty.append(delivery)
+
+    def take_dirty(self) -> list[Delivery]:
+        """The deliveries that have something to report; to be turned into settlements."""
+        dirty, self.dirty = self.dirty, []
+        for delivery in dirty:
+            delivery.is_dirty = False
+        return dirty
+
+    def take_unsent(self) -> list[Settlement]:
+        """What was to be reported before, and found no connection."""
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def not_sent(self, frames: Iterable[Settle]) -> None:
+        """There was no connection for them: they go with the next ones."""
+        self._unsent = [settlement for frame in frames for settlement in frame.settlements] + self._unsent
+
+    def frames(self, settlements: list[Settlement], member: str) -> list[Settle]:
+        """The headers that report them."""
+        options = self._options
+        return [
+            Settle(options.topic, options.group, settlements[at : at + SETTLEMENTS_MAX], member)
+            for at in range(0, len(settlements), SETTLEMENTS_MAX)
+        ]
+
+    def is_moved(self, lease: Lease) -> bool:
+        """Whether the position of a lease's queue was set by hand since the last lease of it."""
+        place = (lease.topic, lease.queue)
+        if lease.sought == self._sought.setdefault(place, lease.sought):
+            return False
+        self._sought[place] = lease.sought
+        return True
+
+    def others_of(self, delivery: Delivery) -> Iterable[Delivery]:
+        """Deliveries of the same queue that are in hand, the oldest first; itself among them if it is."""
+        topic, queue = delivery.lease.topic, delivery.lease.queue
+        return (held for held in [*self.held.values()] if (held.lease.topic, held.lease.queue) == (topic, queue))
+
+    def is_first(self, delivery: Delivery) -> bool:
+        """Whether no earlier lease of its queue is in hand."""
+        return next(iter(self.others_of(delivery)), delivery) is delivery
+
+    def references(self) -> list[LeaseRef]:
+        """The leases we still have something of, or something to say about, but for those that were pulled."""
+        topic = self._options.topic
+        return [
+            LeaseRef(lease.topic or topic, lease.queue, lease.epoch, lease.lease)
+            for lease in (delivery.lease for delivery in self.held.values() if not delivery.is_pulled)
+        ]
+
+
+def extension(delivery: Delivery, seconds: float) -> Settlement:
+    """The wish to keep a lease for so long from now."""
+    lease = delivery.lease
+    delay_ms = max(1, round(seconds * 1000))
+    return Settlement(lease.queue, lease.epoch, lease.lease, Outcome.EXTEND, delay_ms=delay_ms, topic=lease.topic)

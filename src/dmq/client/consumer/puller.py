@@ -1,0 +1,205 @@
+"""The puller: batches that are asked for, and what came before it was wanted. No sockets, no threads.
+
+A program that pulls batch after batch spends its time in turns with the broker: it waits, then the broker does. So once
+it has asked twice for the same and got all of it, or with a filter a good part of it, the next batch is asked for when
+one is handed out, and what was said of the batch before travels with that request. Where the queues of the topic are at
+several brokers, all of them are asked at once; what comes after the first answer waits for the next pull.
+
+What always holds: what is read ahead and what is in hand is never more than the prefetch; read-ahead messages wait like
+any others, so they go back untried when the consumer pauses, closes or does not get on, and are dropped by a seek;
+their leases run from when they were asked for. Ordered groups and those with `parallel` read nothing ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Generic, NamedTuple
+
+from dmq.client.arguments import check_whole
+from dmq.client.consumer.prefetch import Part
+from dmq.client.consumer.subscription import NamedLink, P, Subscription, Subscriptions
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, InvalidSettings, NotConnected
+from dmq.protocol import Command, Frame, decode_response
+from dmq.protocol.consume import PullReply, Settle
+from dmq.protocol.header import LIST_MAX
+from dmq.records import ANY_QUEUE
+
+__all__ = ["TURN_SECONDS", "Ask", "Puller", "unreached"]
+
+_AT_ONCE: Final = 0.0
+_UNEVEN: Final = 4
+_WAIT_MAX: Final = 1_000_000.0
+# Several brokers are asked at once for so long at a time, so that one that comes back meanwhile is asked too.
+_ALL_SECONDS: Final = 1.0
+TURN_SECONDS: Final = 0.05
+"""How long each of several brokers is asked, where one is asked after the other."""
+
+
+class Ask(NamedTuple):
+    """What a pull asks for."""
+
+    max_messages: int
+    queue: int = ANY_QUEUE
+
+
+class Puller(Generic[P]):
+    """What one consumer has asked for by the batch."""
+
+    def __init__(self, subscriptions: Subscriptions[P]) -> None:
+        self._subscriptions = subscriptions
+        self._core = subscriptions.core
+        self._options = subscriptions.options
+        self._last_ask: Ask | None = None  # if it got all it asked for
+        self._stock_ask: Ask | None = None  # what was read ahead last
+        self._under_way: set[Subscription[P]] = set()  # with the brokers that are asked ahead
+        self._refusals: list[DMQError] = []
+        self._turn = 0
+
+    def is_under_way(self) -> bool:
+        """Whether a broker is asked for what waits for the next pull."""
+        return bool(self._under_way)
+
+    def check(self, max_messages: int, wait: Any, queue: int | None) -> Ask:
+        """What a pull asks for; refuses one that makes no sense.
+
+        Raises:
+            InvalidRequest: messages are pushed here.
+            InvalidSettings: a value makes no sense.
+            NotConnected: the consumer is closed.
+        """
+        if self._options.strategy:
+            raise InvalidRequest(
+                "a consumer with a strategy gets its queues pushed: iterate over it or run() it, or leave the strategy "
+                "out and choose with pull(queue=)"
+            )
+        if self._subscriptions.is_started:
+            raise InvalidRequest("this consumer is subscribed: make another one to pull with")
+        self._subscriptions.check_open()
+        if self._core.ended is not None:
+            raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
+        check_whole("max_messages", max_messages, 1, LIST_MAX)
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait <= _WAIT_MAX:
+            raise InvalidSettings(f"wait is a time in seconds, not {wait!r}")
+        self._subscriptions.has_pulled = True
+        return Ask(max_messages, ANY_QUEUE if queue is None else check_whole("queue", queue, 0, ANY_QUEUE - 1))
+
+    def asked_alone(self, ask: Ask) -> Subscription[P] | None:
+        """With the one broker that can give what is asked for; None if several can."""
+        return self._subscriptions.only or (None if ask.queue == ANY_QUEUE else self._subscriptions.at(ask.queue))
+
+    @property
+    def has_stock(self) -> bool:
+        """Whether messages may come before they are wanted: where leases count, they would be in the way of others."""
+        return not self._options.ordered and not self._options.parallel
+
+    def in_turn(self) -> list[Subscription[P]]:
+        """With the brokers that are connected, each of them first once in a while."""
+        self._turn += 1
+        found = [one for one in self._subscriptions if one.pool.current() is not None]
+        at = self._turn % max(1, len(found))
+        return found[at:] + found[:at]
+
+    def from_stock(self, ask: Ask) -> list[Part]:
+        """What came before it was wanted, if it is what is wanted now; else it goes back."""
+        core = self._core
+        core.has_company = False
+        if not core.prefetched[0]:
+            return []
+        if self._stock_ask is not None and ask.queue not in (self._stock_ask.queue, ANY_QUEUE):
+            core.release_waiting()
+            return []
+        return core.take_parts(ask.max_messages)
+
+    def read_ahead(self, one: Subscription[P], ask: Ask, got: int) -> None:
+        """A pull got so many: ask for what the next one will want, if it will, and report what is to be reported."""
+        # What a filter lets through comes in uneven batches, as much as the broker finds in one look.
+        enough = ask.max_messages if not self._options.tags else ask.max_messages // _UNEVEN
+        is_repeated, self._last_ask = ask == self._last_ask, ask if got and got >= enough else None
+        link = one.pool.current()
+        if (
+            link is None
+            or not is_repeated
+            or self._last_ask is None
+            or self._subscriptions.is_closing
+            or self._under_way
+            or not self._core.has_room_for(ask.max_messages, got)
+        ):
+            self._subscriptions.subscriber.flush()
+            return
+        frames = self._core.reports(one.book)
+        try:
+            self._ask(one, link, ask, before=frames)
+        except DMQError:
+            self._core.not_sent(one.book, frames)
+            return  # the next pull says why
+        self._core.has_company = True
+
+    def ask_all(self, ask: Ask, wait: float) -> bool:
+        """Ask all brokers that are not asked already, and let what they have wait; False if none is connected."""
+        self._refusals.clear()
+        share = ask._replace(max_messages=min(ask.max_messages, *(one.credit for one in self._subscriptions)))
+        for one in self._subscriptions:
+            link = one.pool.current()
+            if link is None or one in self._under_way:
+                continue
+            try:
+                self._ask(one, link, share, wait=min(wait, _ALL_SECONDS))
+            except DMQError:
+                pass  # it is gone, and the others are asked
+        return self.is_under_way()
+
+    def check_refused(self) -> None:
+        """Raise what a broker answered to `ask_all`, if trying again cannot help."""
+        for error in self._refusals:
+            if not isinstance(error, NotConnected | BrokerStopping | Busy):
+                raise error
+
+    def _ask(
+        self,
+        one: Subscription[P],
+        link: NamedLink,
+        ask: Ask,
+        *,
+        wait: float = _AT_ONCE,
+        before: Sequence[Settle] = (),
+    ) -> None:
+        # An answer that nobody reads at once may be old when it is read.
+        since = None if wait else self._core.now()
+        header = self._options.pull(one.member(link), ask.max_messages, wait, ask.queue)
+        self._stock_ask = ask
+        self._under_way.add(one)
+        try:
+            link.submit(
+                Command.PULL,
+                header,
+                on_answer=lambda answer: self._answered(one, answer, since),
+                attended=self._subscriptions.is_divided,
+                before=[(Command.SETTLE, frame) for frame in before],
+            )
+        except DMQError:
+            self._under_way.discard(one)
+            raise
+        self._subscriptions.tick_later()
+
+    def _answered(self, one: Subscription[P], answer: Frame | DMQError, since: float | None) -> None:
+        """What was asked ahead is here."""
+        try:
+            if isinstance(answer, DMQError):
+                raise answer
+            reply: PullReply = decode_response(answer)
+            self._core.received(one.book, reply.leases, answer.body, since)
+        except DMQError as error:
+            if self._subscriptions.is_divided:  # else the next pull says why
+                self._refusals.append(error)
+        finally:
+            self._under_way.discard(one)
+            if self._core.is_paused or self._subscriptions.is_closing:
+                self._core.release_waiting()
+            self._subscriptions.subscriber.wake()
+
+
+def unreached(error: DMQError, wait: float) -> DMQError:
+    """What a pull ends with that found no broker: the last try had next to no time, and it says so."""
+    if not isinstance(error, NotConnected):
+        return error
+    return NotConnected(f"no broker could be reached within {max(wait, 0):g} s")
