@@ -30,7 +30,7 @@ import dmq
 from bench.rows import verdict
 from dmq.outbox import BusinessState, Inbox, MessageService, Relay, create_tables, tables
 from dmq.outbox.sender.envelope import RESULT_TO, SEND_ID, make_send_id
-from dmq.outbox.sender.message_row import make_row
+from dmq.outbox.sender.message_row import MessageDraft, make_row
 from dmq.testing.benchmark.benchmark import machine
 from dmq.testing.processes import BrokerProcess
 from tests.databases import KINDS
@@ -126,10 +126,7 @@ def send_beside_bare(engine: Engine, service: MessageService, transactions: int)
 def row_of(business_id: str | None) -> Row:
     """The values of a row as `send` makes them."""
     now_ms = time.time_ns() // 1_000_000
-    return make_row(
-        "bench", TOPIC, BODY, business_id, None, None, 4, None, None, None,
-        claimed_by=None, now_ms=now_ms, due_at_ms=now_ms,
-    )  # fmt: skip
+    return make_row("bench", MessageDraft(TOPIC, BODY, business_id), None, now_ms, now_ms)
 
 
 # --- relay ----------------------------------------------------------------------------------------------------------

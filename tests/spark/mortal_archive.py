@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from dmq.pipeline.archive import settlement_join
-from dmq.pipeline.archive.job import ArchiveJob
+from dmq.pipeline.archive.job import ArchiveJob, ArchiveOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.spark_session import spark_session
 from tests.spark.conftest import JAVA_OPTIONS
@@ -49,7 +49,7 @@ def main(url: str, tables: str, point: str) -> None:
         if name == point:
             die()
 
-    ArchiveJob(spark, Archive.create(tables), url, step=step, batch_bytes=12 << 20).run()
+    ArchiveJob(spark, Archive.create(tables), url, ArchiveOptions(batch_bytes=12 << 20), step=step).run()
     spark.stop()
     print("ended", flush=True)
 

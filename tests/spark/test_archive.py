@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import dmq
 from dmq.errors import ArchiveConflict, OffsetGone
 from dmq.pipeline.archive import settlement_join
-from dmq.pipeline.archive.job import TABLES, ArchiveJob, app_id_of
+from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, app_id_of
 from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Progress
@@ -119,7 +119,7 @@ def test_many_small_batches_have_the_same_rows_as_one(
         log = send_logged(client, "orders", 300, seed=1)
         consume_all(client, "orders", "billing", 300)
     # Batches that end in the middle of units, and one whose settlements are of messages of an earlier one.
-    ArchiveJob(spark, archive, broker.url, batch_bytes=70_001).run()
+    ArchiveJob(spark, archive, broker.url, ArchiveOptions(batch_bytes=70_001)).run()
     assert archive.table(MESSAGE).version() > 3
     check_archive(archive, log)
     assert outcomes(archive) == {("billing", "delivered", 1): 300, ("billing", "acked", 1): 300}
@@ -199,7 +199,7 @@ def test_what_retention_took_first_is_said_and_may_be_accepted(
             number += 1
         with pytest.raises(OffsetGone, match="retention took what lay between"):
             ArchiveJob(spark, archive, broker.url).run()
-        result = ArchiveJob(spark, archive, broker.url, accept_loss=True).run()
+        result = ArchiveJob(spark, archive, broker.url, ArchiveOptions(accept_loss=True)).run()
         assert result.rows[MESSAGE] > 0
 
 

@@ -15,7 +15,7 @@ from dmq.client.client import Client
 from dmq.pipeline.archive.job import ArchiveJob
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.lookup import Lookup
-from dmq.pipeline.replay.replay import execute
+from dmq.pipeline.replay.replay import ReplayRequest, execute
 from dmq.pipeline.replay.selection import Selection
 from dmq.records.layout import REPLAYED
 from dmq.testing.processes import BrokerProcess
@@ -86,7 +86,7 @@ def test_what_was_published_comes_back_byte_by_byte_under_its_id(
                 assert (row["priority"], row["properties"], row["app"]) == (priority, properties, "shop")
                 if key is not None:
                     assert [one["message_id"] for one in lookup.by_key(key)] == [message_id]
-        outcome = execute(archive, broker.url, Selection(topic="orders"), "again", "round-trip")
+        outcome = execute(archive, broker.url, ReplayRequest(Selection(topic="orders"), "again", "round-trip"))
         assert (outcome.sent, outcome.found) == (COUNT, 0)
         back = received(client, "again", COUNT)
         assert {str(message.id): said_of(message) for message in back} == log

@@ -55,7 +55,7 @@ class Claimed(NamedTuple):
 
 
 class DeadLetterStore:
-    """See the module.
+    """The dead letters of a broker in a database.
 
     Parameters:
         url: where, see `dmq.deadletters.url`.

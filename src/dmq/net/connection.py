@@ -43,7 +43,7 @@ class Peer(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """See the module.
+    """One socket, as frames in and frames out.
 
     Parameters:
         peer: who hears.
@@ -73,7 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_writable = True
         self.is_stalled = False  # nothing is read before the peer has taken its answers
         self.is_open = False
-        self.opened_at = self.heard_at = clock.monotonic()  # heard: as whoever looks now and then has found
+        self.opened_at = self.heard_at = clock.monotonic()  # heard: as the sweep that looks now and then has found
         self.is_heard = False  # bytes have come since somebody looked
         self.address: tuple[str, int] = ("", 0)
         self.session: object | None = None  # the peer's own
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._serve()
 
     def _serve(self) -> None:
-        """Hand over what was read; whoever does not read its answers does not get to ask more."""
+        """Hand over what was read; a peer that does not read its answers does not get to ask more."""
         unserved = self._unserved
         while unserved and self.is_open:
             if not self.is_writable and self.waiting_bytes >= self._output_bytes_max:

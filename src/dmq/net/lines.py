@@ -23,7 +23,7 @@ _END_OF_INPUT: Final = 4  # Ctrl-D, where the terminal sends characters
 
 
 class LineTooLong(Exception):
-    """Whoever is there does not send lines."""
+    """The peer does not send lines."""
 
 
 class _State(Enum):
@@ -35,8 +35,6 @@ class _State(Enum):
 
 
 class LineReader:
-    """See the module."""
-
     def __init__(self, bytes_max: int = 512) -> None:
         self._bytes_max = bytes_max
         self._line = bytearray()

@@ -66,7 +66,7 @@ class PageServer:
                 )
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked is gone, or asked for too much
+            pass  # the client is gone, or asked for too much
         finally:
             writer.close()
 

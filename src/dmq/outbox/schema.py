@@ -132,7 +132,7 @@ def _send(name: str, metadata: MetaData, schema: str | None) -> Table:
         Column("attempts", Integer, nullable=False),  # to send it
         Column("checks", Integer, nullable=False),  # by the compensator
         Column("claimed_by", String(64), nullable=True),
-        # Whoever looks for work takes rows whose time has come: unsent ones to send, sent ones to ask about.
+        # A relay or a compensator takes rows whose time has come: unsent ones to send, sent ones to ask about.
         _time("due_at_ms"),
         _time("created_at_ms"),
         _time("sent_at_ms", optional=True),

@@ -1,8 +1,8 @@
 """Messages in bulk: Spark's source and sink, the archive and the jobs on it. Needs `pip install "dmq[spark]"`.
 
-In reading order: `decode` turns units of the journal into rows; `source` and `sink` are Spark's `format("dmq")`;
-`tables` are those of the archive, `archive` fills them, `jobs` derive from them, `lookup` finds in them, `report`
-shows them and `replay` sends from them. `spark_session` starts Spark.
+In reading order: `decode` turns units of the journal into rows; `source` and `sink` are Spark's `format("dmq")`, with
+`spark_options` for both; `tables` are those of the archive, `archive` fills them, `jobs` derive from them, `lookup`
+finds in them, `report` shows them and `replay` sends from them. `spark_session` starts Spark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DmqDataSource"]
 
 
 def __getattr__(name: str) -> Any:
-    # Whoever looks something up in the archive need not load Spark.
+    # A lookup in the archive does not load Spark.
     if name == "DmqDataSource":
         from dmq.pipeline.source.data_source import DmqDataSource
 

@@ -151,7 +151,7 @@ def read_line(stream: IO[bytes], deadline: float) -> str | None:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([fd], [], [], left)[0]:
             return None
-        # One byte at a time: what follows the line stays for whoever reads next.
+        # One byte at a time: what follows the line stays for the next reader.
         byte = os.read(fd, 1)
         if not byte:
             return None

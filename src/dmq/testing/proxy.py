@@ -1,7 +1,7 @@
 """A TCP proxy that does to connections what networks do: it cuts, stalls, delays, and loses one direction.
 
-Two threads carry each connection, one a direction, with a small buffer in between and nothing else: whoever does not
-read holds up whoever writes, as on a wire.
+Two threads carry each connection, one a direction, with a small buffer in between and nothing else: a side that does
+not read holds up the side that writes, as on a wire.
 
 What always holds: bytes arrive in order and unchanged, or not at all; a cut may fall anywhere within a frame; after
 `close` no thread and no socket of the proxy is left.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, insert, text, update
 
-from dmq.outbox.sender.message_row import make_row
+from dmq.outbox.sender.message_row import MessageDraft, make_row
 from tests.fault.bookshop.rig import OUTBOX, example
 from tests.integration.outbox.effects import disposed
 
@@ -22,9 +22,7 @@ def story(here: Engine, there: Engine) -> None:
             chosen = TABLES.baskets.c.number == number
             connection.execute(update(TABLES.baskets).where(chosen).values(state=basket))
         for number, state, sent, said in ((1, "PLACED", "DONE", "SUCCESS"), (3, "CANCELLED", "REVERSED", "ROLLBACK")):
-            row = make_row(
-                "bookshop", "orders", b"", None, None, None, 4, None, None, None, claimed_by=None, now_ms=1, due_at_ms=1
-            )
+            row = make_row("bookshop", MessageDraft("orders", b""), None, 1, 1)
             connection.execute(insert(OUTBOX.send), row | {"send_id": f"s-{number}", "state": sent})
             order = {"number": number, "book": "dune", "copies": 1, "send_id": f"s-{number}", "state": state}
             connection.execute(insert(TABLES.orders), order)

@@ -14,7 +14,7 @@ from typing import Any
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay import sender
 from dmq.pipeline.replay.plan import Done, Plan, Plans
-from dmq.pipeline.replay.replay import execute
+from dmq.pipeline.replay.replay import ReplayRequest, execute
 from dmq.pipeline.replay.selection import Selection
 
 __all__ = ["CHOICE", "STOPS"]
@@ -60,7 +60,7 @@ def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count:
         step.reach("answered")
 
     Plans.keep, Plans.finish, sender._Run._send = kept, finished, sent  # type: ignore[method-assign]
-    outcome = execute(Archive(tables), broker, CHOICE, topic, replay_id)
+    outcome = execute(Archive(tables), broker, ReplayRequest(CHOICE, topic, replay_id))
     print(f"done {outcome.sent} {outcome.found}", flush=True)
 
 

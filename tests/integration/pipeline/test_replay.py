@@ -20,7 +20,7 @@ import dmq
 from dmq.errors import InvalidMessage, InvalidRequest, UnknownTopic
 from dmq.model import Durability, MessageId
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.replay.replay import execute
+from dmq.pipeline.replay.replay import ReplayRequest, execute
 from dmq.pipeline.replay.selection import Selection
 from dmq.protocol import Command, decode_response
 from dmq.protocol.batch import pack_records
@@ -89,7 +89,9 @@ def stored(client: dmq.Client, topic: str) -> int:
 def test_what_comes_back_is_what_was_archived(tables: Path, broker: BrokerProcess, client: dmq.Client) -> None:
     client.admin.create_topic("same", queues=4)
     archive = Archive(str(tables))
-    outcome = execute(archive, broker.url, Selection(topic="orders", where="journal_offset < 30000"), "same", "same")
+    outcome = execute(
+        archive, broker.url, ReplayRequest(Selection(topic="orders", where="journal_offset < 30000"), "same", "same")
+    )
     assert (outcome.sent, outcome.found) == (100, 0)
     found = {message.id: message for message in received(client, "same", 100)}
     assert len(found) == 100
@@ -118,13 +120,13 @@ def test_the_same_replay_again_sends_nothing_and_another_sends_all(
     client.admin.create_topic("twice", queues=2)
     archive, few = Archive(str(tables)), Selection(where="journal_offset < 3000")
     with pytest.raises(InvalidRequest, match="no replay twice-1 to go on with"):
-        execute(archive, broker.url, None, "", "twice-1")
-    assert execute(archive, broker.url, few, "twice", "twice-1")[1:] == (10, 0)
-    assert execute(archive, broker.url, few, "twice", "twice-1")[1:] == (0, 10)
-    assert execute(archive, broker.url, None, "", "twice-1")[1:] == (0, 10)
+        execute(archive, broker.url, ReplayRequest(None, "", "twice-1"))
+    assert execute(archive, broker.url, ReplayRequest(few, "twice", "twice-1"))[1:] == (10, 0)
+    assert execute(archive, broker.url, ReplayRequest(few, "twice", "twice-1"))[1:] == (0, 10)
+    assert execute(archive, broker.url, ReplayRequest(None, "", "twice-1"))[1:] == (0, 10)
     with pytest.raises(InvalidRequest, match="replay twice-1 sends other messages"):
-        execute(archive, broker.url, Selection(topic="orders"), "twice", "twice-1")
-    assert execute(archive, broker.url, few, "twice", "twice-2")[1:] == (10, 0)
+        execute(archive, broker.url, ReplayRequest(Selection(topic="orders"), "twice", "twice-1"))
+    assert execute(archive, broker.url, ReplayRequest(few, "twice", "twice-2"))[1:] == (10, 0)
     # The same ids, of two replays, are no duplicates to a consumer.
     found = received(client, "twice", 20)
     assert Counter(message.replay for message in found) == {"twice-1": 10, "twice-2": 10}
@@ -135,11 +137,11 @@ def test_one_that_lost_its_plan_is_recognised_by_the_broker(
 ) -> None:
     client.admin.create_topic("lost", queues=2)
     archive, few = Archive(str(tables)), Selection(where="journal_offset < 3000")
-    assert execute(archive, broker.url, few, "lost", "lost")[1:] == (10, 0)
+    assert execute(archive, broker.url, ReplayRequest(few, "lost", "lost"))[1:] == (10, 0)
     folder = tables / "replay" / "lost"
     for path in folder.iterdir():
         path.unlink()
-    assert execute(archive, broker.url, few, "lost", "lost")[1:] == (0, 10)
+    assert execute(archive, broker.url, ReplayRequest(few, "lost", "lost"))[1:] == (0, 10)
     assert stored(client, "lost") == 10
 
 
@@ -148,20 +150,20 @@ def test_a_topic_that_is_missing_or_was_made_anew_is_told(
 ) -> None:
     archive, few = Archive(str(tables)), Selection(where="journal_offset < 3000")
     with pytest.raises(UnknownTopic, match="no topic 'absent' to replay into"):
-        execute(archive, broker.url, few, "absent", "absent")
+        execute(archive, broker.url, ReplayRequest(few, "absent", "absent"))
     client.admin.create_topic("anew")
     run(tables, broker, "anew", "anew", "planned", 1)
     client.admin.delete_topic("anew")
     client.admin.create_topic("anew")
     with pytest.raises(UnknownTopic, match="was made anew since"):
-        execute(archive, broker.url, None, "", "anew")
+        execute(archive, broker.url, ReplayRequest(None, "", "anew"))
 
 
 def test_a_message_that_fails_is_retried_and_dies_in_the_topic_it_came_to(
     tables: Path, broker: BrokerProcess, client: dmq.Client
 ) -> None:
     client.admin.create_topic("failing")
-    execute(Archive(str(tables)), broker.url, Selection(keys=("order-5",)), "failing", "failing")
+    execute(Archive(str(tables)), broker.url, ReplayRequest(Selection(keys=("order-5",)), "failing", "failing"))
     with client.consumer("failing", "failing-readers", max_attempts=2) as consumer:
         for attempt in (1, 2):
             (message,) = consumer.pull(1, wait=SECONDS)

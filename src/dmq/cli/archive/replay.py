@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
     from dmq.pipeline.replay.replay import Outcome
     from dmq.pipeline.replay.selection import Selection
-    from dmq.pipeline.replay.sender import Progress
+    from dmq.pipeline.replay.sender import ReplayProgress
 
 __all__ = ["replay"]
 
@@ -71,8 +71,8 @@ def replay(
     """
     with needs_spark_extra():
         from dmq.pipeline.archive.table_store import Archive
+        from dmq.pipeline.replay.replay import ReplayRequest, new_replay_id
         from dmq.pipeline.replay.replay import execute as send
-        from dmq.pipeline.replay.replay import new_replay_id
         from dmq.pipeline.replay.selection import Selection
 
     archive = Archive.open(tables)
@@ -97,7 +97,7 @@ def replay(
     target = to or topic
     if not target and replay_id is None:
         raise typer.BadParameter("say where they go: --to TOPIC")
-    outcome = send(archive, broker, chosen, target, replay_id=name, rate=rate, on_progress=_Shown())
+    outcome = send(archive, broker, ReplayRequest(chosen, target, name, rate), _Shown())
     _show_outcome(outcome, form)
 
 
@@ -107,7 +107,7 @@ class _Shown:
     def __init__(self) -> None:
         self._next = time.monotonic() + _SHOW_SECONDS
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ReplayProgress) -> None:
         now = time.monotonic()
         if now >= self._next and sys.stderr.isatty():
             self._next = now + _SHOW_SECONDS

@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 
 def tour(once: bool) -> None:
-    """See the module."""
+    """Run all steps."""
     import dmq
     from dmq.testing.processes import BrokerProcess
 

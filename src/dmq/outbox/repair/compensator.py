@@ -137,7 +137,7 @@ class Compensation(NamedTuple):
 
 
 class Compensator:
-    """See the module. A context manager that starts a thread, or call `run_once`.
+    """Asks about results that are overdue. A context manager that starts a thread, or call `run_once`.
 
     Parameters:
         service: of the sender; its alerts and counts are used, too.
@@ -232,7 +232,7 @@ class Compensator:
             else:
                 wait.append(row)
         self._put_off(wait)
-        return Compensation(len(rows), updated, self._resend(resend), len(wait), self._tell(alert))
+        return Compensation(len(rows), updated, self._resend(resend), len(wait), alerted=self._tell(alert))
 
     def _missing(self, rows: Iterable[OutboxMessage]) -> dict[str, list[str]]:
         """By send id, the groups that have not answered. Of a row that expects anybody's answer, all that consume."""

@@ -54,7 +54,7 @@ class ConfirmOptions(NamedTuple):
         host, port: where; port 0 takes one that is free.
         advertise: the host that is published, if others reach it by another name.
         thread_num: how many questions are answered at a time.
-        insecure: another address than loopback is meant, though whoever reaches it may ask.
+        insecure: listen on another address than loopback, though anybody who reaches it may ask.
     """
 
     host: str = "127.0.0.1"
@@ -241,7 +241,7 @@ class ConfirmService:
         with self._engine.connect() as connection:
             found = run(self._recorder.find_many(send_ids, group), connection.execute)
         return [
-            Confirmed(send_id, one.state, one.consumer_id, one.at_ms, one.reason[:REASON_CHARS])
+            Confirmed(send_id, one.state, one.consumer_id, one.at_ms, reason=one.reason[:REASON_CHARS])
             for send_id, one in found.items()
         ]
 

@@ -1,4 +1,4 @@
-"""Reading the outbox's tables in pages, for whoever compares them, and ordering that messages are sent again.
+"""The outbox's tables in pages, to be compared with others, and orders to send messages again.
 
 What always holds: a page is one short transaction, so that reading millions of rows locks nobody out; rows come in the
 order of their send ids, which is that of time, each once; bodies are never read. A row that has ended is not sent

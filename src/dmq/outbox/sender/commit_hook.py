@@ -1,8 +1,8 @@
 """Noticing commits: which send ids were inserted in which session, and when its transaction has ended.
 
-Sessions tell by their events, whoever made them; a plain connection tells just before it commits. Nothing depends on
-it: the relay reads each row before it sends, so a hint that comes too early, or for a savepoint that was rolled back,
-does no harm, and one that never comes only costs time.
+Sessions tell by their events, also those that the user made; a plain connection tells just before it commits. Nothing
+depends on it: the relay reads each row before it sends, so a hint that comes too early, or for a savepoint that was
+rolled back, does no harm, and one that never comes only costs time.
 
 What always holds: a session's rollback forgets what was inserted in it; hearing of a commit never waits and never
 raises, since the business is done.

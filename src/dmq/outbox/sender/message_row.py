@@ -17,12 +17,21 @@ from sqlalchemy.sql.elements import ColumnElement
 from dmq.client.producer.encoder import encode_body
 from dmq.client.producer.message import check_message
 from dmq.errors import InvalidMessage, InvalidSettings
-from dmq.model import Message, check_name
+from dmq.model import DEFAULT_PRIORITY, Message, check_name
 from dmq.outbox.schema import NAME_CHARS_MAX
 from dmq.outbox.sender.envelope import check_properties, make_send_id, pack_properties
 from dmq.outbox.states import SendState
 
-__all__ = ["BODY_BYTES_MAX", "OutboxMessage", "columns_of", "groups_text", "make_row", "message_of", "parse_row"]
+__all__ = [
+    "BODY_BYTES_MAX",
+    "MessageDraft",
+    "OutboxMessage",
+    "columns_of",
+    "groups_text",
+    "make_row",
+    "message_of",
+    "parse_row",
+]
 
 BODY_BYTES_MAX: Final = 4 << 20
 _COLUMNS: Final = (
@@ -91,7 +100,9 @@ def message_of(row: Row[Any]) -> Message:
     (_, send_id, app, _, business_id, sequence, is_ordered, key, tag, priority, body, properties, groups, *_) = row
     own = json.loads(properties) if properties else None
     packed = pack_properties(own, send_id, "" if groups == "" else app, sequence)
-    return Message(bytes(body), key or send_id, tag, business_id, bool(is_ordered), priority, packed)
+    return Message(
+        bytes(body), key or send_id, tag, business_id, ordered=bool(is_ordered), priority=priority, properties=packed
+    )
 
 
 def groups_text(groups: Iterable[str] | None) -> str | None:
@@ -111,29 +122,32 @@ def parse_groups(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(filter(None, text.split(",")))
 
 
-def make_row(
-    app: str,
-    topic: str,
-    body: object,
-    business_id: str | None,
-    key: str | None,
-    tag: str | None,
-    priority: int,
-    properties: Mapping[str, str] | None,
-    ordered: bool | None,
-    groups: str | None,
-    *,
-    claimed_by: str | None,
-    now_ms: int,
-    due_at_ms: int,
-) -> dict[str, Any]:
-    """The values of a new row; `sequence` is added by whoever numbers.
+class MessageDraft(msgspec.Struct, frozen=True, gc=False):
+    """A message as a user hands it in."""
+
+    topic: str
+    body: object
+    business_id: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    properties: Mapping[str, str] | None = None
+    ordered: bool | None = None  # None: if it has a business id
+    groups: str | None = None  # as `groups_text` has them
+
+
+def make_row(app: str, draft: MessageDraft, owner: str | None, now_ms: int, due_at_ms: int) -> dict[str, Any]:
+    """The values of a new row, without the `sequence` of a strict message.
+
+    Parameters:
+        owner: who has claimed it, until `due_at_ms`; None: any relay may send it then.
 
     Raises:
         InvalidMessage, MessageTooLarge, InvalidName: it could never be sent.
     """
+    topic, business_id, key, tag, properties = draft.topic, draft.business_id, draft.key, draft.tag, draft.properties
     check_name(topic, "topic")
-    is_ordered = bool(business_id) if ordered is None else ordered
+    is_ordered = bool(business_id) if draft.ordered is None else draft.ordered
     if is_ordered and not business_id:
         raise InvalidMessage("ordered=True needs a business_id: messages of the same one stay in order")
     for what, value in (("business_id", business_id), ("key", key), ("tag", tag)):
@@ -143,7 +157,13 @@ def make_row(
     # Small plain properties need no closer look, which costs as much as all the rest.
     looked_at = None if properties is None or _are_small(properties) else properties
     message = Message(
-        encode_body(body), key, tag, business_id, ordered=is_ordered, priority=priority, properties=looked_at
+        encode_body(draft.body),
+        key,
+        tag,
+        business_id,
+        ordered=is_ordered,
+        priority=draft.priority,
+        properties=looked_at,
     )
     check_message(topic, message, BODY_BYTES_MAX)
     return {
@@ -155,14 +175,14 @@ def make_row(
         "is_ordered": int(is_ordered),
         "message_key": key,
         "tag": tag,
-        "priority": priority,
+        "priority": draft.priority,
         "body": message.body,
         "properties": _encode(properties).decode() if properties else None,
-        "expected_groups": groups,
+        "expected_groups": draft.groups,
         "state": "NEW",
         "attempts": 0,
         "checks": 0,
-        "claimed_by": claimed_by,
+        "claimed_by": owner,
         "due_at_ms": due_at_ms,
         "created_at_ms": now_ms,
     }

@@ -100,7 +100,7 @@ class Relay:
         send = (tables or default_tables()).send
         self._claims = Claims(engine, send)
         self._blockers = Blockers(engine, send)
-        self._dispatch = Dispatch(client, timeout, alert_after, alert_with(on_alert, self.counts), self.counts)
+        self._dispatch = Dispatch(client, timeout, alert_after, alert_with(on_alert, self.counts), counts=self.counts)
         self._hints = Hints(self._clock)
         self._batch = batch
         self._poll = poll
@@ -292,7 +292,7 @@ class Relay:
         """When to look again at rows that are behind another one; None is at once, in their turn."""
         if not blocker.is_claimed:
             return blocker.due_at_ms if blocker.due_at_ms > now_ms else None
-        # Somebody is sending it. Whoever does not get on for a second may be dead: let others come before these.
+        # Another relay is sending it. One that does not get on for a second may be dead: let other rows come first.
         number, since = self._seen.get(place, (0, 0.0))
         now = self._clock.monotonic()
         if number != blocker.number:

@@ -30,7 +30,7 @@ from dmq.outbox.schema import tables as default_tables
 from dmq.outbox.sender.commit_hook import collect, inserted
 from dmq.outbox.sender.decorator import sends_messages
 from dmq.outbox.sender.envelope import Result
-from dmq.outbox.sender.message_row import OutboxMessage, columns_of, groups_text, make_row, parse_row
+from dmq.outbox.sender.message_row import MessageDraft, OutboxMessage, columns_of, groups_text, make_row, parse_row
 from dmq.outbox.sender.relay import Relay, make_owner
 from dmq.outbox.sender.result_book import ResultBook, Reverse
 from dmq.outbox.sender.result_consumers import ResultConsumers
@@ -123,7 +123,9 @@ class MessageService:
         self._inbox: Inbox | None = None
         self._must_listen = results
         sessions = session_factory or sessionmaker(self.engine)
-        self._book = ResultBook(self.engine, self.tables, sessions, self._reverse, self.counts, self._clock)
+        self._book = ResultBook(
+            self.engine, self.tables, sessions, self._reverse, counts=self.counts, clock=self._clock
+        )
         self._relay: Relay | None = None
         self._consumers: ResultConsumers | None = None
         if client is not None:
@@ -133,7 +135,9 @@ class MessageService:
                 owner=self._owner, counts=self.counts, clock=clock,
             )  # fmt: skip
             if results:
-                self._consumers = ResultConsumers(client, self.app, self._book, alert_after, self.alert, self.counts)
+                self._consumers = ResultConsumers(
+                    client, self.app, self._book, alert_after, alert=self.alert, counts=self.counts
+                )
 
     # --- in the business's transaction --------------------------------------------------------------------------------
 
@@ -176,11 +180,13 @@ class MessageService:
         """
         plain: Session | Connection = _plain(session)
         now_ms = self._clock.now_ms()
-        row = make_row(
-            self.app, topic, body, business_id, key, tag, priority, properties, True if strict else ordered,
-            self._groups.get(topic) if groups is _UNSET else groups_text(groups),
-            claimed_by=self._owner, now_ms=now_ms, due_at_ms=now_ms if self._owner is None else now_ms + self._grace_ms,
+        draft = MessageDraft(
+            topic, body, business_id, key, tag=tag, priority=priority, properties=properties,
+            ordered=True if strict else ordered,
+            groups=self._groups.get(topic) if groups is _UNSET else groups_text(groups),
         )  # fmt: skip
+        due_at_ms = now_ms if self._owner is None else now_ms + self._grace_ms
+        row = make_row(self.app, draft, self._owner, now_ms, due_at_ms=due_at_ms)
         if strict and (ordered is False or not business_id):
             raise InvalidMessage("strict=True needs a business_id, and does not go with ordered=False")
         try:

@@ -26,7 +26,7 @@ from dmq.pipeline.archive.settlements import Settlements
 from dmq.pipeline.decode.journal_reader import Fetched, JournalReader
 from dmq.pipeline.decode.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
 from dmq.pipeline.decode.units import UnitRows, decode_units
-from dmq.pipeline.jobs.staging import BLOOM, GROUP_ROWS, SORT
+from dmq.pipeline.jobs.staged_files import BLOOM, GROUP_ROWS, SORT
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 
 __all__ = ["Extracted", "Task", "extract"]

@@ -1,13 +1,13 @@
 """The archive job: a broker's journal, batch by batch, into the tables.
 
 A batch is a range of the journal. Spark's tasks write its rows as files (`extract`); the driver commits them table by
-table, joins the settlements with the messages (`resolve`), commits those, and at last tells the broker how far the
-archive is. How far each table has come stands in its own log, written in the same commit as the files: the journal
+table, joins the settlements with the messages (`settlement_join`), commits those, and at last tells the broker how far
+the archive is. How far each table has come stands in its own log, written in the same commit as the files: the journal
 offset, under an app id that names the journal.
 
-What always holds: whatever kills the job, and wherever, the next run finds by the tables' logs which range each table
-lacks, and gives it exactly that; no row is lost and none is there twice. Only what outlives a power loss of the broker
-is taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`.
+What always holds: if the job is killed, anywhere, the next run finds by the tables' logs which range each table lacks,
+and gives it exactly that; no row is lost and none is there twice. Only what outlives a power loss of the broker is
+taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dmq.pipeline.archive.parquet import Written
     from dmq.pipeline.archive.table_store import Archive
 
-__all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "Done", "app_id_of"]
+__all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "app_id_of"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def app_id_of(journal_id: int) -> str:
     return f"archive/{journal_id:016x}"
 
 
-class Done(NamedTuple):
+class BatchDone(NamedTuple):
     """What a batch did: rows by table, the days they are of, and where the journal cannot be read."""
 
     rows: Mapping[str, int]
@@ -62,13 +62,18 @@ class Done(NamedTuple):
     damaged: tuple[tuple[int, int], ...] = ()
 
 
+class ArchiveOptions(NamedTuple):
+    """How a journal is archived."""
+
+    batch_bytes: int = BATCH_BYTES  # how much of the journal goes into one commit
+    accept_loss: bool = False  # go on where retention took something before it was archived, instead of an error
+
+
 class ArchiveJob:
     """Archives the journal of one broker.
 
     Parameters:
         servers: where the broker is, as `JournalReader` takes it.
-        batch_bytes: how much of the journal goes into one commit.
-        accept_loss: go on where retention took something before it was archived; otherwise that is an error.
         progress: is told how far it is.
         step: is told what was just done, in a word; a test ends the process there.
     """
@@ -78,17 +83,15 @@ class ArchiveJob:
         spark: SparkSession,
         archive: Archive,
         servers: str,
+        options: ArchiveOptions | None = None,
         *,
-        batch_bytes: int = BATCH_BYTES,
-        accept_loss: bool = False,
         progress: Callable[[Progress], None] = no_progress,
         step: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._spark = spark
         self._archive = archive
         self._servers = servers
-        self._batch_bytes = batch_bytes
-        self._accept_loss = accept_loss
+        self._options = options or ArchiveOptions()
         self._progress = progress
         self._step = step
         self._acknowledged: dict[int, int] = {}
@@ -127,13 +130,13 @@ class ArchiveJob:
             dts |= done.dts
             notes += [f"journal offsets {start} to {end} cannot be read: left out" for start, end in done.damaged]
             self._acknowledge(report, self.archived_to(report.journal_id))
-            self._show("archived", report, begin, last, sum(rows.values()))
+            self._show("archived", report, begin, last, rows=sum(rows.values()))
         seconds = time.monotonic() - began
         left = max(0, report.flushed - last)
         if left and not is_over():
             left = 0  # nothing but what the broker notes for itself
         notes.insert(0, f"journal {report.journal_id:016x}: {last - begin:,} bytes taken, {left:,} left")
-        return JobResult(_NAME, rows, frozenset(dts), seconds, tuple(notes))
+        return JobResult(_NAME, rows, frozenset(dts), seconds, notes=tuple(notes))
 
     def _sweep(self) -> None:
         """Delete what runs that were killed have staged, once it is old enough to be nobody's."""
@@ -152,7 +155,8 @@ class ArchiveJob:
 
     def _next(self, report: ArchiveReport) -> Batch | None:
         versions = self._versions(report.journal_id)
-        batch = next_batch(versions, report.first, report.flushed, self._batch_bytes, accept_loss=self._accept_loss)
+        size, accept_loss = self._options
+        batch = next_batch(versions, report.first, report.flushed, size, accept_loss=accept_loss)
         is_idle = batch is not None and batch.end <= self._idle_to
         return None if is_idle else batch
 
@@ -174,7 +178,7 @@ class ArchiveJob:
 
     # --- a batch ----------------------------------------------------------------------------------------------------
 
-    def _run_batch(self, journal_id: int, batch: Batch, *, is_last: bool) -> Done | None:
+    def _run_batch(self, journal_id: int, batch: Batch, *, is_last: bool) -> BatchDone | None:
         """Archive one range; None if there was nothing in it, and nothing was committed."""
         staging = self._archive.folder.below(_STAGING).below(uuid.uuid4().hex)
         try:
@@ -194,7 +198,7 @@ class ArchiveJob:
             if CONSUME_EVENT in batch.after:
                 rows[CONSUME_EVENT], days = self._settle(journal_id, batch, found)
                 dts |= days
-            return Done(rows, frozenset(dts), tuple(found.damaged))
+            return BatchDone(rows, frozenset(dts), tuple(found.damaged))
         finally:
             if staging.files.get_file_info(staging.path).type.name == "Directory":
                 staging.files.delete_dir(staging.path)
@@ -208,7 +212,7 @@ class ArchiveJob:
         context = self._spark.sparkContext
         tables = frozenset(batch.after)
         tasks = [
-            Task(self._servers, journal_id, start, end, self._archive.uri, tables, staging)
+            Task(self._servers, journal_id, start, end, archive=self._archive.uri, tables=tables, staging=staging)
             for start, end in split(batch.start, batch.end, context.defaultParallelism)
         ]
         found = Extracted()
@@ -228,10 +232,10 @@ class ArchiveJob:
         broker = f"{journal_id:016x}"
         with JournalReader(self._servers, app="dmq-archive") as reader:
             topics = {topic.topic_id: topic.topic for topic in reader.topics(system=True)}
-        with resolved(self._spark, self._archive, broker, found.staged, found.settled, found.bounds, topics) as files:
+        with resolved(self._spark, self._archive, broker, found, topics=topics) as files:
             self._step("resolved")
             self._commit(CONSUME_EVENT, files, journal_id, batch)
             return sum(file.rows for file in files), {file.dt for file in files}
 
     def _show(self, step: str, report: ArchiveReport, begin: int, at: int, rows: int) -> None:
-        self._progress(Progress(_NAME, step, rows, at - begin, report.flushed - begin, "bytes"))
+        self._progress(Progress(_NAME, step, rows, at - begin, total=report.flushed - begin, unit="bytes"))

@@ -1,8 +1,8 @@
-"""The index by key, business id and message id: which rows it has for some messages, and the hash it is sorted by.
+"""The index by key, business id and message id: its rows for some messages, and the hash it is sorted by.
 
-What always holds: a text has the same hash in every process and version, since it is part of the archive's format. It
-protects against nobody: whoever finds a hash compares the text. A bucket is the top bits of the hash, so that sorting
-by bucket and hash is sorting by the hash as an unsigned number.
+What always holds: a text has the same hash in every process and version, since it is part of the archive's format. The
+hash protects against nobody: a reader that finds a hash compares the text. A bucket is the top bits of the hash, so
+that sorting by bucket and hash is sorting by the hash as an unsigned number.
 """
 
 from __future__ import annotations

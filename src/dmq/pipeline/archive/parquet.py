@@ -109,7 +109,7 @@ def write_parquet(
     place.sync(path)
     size = place.files.get_file_info(f"{place.path}/{path}").size
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    return Written(path, table.num_rows, size, _stats(collected[0], table.schema), days[0], now_ms)
+    return Written(path, table.num_rows, size, _stats(collected[0], table.schema), dt=days[0], written_at_ms=now_ms)
 
 
 def _order(schema: pa.Schema, sort_by: Sequence[str]) -> list[pq.SortingColumn] | None:
@@ -145,7 +145,9 @@ def adopt_parquet(folder: Folder, staged: str, dt: date, *, name: str = "part") 
     with found:
         said, schema = found.metadata, found.schema_arrow
     size = folder.files.get_file_info(f"{folder.path}/{path}").size
-    return Written(path, said.num_rows, size, _stats(said, schema), dt, int(datetime.now(UTC).timestamp() * 1000))
+    return Written(
+        path, said.num_rows, size, _stats(said, schema), dt=dt, written_at_ms=int(datetime.now(UTC).timestamp() * 1000)
+    )
 
 
 # --- what the log says of a file --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A whole run: the archive job for every broker, then the jobs that are made of its tables; once, or on and on.
+"""A whole run: the archive job for every broker, then the jobs on its tables; once, or until it is told to end.
 
-What always holds: a signal to end lets the batch end that is being worked on, and nothing after it begins. The jobs are
-told which days changed, so that they need not look for them.
+What always holds: a signal to end lets the current batch end, and nothing after it begins. The jobs are told which days
+changed, so that they need not look for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from dmq.errors import InvalidSettings
-from dmq.pipeline.archive.job import BATCH_BYTES, ArchiveJob
+from dmq.pipeline.archive.job import BATCH_BYTES, ArchiveJob, ArchiveOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Job, JobContext, JobResult, Progress, check_options, no_progress
 from dmq.pipeline.spark_session import spark_session
@@ -61,7 +61,7 @@ def _jobs() -> Mapping[str, Job]:
 
 
 class Run:
-    """See the module.
+    """One run, made ready: its jobs are checked before Spark starts.
 
     Raises:
         InvalidSettings: a job is not known, no broker was named, or Spark cannot start.
@@ -103,16 +103,9 @@ class Run:
 
     def _run(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
         options = self._options
+        chosen = ArchiveOptions(options.batch_bytes, options.accept_loss)
         archives = [
-            ArchiveJob(
-                spark,
-                self._archive,
-                broker,
-                batch_bytes=options.batch_bytes,
-                accept_loss=options.accept_loss,
-                progress=self._progress,
-            )
-            for broker in options.brokers
+            ArchiveJob(spark, self._archive, broker, chosen, progress=self._progress) for broker in options.brokers
         ]
         derived_at = -options.derive_seconds
         while True:
@@ -139,7 +132,7 @@ class Run:
                     datetime.now(UTC),
                     changed,
                     self._options.brokers[0] if self._options.brokers else None,
-                    self._options.outbox_urls,
+                    outbox_urls=self._options.outbox_urls,
                     options=self._options.options,
                     progress=self._progress,
                 )
@@ -173,7 +166,7 @@ def _add(results: dict[str, JobResult], more: JobResult, *, keep_notes: bool = T
         for name, count in more.rows.items():
             rows[name] = rows.get(name, 0) + count
         notes = before.notes + more.notes if keep_notes else more.notes
-        more = JobResult(more.job, rows, before.dts | more.dts, before.seconds + more.seconds, notes)
+        more = JobResult(more.job, rows, before.dts | more.dts, before.seconds + more.seconds, notes=notes)
     results[more.job] = more
 
 

@@ -1,16 +1,12 @@
-"""Whose settlements they are: offsets of queues joined with the messages that stand there, as rows of `consume_event`.
+"""Settlements joined with the messages that they are about, as rows of `consume_event`.
 
-A message is delivered where it was stored, or, after a failure, from a retry topic; so both `message` and `copy` are
-looked at, in those files only that may have offsets of these topics. The join is Spark's, but for a few settlements,
-which are joined by the driver (`resolve_here`).
+A settlement names offsets of a queue. A message is delivered from where it was stored, or, after a failure, from a
+retry topic; so both `message` and `copy` are read, and of them only the files that may have these offsets. Spark joins;
+the driver itself joins a few settlements (`resolved_here`), at a tenth of what a query of Spark costs.
 
 What always holds: each settled message gives one row for its outcome and, if it was handed out, one row `delivered`. A
 message that is in no table any more gives its rows without an id. Attempts count over retries, as consumers see them.
-
-The join of `resolve` for a few settlements, by the driver, at a tenth of what a query of Spark costs.
-
-What always holds: it gives the same rows as the join in Spark. What it takes is bounded: the settlements by who calls,
-the memory by DuckDB's limit.
+Both joins give the same rows; the memory of the driver's is bounded by DuckDB's limit.
 """
 
 from __future__ import annotations
@@ -25,13 +21,14 @@ from dmq.model import SYSTEM_PREFIX, retry_topic_parts
 from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.archive.settlements import SETTLEMENT
 from dmq.pipeline.jobs.frames import frame_of
-from dmq.pipeline.jobs.staging import SORT, staged
+from dmq.pipeline.jobs.staged_files import SORT, staged
 from dmq.pipeline.lookup.engine import Engine
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dmq.pipeline.archive.extract import Extracted
     from dmq.pipeline.archive.table_store import Archive, Table
 
 __all__ = ["SMALL", "resolved", "resolved_here", "topic_names"]
@@ -145,32 +142,24 @@ def topic_names(topics: Mapping[int, str]) -> dict[int, str]:
 
 @contextmanager
 def resolved(
-    spark: SparkSession,
-    archive: Archive,
-    broker: str,
-    files: Sequence[str],
-    count: int,
-    bounds: Mapping[int, tuple[int, int]],
-    topics: Mapping[int, str],
+    spark: SparkSession, archive: Archive, broker: str, found: Extracted, topics: Mapping[int, str]
 ) -> Iterator[list[Written]]:
     """Files with rows of `consume_event`, to be committed inside of this.
 
     Parameters:
         broker: the journal's id as the tables have it.
-        files: settlements.
-        count: how many messages those are about.
-        bounds: by topic id, which offsets.
+        found: the settlements, as tasks have staged them.
         topics: names by id, for what is in no table.
     """
-    messages, copies = (_may_have(archive.table(name), broker, bounds) for name in (MESSAGE, COPY))
+    messages, copies = (_may_have(archive.table(name), broker, found.bounds) for name in (MESSAGE, COPY))
     table = archive.table(CONSUME_EVENT)
-    if count <= SMALL and archive.folder.is_local:
-        rows_here = resolved_here(broker, files, messages, copies, topic_names(topics))
+    if found.settled <= SMALL and archive.folder.is_local:
+        rows_here = resolved_here(broker, found.staged, messages, copies, names=topic_names(topics))
         yield write_days(rows_here, table.folder, sort_by=SORT[CONSUME_EVENT])
         return
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    settlements = spark.read.schema(from_arrow_schema(SETTLEMENT)).parquet(*files)
+    settlements = spark.read.schema(from_arrow_schema(SETTLEMENT)).parquet(*found.staged)
     rows = spark.sql(
         _SPARK_QUERY,
         args={"broker": broker},
@@ -179,7 +168,7 @@ def resolved(
         copies=frame_of(spark, COPY, copies),
         names=_names(spark, topics),
     )
-    with staged(table, rows, max(1, -(-2 * count // _FILE_ROWS))) as written:
+    with staged(table, rows, max(1, -(-2 * found.settled // _FILE_ROWS))) as written:
         yield written
 
 

@@ -1,7 +1,7 @@
-"""Settlements: what the journal's events say became of messages, as rows that wait to be told which messages those are.
+"""Settlements: the outcomes in the journal's events, as rows that still have to be joined with their messages.
 
-An event names a queue and a range of offsets. Here it becomes a row for each run of offsets; `resolve` joins them with
-the messages that stand there.
+An event names a queue and a range of offsets. Here it becomes a row for each run of offsets; `settlement_join` joins
+them with the messages that stand there.
 
 What always holds: an event is decoded only if it is one of the dequeue log. Left out is what the broker does for itself
 under groups of its own, copies to the tail of a queue, and offsets that retention took before a group came to them.

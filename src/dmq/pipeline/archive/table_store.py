@@ -2,9 +2,9 @@
 
 A table is a Delta table, so every engine that knows the format reads it; commits go through delta-rs and need no Java.
 Files are written before (`dmq.pipeline.archive.parquet`). A commit names them and, in the same atomic step, says how
-far whoever commits has come: a version under an app id of its own. That pair is what makes a write happen once.
+far its writer has come: a version under an app id of its own. That pair makes a write happen once.
 
-What always holds: a commit is made on exactly the state of the table it was decided on. If somebody else was quicker,
+What always holds: a commit is made on exactly the state of the table it was decided on. If another writer was quicker,
 the table is read again and all is decided anew, since the log itself does not refuse a version that is already there.
 """
 
@@ -26,9 +26,9 @@ from dmq.pipeline.archive.folder import Folder, normal_uri
 from dmq.pipeline.archive.parquet import DT, Written
 from dmq.pipeline.tables import SCHEMAS
 
-__all__ = ["Archive", "Bounds", "LiveFile", "Table"]
+__all__ = ["Archive", "ColumnBounds", "LiveFile", "Table"]
 
-Bounds = Mapping[str, tuple[Any, Any]]  # by column, the least and the greatest value wanted; None is no bound
+ColumnBounds = Mapping[str, tuple[Any, Any]]  # by column, the least and the greatest value wanted; None is no bound
 
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.05
@@ -76,11 +76,11 @@ class Table:
         delta = self._load()
         return None if delta is None else delta.transaction_version(app_id)
 
-    def files(self, dt: date | Iterable[date] | None = None, where: Bounds | None = None) -> list[str]:
+    def files(self, dt: date | Iterable[date] | None = None, where: ColumnBounds | None = None) -> list[str]:
         """Addresses of the files that may have rows of some days with values within bounds; see `live_files`."""
         return [file.uri for file in self.live_files(dt, where)]
 
-    def live_files(self, dt: date | Iterable[date] | None = None, where: Bounds | None = None) -> list[LiveFile]:
+    def live_files(self, dt: date | Iterable[date] | None = None, where: ColumnBounds | None = None) -> list[LiveFile]:
         """The files that may have what is wanted, going by the log's statistics, oldest day first.
 
         Parameters:
@@ -98,7 +98,7 @@ class Table:
         """How many rows it has."""
         return sum(file.rows for file in self.live_files())
 
-    def _live(self, delta: DeltaTable, dt: date | Iterable[date] | None, where: Bounds | None) -> list[LiveFile]:
+    def _live(self, delta: DeltaTable, dt: date | Iterable[date] | None, where: ColumnBounds | None) -> list[LiveFile]:
         found = pa.table(delta.get_add_actions(flatten=True))
         keep = None
         if dt is not None:
@@ -111,7 +111,7 @@ class Table:
             found = found.filter(keep)
         columns = ("path", "num_records", "size_bytes", f"partition.{DT}")
         rows = zip(*(found[column].to_pylist() for column in columns), strict=True)
-        live = [LiveFile(path, f"{self.uri}/{path}", count or 0, size, day) for path, count, size, day in rows]
+        live = [LiveFile(path, f"{self.uri}/{path}", count or 0, size, dt=day) for path, count, size, day in rows]
         return sorted(live, key=lambda file: (file.dt, file.path))
 
     def _load(self) -> DeltaTable | None:

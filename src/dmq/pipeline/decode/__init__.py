@@ -1,1 +1,6 @@
-"""Decode: `arrow`, `attributes`, `bodies`, `journal_reader`, `rows`, `units`."""
+"""Units of the journal as columns of Arrow.
+
+In reading order: `journal_reader` fetches units from a broker; `units` makes columns of numpy of them; `attributes`
+reads the variable part of the records, `bodies` expands them; `rows` makes the archive's rows, with `arrow` for the
+arrays.
+"""

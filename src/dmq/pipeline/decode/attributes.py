@@ -1,8 +1,8 @@
 """The attributes of many records, read side by side: the first entry of every record, then the second, and so on.
 
 What always holds: no byte outside its record is believed. Where a record's entries are not well-formed, those before
-the first bad one count and the rest do not: a client can store such a message, and a reader of a whole journal must
-get past it.
+the first bad one count and the rest do not: a client can store such a message, and a reader of a whole journal must get
+past it.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ def walk(buffer: memoryview, starts: Positions, ends: Positions, kinds: Collecti
                 place.add(record[hit], value_at[hit], value_end[hit])
             if wanted != PROPERTY:
                 have[record[hit]] |= bits[wanted]
-        # Whoever has all that is wanted is done; nobody has all properties before the end.
+        # A record that has all that is wanted is done; none has all properties before the end.
         is_open = is_good & (value_end <= end - _HEAD_BYTES) & (have[record] != everything)
         if is_open.all():
             at = value_end
         else:
             record, at, end = record[is_open], value_end[is_open], end[is_open]
     for number, first, stop in zip(record.tolist(), at.tolist(), end.tolist(), strict=True):
-        _walk_one(buffer, number, first, stop, gathered)
+        _walk_one(buffer, number, first, stop, gathered=gathered)
     return {kind: place.found(is_single=kind != PROPERTY) for kind, place in gathered.items()}
 
 

@@ -1,7 +1,7 @@
-"""Reading a broker's journal from a blocking program, as Spark's executors and the archive do.
+"""A reader of a broker's journal for blocking programs: Spark's executors and the archive.
 
-The broker hands out whole units, as they are on its disk; whoever reads decodes them (`dmq.pipeline.decode.units`).
-Reading moves no group and takes nothing away, so every question here may be asked twice.
+The broker hands out whole units, as they are on its disk; the caller decodes them (`dmq.pipeline.decode.units`).
+Reading moves no group and takes nothing away, so every request may be repeated.
 
 What always holds: `units` gives every unit that starts in its range, once, in order; while one answer is worked on the
 next is on its way, and no more than that. A broker that restarts is waited for, as long as the timeout says.
@@ -65,7 +65,7 @@ def server_url(servers: str) -> str:
 
 
 class JournalReader:
-    """See the module. A context manager; used by one thread.
+    """One connection to a broker. A context manager; used by one thread.
 
     Parameters:
         servers: `host:port`, several separated by commas, or a URL.
@@ -119,15 +119,17 @@ class JournalReader:
             OffsetGone: retention took it, or there is none yet.
             Damaged: it cannot be read; `detail["next"]` is the first behind it that can.
         """
-        asked = Peek(topic, queue, Point(PointKind.OFFSET, offset), max_messages, max_bytes, with_origins=True)
+        asked = Peek(
+            topic, queue, Point(PointKind.OFFSET, offset), max_messages, max_bytes=max_bytes, with_origins=True
+        )
         frame = self._ask(Command.PEEK, asked)
         spans: list[Span] = decode_response(frame).spans
         if not spans:
-            return Peeked(offset, offset, [], [], [], memoryview(b""))
+            return Peeked(offset, offset, [], [], origins=[], body=memoryview(b""))
         span = spans[0]
         lengths, body = unpack_records(frame.body, span.count)
         sizes = [*map(int, lengths)]
-        return Peeked(span.first_offset, span.end_offset, sizes, span.ids, span.origins, memoryview(body))
+        return Peeked(span.first_offset, span.end_offset, sizes, span.ids, origins=span.origins, body=memoryview(body))
 
     def fetch(self, journal_offset: int, max_bytes: int = FETCH_BYTES, *, wait: float = 0.0) -> Fetched:
         """Whole units from the one on that holds an offset; at least one if there is any.
@@ -142,7 +144,7 @@ class JournalReader:
         frame = self._ask(Command.FETCH, Fetch(journal_offset, max_bytes, round(wait * 1000)))
         reply = decode_response(frame)
         body = memoryview(frame.body)
-        return Fetched(reply.start, reply.end, reply.first, reply.visible, reply.journal_id, body)
+        return Fetched(reply.start, reply.end, reply.first, reply.visible, journal_id=reply.journal_id, body=body)
 
     def units(
         self, start: int, end: int, *, max_bytes: int = FETCH_BYTES, with_first: bool = False

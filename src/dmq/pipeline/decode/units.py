@@ -6,11 +6,7 @@ column that is wanted.
 
 What always holds: every unit is checked against its checksum before anything in it is believed. Message and system
 records are told apart by the batch table alone. What a record's own bytes say is followed only within the record. Rows
-stand in the journal's order.
-
-Records of one queue that the broker gathered, as the same rows that units decode to.
-
-What always holds: every column is what the units would give.
+stand in the journal's order. Records of one queue that the broker gathered for a peek decode to the same columns.
 """
 
 from __future__ import annotations
@@ -44,7 +40,16 @@ from dmq.records.attributes import (
 from dmq.records.layout import gather
 from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, intact, read_header
 
-__all__ = ["Batches", "SystemRecord", "UnitRows", "Wanted", "decode_peeked", "decode_units"]
+__all__ = [
+    "Batches",
+    "JournalRange",
+    "RecordSpans",
+    "SystemRecord",
+    "UnitRows",
+    "Wanted",
+    "decode_peeked",
+    "decode_units",
+]
 
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -114,6 +119,26 @@ class Batches(NamedTuple):
     is_moved: Bits  # its records carry ids and origins of their own
 
 
+class RecordSpans(NamedTuple):
+    """Where records stand, one element a record."""
+
+    starts: Positions
+    ends: Positions
+    batch: Positions  # which element of the batches each belongs to
+    within: Positions  # as its which record
+
+    def select(self, index: Any) -> RecordSpans:
+        return RecordSpans(*(column[index] for column in self))
+
+
+class JournalRange(NamedTuple):
+    """The range of a journal that was decoded."""
+
+    journal_id: int = 0
+    start: int = 0
+    end: int = 0
+
+
 class UnitRows:
     """The message records of some units, in the journal's order.
 
@@ -121,9 +146,7 @@ class UnitRows:
 
     Attributes:
         buffer: the bytes in which the records stand.
-        starts, ends: where each record begins and ends.
-        batch: which element of `batches` each belongs to.
-        within: as its which record.
+        starts, ends, batch, within: as of `RecordSpans`; `batch` counts in `batches`.
         start, end: the journal's range that was decoded.
         journal_id: of which journal.
         events: the system records among them.
@@ -132,28 +155,19 @@ class UnitRows:
     def __init__(
         self,
         buffer: memoryview,
-        starts: Positions,
-        ends: Positions,
-        batch: Positions,
-        within: Positions,
+        spans: RecordSpans,
         batches: Batches,
         columns: frozenset[str],
-        *,
-        journal_id: int = 0,
-        start: int = 0,
-        end: int = 0,
+        read: JournalRange = JournalRange(),  # noqa: B008  frozen
         events: Iterable[SystemRecord] = (),
     ) -> None:
         self.buffer = buffer
-        self.starts = starts
-        self.ends = ends
-        self.batch = batch
-        self.within = within
+        self._spans = spans
+        self.starts, self.ends, self.batch, self.within = spans
         self.batches = batches
         self.columns = columns
-        self.journal_id = journal_id
-        self.start = start
-        self.end = end
+        self._read = read
+        self.journal_id, self.start, self.end = read
         self.events = list(events)
         self._parts: tuple[Positions, ...] | None = None
         self._entries: dict[int, Found] | None = None
@@ -166,18 +180,7 @@ class UnitRows:
 
     def select(self, index: Any) -> Self:
         """Some of the rows in their order, by a mask, a slice or rising numbers; without the events."""
-        return type(self)(
-            self.buffer,
-            self.starts[index],
-            self.ends[index],
-            self.batch[index],
-            self.within[index],
-            self.batches,
-            self.columns,
-            journal_id=self.journal_id,
-            start=self.start,
-            end=self.end,
-        )
+        return type(self)(self.buffer, self._spans.select(index), self.batches, self.columns, self._read)
 
     # --- the batch tables -------------------------------------------------------------------------------------------
 
@@ -333,25 +336,19 @@ def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection
     # From sums over all records to places in the body: what the tables of the units take comes on top.
     shift = (_data_at(units) - before[np.cumsum(units.records) - units.records])[unit_of_row]
     chosen = batches.topic_id != 0
-    spans = _Spans(before, shift, counts, np.cumsum(counts) - counts)
-    events = _events(buffer, spans.of(np.flatnonzero(~chosen)), batches, units.flags[unit_of_row])
+    rows = _Rows(before, shift, counts, np.cumsum(counts) - counts)
+    events = _events(buffer, rows.of(np.flatnonzero(~chosen)), batches, units.flags[unit_of_row])
     if callable(wanted):
         chosen &= wanted(batches.topic_id)
     elif wanted is not None:
         chosen &= np.isin(batches.topic_id, np.fromiter(wanted, np.uint32, len(wanted)))
-    return UnitRows(
-        buffer,
-        *spans.of(np.flatnonzero(chosen)),
-        batches,
-        frozenset(columns),
-        journal_id=journal_id,
-        start=int(units.start[0]) if len(units.start) else 0,
-        end=int(units.start[-1] + units.end[-1] - units.at[-1]) if len(units.start) else 0,
-        events=events,
-    )
+    read = JournalRange()
+    if len(units.start):
+        read = JournalRange(journal_id, int(units.start[0]), int(units.start[-1] + units.end[-1] - units.at[-1]))
+    return UnitRows(buffer, rows.of(np.flatnonzero(chosen)), batches, frozenset(columns), read=read, events=events)
 
 
-class _Spans(NamedTuple):
+class _Rows(NamedTuple):
     """Where the records of each row of the batch tables stand."""
 
     before: Positions  # bytes of records before each record
@@ -359,16 +356,16 @@ class _Spans(NamedTuple):
     counts: Positions
     first: Positions  # the number of each row's first record
 
-    def of(self, rows: Positions) -> tuple[Positions, Positions, Positions, Positions]:
-        """Start, end, row, and number within the row, of all records of some rows."""
+    def of(self, rows: Positions) -> RecordSpans:
+        """Of all records of some rows."""
         counts = self.counts[rows]
         shift = np.repeat(self.shift[rows], counts)
         batch = np.repeat(rows, counts)
         within = _runs(np.zeros(len(rows), np.int64), counts, 1)
         if len(rows) == len(self.counts):
-            return self.before[:-1] + shift, self.before[1:] + shift, batch, within
+            return RecordSpans(self.before[:-1] + shift, self.before[1:] + shift, batch, within)
         number = np.repeat(self.first[rows], counts) + within
-        return self.before[number] + shift, self.before[number + 1] + shift, batch, within
+        return RecordSpans(self.before[number] + shift, self.before[number + 1] + shift, batch, within)
 
 
 _NONE: Final[Positions] = np.empty(0, np.int64)
@@ -424,11 +421,11 @@ def _batches(units: _Units, table: npt.NDArray[np.void], unit_of_row: Positions)
         table["queue"].copy(),
         table["first_queue_offset"].astype(np.int64),
         table["producer_id"].astype(np.uint64),
-        table["first_sequence"].astype(np.uint64),
-        table["address"].copy(),
-        units.stored_at_ms[unit_of_row],
-        (units.start - units.at)[unit_of_row],
-        (table["flags"] & MOVED) != 0,
+        first_sequence=table["first_sequence"].astype(np.uint64),
+        address=table["address"].copy(),
+        stored_at_ms=units.stored_at_ms[unit_of_row],
+        shift=(units.start - units.at)[unit_of_row],
+        is_moved=(table["flags"] & MOVED) != 0,
     )
 
 
@@ -445,7 +442,7 @@ def _check(units: _Units, before: Positions, counts: Positions, unit_of_row: Pos
 
 def _events(
     buffer: memoryview,
-    spans: tuple[Positions, Positions, Positions, Positions],
+    spans: RecordSpans,
     batches: Batches,
     unit_flags: Positions,
 ) -> list[SystemRecord]:
@@ -486,10 +483,11 @@ def decode_peeked(peeked: Peeked, topic_id: int, queue: int, columns: frozenset[
         np.full(count, queue, np.uint8),
         peeked.first_offset + every,
         producer_id,
-        np.repeat(np.array(ids[2], np.uint64), id_counts) + within_run.astype(np.uint64),
-        np.repeat(np.frombuffer(b"".join(origins[2]), "V18"), stored_counts),
-        np.repeat(np.array(origins[1], np.int64), stored_counts),
-        np.zeros(count, np.int64),
-        producer_id == 0,
+        first_sequence=np.repeat(np.array(ids[2], np.uint64), id_counts) + within_run.astype(np.uint64),
+        address=np.repeat(np.frombuffer(b"".join(origins[2]), "V18"), stored_counts),
+        stored_at_ms=np.repeat(np.array(origins[1], np.int64), stored_counts),
+        shift=np.zeros(count, np.int64),
+        is_moved=producer_id == 0,
     )
-    return PeekedRows(peeked.body, ends - lengths, ends, every, np.zeros(count, np.int64), batches, columns)
+    spans = RecordSpans(ends - lengths, ends, every, np.zeros(count, np.int64))
+    return PeekedRows(peeked.body, spans, batches, columns)

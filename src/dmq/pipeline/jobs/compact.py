@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dmq.errors import ArchiveConflict, Damaged
 from dmq.pipeline.jobs.frames import frame_of
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
-from dmq.pipeline.jobs.staging import FILE_BYTES, staged
+from dmq.pipeline.jobs.staged_files import FILE_BYTES, staged
 from dmq.pipeline.tables import SCHEMAS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
             rows[name] = rows.get(name, 0) + sum(file.rows for file in merged)
             dts.add(dt)
     notes = (f"{before} files became {after}",) if before else ()
-    return JobResult("compact", rows, frozenset(dts), time.monotonic() - began, notes)
+    return JobResult("compact", rows, frozenset(dts), time.monotonic() - began, notes=notes)
 
 
 def _merge(spark: SparkSession, table: Table, dt: date, files_min: int) -> tuple[tuple[LiveFile, ...], int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from dmq.pipeline.jobs.changes import news_of, remember
 from dmq.pipeline.jobs.frames import frame
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
-from dmq.pipeline.jobs.staging import collected
+from dmq.pipeline.jobs.staged_files import collected
 from dmq.pipeline.tables import COPY, DEAD_LETTER_DAILY
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     dts = news[copy].dts
     rows = 0
     if dts:
-        context.progress(Progress("dead-letters", "counting", 0, 0, len(dts), "days"))
+        context.progress(Progress("dead-letters", "counting", 0, 0, total=len(dts), unit="days"))
         lateness = lateness_of(context)
         window = [day for day in stored if any(dt - lateness <= day <= dt for dt in dts)]
         files = collected(daily, dead_letter_rows(spark, frame(spark, copy, window), dts))

@@ -1,9 +1,7 @@
-"""What a job on the archive is given, and what it gives back.
+"""A job on the archive: what it is given, its options, and what it gives back.
 
-What always holds: a job may be run again at any time, also after it was killed: it finds out by itself what is missing,
-or does again exactly what it did.
-
-Options of single jobs, as the caller has them: texts by name.
+What always holds: a job may be run again at any time, also after it was killed: it finds by itself what is missing, or
+does again exactly what it did.
 """
 
 from __future__ import annotations

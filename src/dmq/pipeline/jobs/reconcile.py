@@ -1,24 +1,20 @@
 """Job `reconcile`: compares the senders' tables, the consumers' tables and the archive, and writes what disagrees.
 
 The tables are read in pages from every database that is named, each of which may have the sender's tables, a consumer's
-or both, and put beside the archive as Parquet, where Spark joins them. Options: `reconcile.days`, how far back, 2
-unless told; `reconcile.grace_minutes`, how young a message may be and still be on its way, 10 unless told;
+or both, and put beside the archive as Parquet, where Spark joins them. Options: `reconcile.days`, how far back, 2 by
+default; `reconcile.grace_minutes`, how young a message may be and still be on its way, 10 by default;
 `reconcile.resend`, true to have what is lost or not consumed sent again; `reconcile.prefix`, of the tables' names, `m_`
-unless told.
+by default.
+
+The query has views of what four sides know. {send}, {result}: the sender's tables; {consumer}: the consumers';
+{archived}: messages of the archive that carry a send id; {settled}: message and group that a broker saw acked. Messages
+that are too young to be judged, and those from before the archive begins, are not in them, or are marked.
 
 What always holds: run twice for the same moment, it writes once; only what was sent on days that the archive has is
-missed in it; a message that has ended is never sent again.
-
-Where the log of `reconcile_diff` tells when tables and archive were last compared, also if everything agreed.
-
-The query of job `reconcile`, over views of what four sides know.
-
-{send}, {result}: the sender's tables; {consumer}: the consumers'; {archived}: messages of the archive that carry a send
-id; {settled}: message and group that a broker saw acked. What is too young to be judged, and what lies before the
-archive begins, is not in them, or is marked so.
-
-What always holds: for a message and group at most one row, for what went wrong first: what was never sent is not also
-missing at the consumers. A group none of whose rows are here is not judged by its table, which may be elsewhere.
+missed in it; a message that has ended is never sent again. A message and group have at most one row, for what went
+wrong first: a message that was never sent is not also missing at the consumers. A group without any row here is not
+judged by its table, which may be elsewhere. The log of `reconcile_diff` tells when tables and archive were last
+compared, also if everything agreed.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from dmq.outbox.sender.envelope import SEND_ID
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.jobs.frames import frame
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option, flag_option
-from dmq.pipeline.jobs.staging import SORT, STAGING, sweep
+from dmq.pipeline.jobs.staged_files import SORT, STAGING, sweep
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, RECONCILE_DIFF, SCHEMAS
 
 if TYPE_CHECKING:
@@ -197,7 +193,7 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     sweep(table)
     with _pages(table.folder) as folder:
         there = _copy(context, folder, period)
-        sides = _sides(spark, archive, folder, period, "consumer" in there)
+        sides = _sides(spark, archive, folder, period, has_consumers="consumer" in there)
         context.progress(Progress("reconcile", "comparing"))
         found = differences(spark, sides).limit(_ROWS_MAX + 1).toArrow()
     rows = _rows(found.slice(0, _ROWS_MAX), context)
@@ -214,7 +210,7 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
         {RECONCILE_DIFF: rows.num_rows},
         frozenset({context.now.date()} if rows.num_rows else ()),
         time.monotonic() - began,
-        tuple(notes),
+        notes=tuple(notes),
     )
 
 
@@ -289,9 +285,9 @@ def _sides(spark: SparkSession, archive: Archive, folder: Folder, period: Period
         read["result"],
         read["consumer"],
         archived.where(bounds),
-        acked.select("message_id", "`group`").distinct(),
-        has_consumers,
-        bool(days),
+        settled=acked.select("message_id", "`group`").distinct(),
+        has_consumers=has_consumers,
+        has_archive=bool(days),
     )
 
 

@@ -71,4 +71,4 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
         notes.append(f"{rows} rows of {len(dropped)} days were dropped")
     if swept:
         notes.append(f"{swept} files that belong to no version were deleted")
-    return JobResult("retain", {}, frozenset(dropped), time.monotonic() - began, tuple(notes))
+    return JobResult("retain", {}, frozenset(dropped), time.monotonic() - began, notes=tuple(notes))

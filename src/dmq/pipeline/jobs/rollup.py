@@ -1,25 +1,19 @@
-"""Job `rollup`: figures by minute into `metrics_1m`, and where each group stood at the end of each day.
+"""Job `rollup`: figures by minute into `metrics_1m`, and the position of each group at the end of each day.
 
-Lag runs on from day to day, so with a day all later ones are made anew; what a day begins with is the end of the one
-before, kept in `position_daily`.
+Lag runs on from day to day, so with a day all later ones are made anew; a day begins with the end of the one before,
+kept in `position_daily`. The views of the queries: {message} and {event} are rows of the days that are made anew, which
+follow each other without a gap; {event} has failures of the days before, too. {place} is where messages of these days
+and of the lateness window before lie. {opening} has the rows of `position_daily` at the end of the day before.
+
+The lag of a queue is how far the group's position is behind the end of the queue, plus the messages that failed and
+wait to be tried again. The position follows what the group settled last, so it goes back with a group that is put back;
+a queue counts from the first message that the group settled in it. Each queue's change counts in the minute it happens
+in, and the changes of all queues add up. When a topic is made again after it was deleted, what was left of the old one
+no longer counts.
 
 What always holds: made twice, or in other portions, the rows are the same; a day's rows of both tables come from the
-same state of the archive.
-
-The queries of job `rollup`, over views named {message}, {event}, {place}, {opening}.
-
-{message}, {event}: rows of the days that are made anew, which follow each other without a gap; of {event} also failures
-of the days before. {place}: where messages of these days and of the lateness window before lie. {opening}: the rows of
-`position_daily` at the end of the day before.
-
-How lag comes about: in each queue it is how far the group's position is behind the end of the queue, plus the messages
-that failed and wait to be tried again. The position follows what the group settled last, so it goes back with a group
-that is put back; a queue counts from the first message that the group settled in it. Each queue's change is taken to
-the minute it happens in, and the changes of all queues add up. When a topic that was deleted is there again, what was
-left of the old one no longer counts.
-
-What always holds: an event belongs to its dt: one settled just before midnight and stored just after is of the first
-minute of the new day. A clock that was wrong takes nothing to another day.
+same state of the archive. An event belongs to its dt: one settled just before midnight and stored just after is of the
+first minute of the new day. A clock that was wrong takes nothing to another day.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dmq.pipeline.jobs.changes import news_of, remember
 from dmq.pipeline.jobs.frames import frame
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
-from dmq.pipeline.jobs.staging import collected
+from dmq.pipeline.jobs.staged_files import collected
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, METRICS_1M, POSITION_DAILY, SCHEMAS
 
 if TYPE_CHECKING:
@@ -260,7 +254,7 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     rows = {METRICS_1M: 0, POSITION_DAILY: 0}
     if changed:
         dts = _days(min(changed), max(stored))
-        context.progress(Progress("rollup", "adding up", 0, 0, len(dts), "days"))
+        context.progress(Progress("rollup", "adding up", 0, 0, total=len(dts), unit="days"))
         made = _made(spark, archive, dts, context)
         # Positions first: if the second commit does not come, the same news is found again, and both are made anew.
         for table, frame_made in ((position, made.positions), (metrics, made.metrics)):
@@ -281,8 +275,8 @@ def _made(spark: SparkSession, archive: Archive, dts: list[date], context: JobCo
         dts,
         frame(spark, message, dts),
         events,
-        frame(spark, message, window),
-        frame(spark, position, earlier[-1:]),
+        before=frame(spark, message, window),
+        opening=frame(spark, position, earlier[-1:]),
     )
 
 

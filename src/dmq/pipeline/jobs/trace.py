@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from dmq.pipeline.jobs.changes import News, news_of, remember
 from dmq.pipeline.jobs.frames import frame, frame_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
-from dmq.pipeline.jobs.staging import FILE_BYTES, staged
+from dmq.pipeline.jobs.staged_files import FILE_BYTES, staged
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     stored = set(message.days())
     lateness = lateness_of(context)
     dts = set(news[message].dts)
-    dts |= _touched(spark, archive, news[event], stored - dts, lateness)
+    dts |= _touched(spark, archive, news[event], stored - dts, lateness=lateness)
     written = 0
     for index, dt in enumerate(sorted(dts)):
-        context.progress(Progress("trace", f"joining {dt}", written, index, len(dts), "days"))
+        context.progress(Progress("trace", f"joining {dt}", written, index, total=len(dts), unit="days"))
         rows = trace_rows(spark, frame(spark, message, [dt]), frame(spark, event, _window(event.days(), dt, lateness)))
         with staged(trace, rows, _files(archive, dt)) as files:
             trace.replace([dt], files)

@@ -24,7 +24,7 @@ Days = tuple[date | None, date | None]
 
 
 class Listing:
-    """See the module.
+    """The files of one table, read again when they are too old.
 
     Parameters:
         fresh_seconds: how old the list may be.

@@ -26,7 +26,7 @@ from dmq.pipeline.archive.key_index import bucket_of, text_hash
 from dmq.pipeline.lookup.file_list import Listing
 from dmq.pipeline.tables import KEY_INDEX, SCHEMAS
 
-__all__ = ["KeyIndex", "Place"]
+__all__ = ["IndexEntry", "KeyIndex"]
 
 OPEN_MAX: Final = 256
 _BUCKET: Final = SCHEMAS[KEY_INDEX].get_field_index("bucket")
@@ -34,7 +34,7 @@ _HASH: Final = SCHEMAS[KEY_INDEX].get_field_index("hash")
 _ANY: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
 
-class Place(NamedTuple):
+class IndexEntry(NamedTuple):
     """Where a message stands."""
 
     day: date
@@ -55,7 +55,7 @@ class KeyIndex:
         """Whether anything was ever indexed."""
         return bool(self._listing.files())
 
-    def places(self, kind: str, text: str, topic: str, limit: int) -> list[Place]:
+    def places(self, kind: str, text: str, topic: str, limit: int) -> list[IndexEntry]:
         """Where the oldest messages with a text stand, oldest first.
 
         Parameters:
@@ -67,12 +67,12 @@ class KeyIndex:
         """
         hashed = text_hash(text)
         bucket = bucket_of(hashed)
-        found: list[Place] = []
+        found: list[IndexEntry] = []
         files = self._listing.files(where={"bucket": (bucket, bucket), "hash": (hashed, hashed)})
         for path in files:
             try:
                 for rows in self._file(path, files).having(bucket, hashed):
-                    found += _places(rows, kind, text, topic, limit)
+                    found += _places(rows, kind, text, topic, limit=limit)
             except (OSError, pa.ArrowException) as error:
                 raise Damaged(f"a file of the index cannot be read, look at {path}: {error}") from error
             if len(found) > limit:
@@ -108,7 +108,7 @@ class _File:
             hashes = self._read(group, ["hash"])["hash"].to_numpy()
             at = np.flatnonzero(hashes == hashed)
             if len(at):
-                yield self._read(group, ["kind", "key", *Place._fields[1:], "dt"]).take(at)
+                yield self._read(group, ["kind", "key", *IndexEntry._fields[1:], "dt"]).take(at)
 
     def _read(self, group: int, columns: list[str]) -> pa.Table:
         return self._parquet.read_row_group(group, columns=columns, use_threads=False)
@@ -125,7 +125,7 @@ def _covers(bounds: npt.NDArray[np.int64], value: int) -> npt.NDArray[np.bool_]:
     return covered
 
 
-def _places(rows: pa.Table, kind: str, text: str, topic: str, limit: int) -> list[Place]:
+def _places(rows: pa.Table, kind: str, text: str, topic: str, limit: int) -> list[IndexEntry]:
     """The oldest of the rows that are meant; all of them are of one day."""
     asked = {"kind": kind, "key": text} | ({"topic": topic} if topic else {})
     # With their type, since Arrow takes longer to find that out than for everything else here.
@@ -133,5 +133,5 @@ def _places(rows: pa.Table, kind: str, text: str, topic: str, limit: int) -> lis
     rows = rows.filter(functools.reduce(pc.and_, wanted))
     if rows.num_rows > limit:
         rows = rows.take(pc.select_k_unstable(rows, limit, [("journal_offset", "ascending")]))
-    columns = [rows[name].to_pylist() for name in ("dt", *Place._fields[1:])]
-    return [Place(*values) for values in zip(*columns, strict=True)]
+    columns = [rows[name].to_pylist() for name in ("dt", *IndexEntry._fields[1:])]
+    return [IndexEntry(*values) for values in zip(*columns, strict=True)]

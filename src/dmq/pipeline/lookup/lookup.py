@@ -71,17 +71,17 @@ class Lookup:
 
     def by_id(self, message_id: str, topic: str = "", *, bodies: bool = True, limit: int = LIMIT) -> list[Row]:
         """The message with an id, and what was replayed under it, oldest first."""
-        return self._by(MESSAGE_ID, message_id, topic, bodies, limit)
+        return self._by(MESSAGE_ID, message_id, topic, bodies, limit=limit)
 
     def by_key(self, key: str, topic: str = "", *, bodies: bool = True, limit: int = LIMIT) -> list[Row]:
         """Messages with a key, oldest first."""
-        return self._by(KEY, key, topic, bodies, limit)
+        return self._by(KEY, key, topic, bodies, limit=limit)
 
     def by_business_id(
         self, business_id: str, topic: str = "", *, bodies: bool = True, limit: int = LIMIT
     ) -> list[Row]:
         """Messages with a business id, oldest first."""
-        return self._by(BUSINESS_ID, business_id, topic, bodies, limit)
+        return self._by(BUSINESS_ID, business_id, topic, bodies, limit=limit)
 
     def by_time(
         self, topic: str, since: datetime | None, until: datetime | None, *, bodies: bool = True, limit: int = LIMIT
@@ -97,7 +97,7 @@ class Lookup:
             + ["stored_at < $until"] * (until is not None)
         )
         values = {"topic": topic} | ({"since": since} if since else {}) | ({"until": until} if until else {})
-        return self._messages(files, " AND ".join(said), values, bodies, limit)
+        return self._messages(files, " AND ".join(said), values, bodies, limit=limit)
 
     def _by(self, kind: str, text: str, topic: str, bodies: bool, limit: int) -> list[Row]:
         if limit < 1:
@@ -106,7 +106,9 @@ class Lookup:
             # Made by an older job, or not made yet: slower, and true all the same.
             files = self._listings[MESSAGE].files(where={"topic": (topic, topic)} if topic else None)
             said = f"{kind} = $text" + (" AND topic = $topic" if topic else "")
-            return self._messages(files, said, {"text": text} | ({"topic": topic} if topic else {}), bodies, limit)
+            return self._messages(
+                files, said, {"text": text} | ({"topic": topic} if topic else {}), bodies, limit=limit
+            )
         places: dict[tuple[date, str, int], list[int]] = {}
         for place in self._index.places(kind, text, topic, limit):
             places.setdefault((place.day, place.topic, place.queue), []).append(place.queue_offset)
@@ -118,7 +120,7 @@ class Lookup:
             listed = ", ".join(map(str, offsets))
             said = f"topic = $topic AND queue = {queue} AND queue_offset IN ({listed}) AND {kind} = $text"
             values = {"topic": where, "text": text}
-            found += self._messages(files, said, values, bodies, None)
+            found += self._messages(files, said, values, bodies, limit=None)
         return sorted(found, key=_by_time)[:limit]
 
     def _messages(

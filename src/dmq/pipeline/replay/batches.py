@@ -140,9 +140,9 @@ class _Making:
             np.fromiter(map(len, records), np.uint32, len(records)),
             np.array(hash_index, np.uint32),
             np.array(hashes, np.uint64),
-            len(records),
+            count=len(records),
         )
-        return Parcel(self._queue, first, len(rows), len(hashes), pack_batch(batch))
+        return Parcel(self._queue, first, len(rows), len(hashes), body=pack_batch(batch))
 
     def _record(self, row: _Row, codec: int, body: bytes) -> bytes:
         return self._target.record(

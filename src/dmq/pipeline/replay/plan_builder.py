@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -76,18 +76,8 @@ def overview(archive: Archive, selection: Selection) -> Overview:
     return Overview(sum(row["messages"] for row in topics), sum(int(row["bytes"]) for row in topics), topics, sample)
 
 
-def make_plan(
-    archive: Archive,
-    selection: Selection,
-    target: Target,
-    plans: Plans,
-    now_ms: int,
-    on_rows: Callable[[int], None] = lambda _: None,
-) -> Plan:
+def make_plan(archive: Archive, selection: Selection, target: Target, plans: Plans, now_ms: int) -> Plan:
     """Write down what is to be sent, and keep it as the plan.
-
-    Parameters:
-        on_rows: called with the number of rows so far.
 
     Raises:
         UnknownMessage: nothing is chosen.
@@ -100,7 +90,6 @@ def make_plan(
         with _Chosen(archive, selection) as chosen:
             for batch in chosen.stream(f"SELECT {', '.join((*_COLUMNS, 'queue'))} FROM chosen ORDER BY {_ORDER}"):
                 staging.add(batch)
-                on_rows(staging.rows)
         staging.close()
     except BaseException:
         plans.drop(token)

@@ -16,18 +16,19 @@ from dmq.client.client import make_hello
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import OneBroker, Router
 from dmq.client.connection.url import parse_url
-from dmq.clock import Clock, SystemClock
+from dmq.clock import SystemClock
 from dmq.errors import InvalidRequest
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.decode.journal_reader import server_url
 from dmq.pipeline.replay.plan import Done, Plan, Plans
 from dmq.pipeline.replay.plan_builder import make_plan
 from dmq.pipeline.replay.selection import Selection
-from dmq.pipeline.replay.sender import Progress, find_target, send_plan
+from dmq.pipeline.replay.sender import ReplayProgress, find_target, send_plan
 
-__all__ = ["Outcome", "execute", "new_replay_id", "planned"]
+__all__ = ["Outcome", "ReplayRequest", "execute", "new_replay_id", "planned"]
 
 APP: Final = "dmq-replay"
+_TIMEOUT_SECONDS: Final = 30.0
 
 
 class Outcome(NamedTuple):
@@ -38,10 +39,22 @@ class Outcome(NamedTuple):
     found: int
 
 
-def new_replay_id(clock: Clock | None = None) -> str:
-    """One that nobody has used."""
-    now = (clock or SystemClock()).now_ms() // 1000
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(3)}"
+class ReplayRequest(NamedTuple):
+    """What to replay.
+
+    `selection` says which messages; None goes on with a replay that was executed before, and so does the same
+    selection. `topic` is where they go; empty is where they went before. `rate` is messages a second at most.
+    """
+
+    selection: Selection | None
+    topic: str
+    replay_id: str
+    rate: float | None = None
+
+
+def new_replay_id() -> str:
+    """A replay id that nobody has used."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
 def planned(archive: Archive, replay_id: str) -> tuple[Plan | None, Done | None]:
@@ -53,25 +66,13 @@ def planned(archive: Archive, replay_id: str) -> tuple[Plan | None, Done | None]
 def execute(
     archive: Archive,
     broker: str,
-    selection: Selection | None,
-    topic: str,
-    replay_id: str,
-    *,
-    rate: float | None = None,
-    timeout: float = 30.0,
-    clock: Clock | None = None,
-    on_rows: Callable[[int], None] = lambda _: None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    request: ReplayRequest,
+    on_progress: Callable[[ReplayProgress], None] = lambda _: None,
 ) -> Outcome:
-    """Send what was chosen, or what of it is missing.
+    """Send the selected messages, or those of them that are missing.
 
     Parameters:
-        broker: its URL.
-        selection: what is chosen; None goes on with a replay that was executed before, and so does the same choice.
-        topic: where it goes; empty is where it went before.
-        rate: messages a second at most.
-        timeout: seconds that a broker may be away at the beginning.
-        on_rows: called with the number of rows while they are chosen.
+        broker: its URL; it may be away for half a minute at the beginning.
 
     Raises:
         InvalidRequest: the replay id stands for another choice, or the choice makes no sense.
@@ -79,7 +80,8 @@ def execute(
         UnknownTopic: the topic is not there.
         DMQError: it could not go on; the same call goes on where it came to.
     """
-    clock = clock or SystemClock()
+    selection, topic, replay_id, rate = request
+    clock = SystemClock()
     plans = Plans(archive.folder, replay_id)
     plan = plans.load()
     if plan is not None:
@@ -87,14 +89,14 @@ def execute(
         if plans.done() is not None:
             return Outcome(plan, 0, plan.total)
     router = Router(
-        OneBroker(parse_url(server_url(broker))), PoolSettings(make_hello(APP, None), clock, timeout=timeout)
+        OneBroker(parse_url(server_url(broker))), PoolSettings(make_hello(APP, None), clock, timeout=_TIMEOUT_SECONDS)
     )
     router.open()
     try:
         if plan is None:
             if selection is None or not topic:
                 raise InvalidRequest(f"there is no replay {replay_id} to go on with: say which messages, and where to")
-            plan = make_plan(archive, selection, find_target(router, topic), plans, clock.now_ms(), on_rows)
+            plan = make_plan(archive, selection, find_target(router, topic), plans, now_ms=clock.now_ms())
         sent = send_plan(
             router,
             plans.folder.below(plan.folder),

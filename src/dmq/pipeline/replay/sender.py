@@ -29,7 +29,7 @@ from dmq.protocol.frame import Flag
 from dmq.protocol.produce import Produce, ProduceFlag, ProducerStates
 from dmq.token_bucket import TokenBucket
 
-__all__ = ["Progress", "Sent", "find_target", "send_plan", "stored_rows"]
+__all__ = ["ReplayProgress", "Sent", "find_target", "send_plan", "stored_rows"]
 
 WORKERS_MAX: Final = 8
 ANSWER_SECONDS: Final = 30.0
@@ -38,7 +38,7 @@ _PAUSE_SECONDS: Final = 0.2
 _FLAGS: Final = ProduceFlag.NAMED | ProduceFlag.REPLAYED
 
 
-class Progress(NamedTuple):
+class ReplayProgress(NamedTuple):
     """How far it is: messages that are stored, those of earlier runs included, of how many."""
 
     stored: int
@@ -97,7 +97,7 @@ def send_plan(
     rate: float | None = None,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     patience: float = PATIENCE_SECONDS,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[ReplayProgress], None] = lambda _: None,
 ) -> Sent:
     """Send what is not stored yet.
 
@@ -116,10 +116,10 @@ def send_plan(
         rows,
         plan,
         None if rate is None else TokenBucket(rate, time.monotonic(), burst=0),
-        now_ms,
-        patience,
-        on_progress,
-        sum(stored.values()),
+        now_ms=now_ms,
+        patience=patience,
+        on_progress=on_progress,
+        stored=sum(stored.values()),
     )
     found = run.stored
     queues = [queue for queue, count in plan.counts.items() if stored[queue] < count]
@@ -153,7 +153,7 @@ class _Run:
         bucket: TokenBucket | None,
         now_ms: Callable[[], int],
         patience: float,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[ReplayProgress], None],
         stored: int,
     ) -> None:
         self._router = router
@@ -170,14 +170,16 @@ class _Run:
     def queue(self, queue: int, start: int) -> None:
         """Send one queue from a row on."""
         limit = self._router.home.connection().limits.body_bytes_max
-        found: Iterator[Parcel] = parcels(self._rows, self._plan, queue, start, self._now_ms(), limit)
+        found: Iterator[Parcel] = parcels(
+            self._rows, self._plan, queue, start, sent_at_ms=self._now_ms(), body_bytes_max=limit
+        )
         for parcel in found:
             if self.stop.wait(self._delay(parcel.rows)):
                 return
             self._send(parcel)
             with self._lock:
                 self.stored += parcel.rows
-                progress = Progress(self.stored, self._plan.total)
+                progress = ReplayProgress(self.stored, self._plan.total)
             self._on_progress(progress)
 
     def _delay(self, count: int) -> float:
@@ -196,11 +198,11 @@ class _Run:
             parcel.queue,
             parcel.rows,
             parcel.keys,
-            plan.producer_id,
-            0,
-            parcel.first_sequence,
-            Durability.FLUSHED,
-            int(_FLAGS),
+            producer_id=plan.producer_id,
+            producer_epoch=0,
+            first_sequence=parcel.first_sequence,
+            durability=Durability.FLUSHED,
+            flags=int(_FLAGS),
         )
         deadline = time.monotonic() + self._patience
         flags = 0

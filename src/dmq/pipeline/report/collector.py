@@ -80,8 +80,8 @@ def collect(tables: str, now: datetime, since: datetime | None = None, until: da
             now,
             since,
             until,
-            step,
-            newest,
+            step=step,
+            newest=newest,
             contents=tuple(_contents(archive, name) for name in SCHEMAS),
             topics=tuple(TopicFigures(**row | {"apps": tuple(row["apps"] or ())}) for row in ask(queries.TOPICS)),
             groups=tuple(GroupFigures(**row) for row in ask(queries.GROUPS)),
@@ -90,8 +90,8 @@ def collect(tables: str, now: datetime, since: datetime | None = None, until: da
             slowest=tuple(SlowTrace(**row) for row in ask(queries.SLOWEST, limit=_SLOWEST)),
             reconciled=_reconciled(archive, ask),
             throughput=_throughput(series, since, until, step),
-            latency=_lines(series, "p99_ms", since, until, step),
-            lag=_lines(series, "lag", since, until, step, carry=True),
+            latency=_lines(series, "p99_ms", since, until, step=step),
+            lag=_lines(series, "lag", since, until, step=step, carry=True),
             trouble=_trouble(series, since, until, step),
             notes=_notes(archive),
         )
@@ -151,7 +151,7 @@ def _contents(archive: Archive, name: str) -> Contents:
     days: list[date] = sorted({file.dt for file in files})
     size = sum(file.bytes for file in files)
     first, last = (days[0], days[-1]) if days else (None, None)
-    return Contents(name, sum(file.rows for file in files), size, len(files), first, last)
+    return Contents(name, sum(file.rows for file in files), size, len(files), first=first, last=last)
 
 
 def _outcomes(rows: Iterable[Row]) -> tuple[Outcomes, ...]:
@@ -164,7 +164,12 @@ def _outcomes(rows: Iterable[Row]) -> tuple[Outcomes, ...]:
 def _letters(row: Row) -> DeadLetters:
     errors = tuple((one["error"], one["count"]) for one in row["errors"] or ())
     return DeadLetters(
-        row["topic"] or "", row["group"] or "", row["reason"] or "", row["count"], errors, tuple(row["samples"] or ())
+        row["topic"] or "",
+        row["group"] or "",
+        row["reason"] or "",
+        row["count"],
+        errors=errors,
+        samples=tuple(row["samples"] or ()),
     )
 
 
@@ -198,7 +203,7 @@ def _throughput(series: list[Row], since: datetime, until: datetime, step: timed
         values: dict[datetime, float] = defaultdict(float)
         for row in series:
             values[row["starts_at"]] += (row[column] or 0.0) / seconds
-        found.append(Series(name, _filled(values, since, until, step, 0.0)))
+        found.append(Series(name, _filled(values, since, until, step, missing=0.0)))
     return tuple(found) if series else ()
 
 
@@ -209,7 +214,7 @@ def _trouble(series: list[Row], since: datetime, until: datetime, step: timedelt
         for row in series:
             values[row["starts_at"]] += row[column] or 0.0
         if any(values.values()):
-            found.append(Series(column, _filled(values, since, until, step, 0.0)))
+            found.append(Series(column, _filled(values, since, until, step, missing=0.0)))
     return tuple(found)
 
 
@@ -222,7 +227,7 @@ def _lines(
         if row["group"] is not None and row[column] is not None:
             values[f"{row['group']} of {row['topic']}"][row["starts_at"]] = row[column]
     chosen = sorted(values, key=lambda name: (-max(values[name].values()), name))[:_LINES_MAX]
-    return tuple(Series(name, _filled(values[name], since, until, step, None, carry=carry)) for name in chosen)
+    return tuple(Series(name, _filled(values[name], since, until, step, missing=None, carry=carry)) for name in chosen)
 
 
 def _filled(

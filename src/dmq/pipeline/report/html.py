@@ -1,8 +1,8 @@
 """The report as one HTML page that needs nothing else: no script, no font, no picture from anywhere.
 
-What always holds: every text from the archive is escaped; a page opened from a disk without a network is the same page.
+It is made for light and dark, wide and narrow screens, and paper.
 
-How the page looks: light and dark, wide and narrow, on paper.
+What always holds: every text from the archive is escaped; a page opened from a disk without a network is the same page.
 """
 
 from __future__ import annotations

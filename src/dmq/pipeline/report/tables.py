@@ -34,7 +34,7 @@ def contents(report: Report) -> Grid:
         if one.rows
     )
     heads = ("table", "rows", "size", "files", "first day", "last day")
-    return Grid("In the archive", heads, rows, frozenset({1, 2, 3}), "Nothing is archived yet.")
+    return Grid("In the archive", heads, rows, frozenset({1, 2, 3}), empty="Nothing is archived yet.")
 
 
 def topics(report: Report) -> Grid:
@@ -58,8 +58,8 @@ def topics(report: Report) -> Grid:
         heads,
         rows,
         frozenset(range(2, 8)),
-        "No message came in this period.",
-        "From sent to stored: p50 of the typical minute, p99 of the worst one.",
+        empty="No message came in this period.",
+        note="From sent to stored: p50 of the typical minute, p99 of the worst one.",
     )
 
 
@@ -86,8 +86,8 @@ def groups(report: Report) -> Grid:
         heads,
         rows,
         frozenset(range(2, 10)),
-        "No group settled anything in this period.",
-        "From stored to acked: p50 of the typical minute, p99 of the worst one. Lag as it was at the end, and at most.",
+        empty="No group settled anything in this period.",
+        note="From stored to acked: p50 of the typical minute, p99 of the worst one. Lag: at the end, and at most.",
     )
 
 
@@ -107,8 +107,8 @@ def outcomes(report: Report) -> Grid:
         ("topic", "group", *names),
         rows,
         frozenset(range(2, 2 + len(names))),
-        "There is no trace in this period.",
-        "Messages stored in this period, by the last that is known of them with each group.",
+        empty="There is no trace in this period.",
+        note="Messages stored in this period, by the last that is known of them with each group.",
     )
 
 
@@ -127,7 +127,15 @@ def dead_letters(report: Report) -> Grid:
     )
     heads = ("topic", "group", "reason", "count", "top errors", "for example")
     note = "By whole days, those that the period begins and ends in included."
-    return Grid("Dead letters", heads, rows, frozenset({3}), "No message died on these days.", note, frozenset({5}))
+    return Grid(
+        "Dead letters",
+        heads,
+        rows,
+        frozenset({3}),
+        empty="No message died on these days.",
+        note=note,
+        ids=frozenset({5}),
+    )
 
 
 def slowest(report: Report) -> Grid:
@@ -146,7 +154,7 @@ def slowest(report: Report) -> Grid:
     )
     heads = ("message", "topic", "group", "stored", "delivered after", "acked after", "attempts")
     empty = "Nothing was acked in this period."
-    return Grid("Slowest", heads, rows, frozenset({4, 5, 6}), empty, ids=frozenset({0, 3}))
+    return Grid("Slowest", heads, rows, frozenset({4, 5, 6}), empty=empty, ids=frozenset({0, 3}))
 
 
 def differences(report: Report) -> Grid:
@@ -165,7 +173,7 @@ def differences(report: Report) -> Grid:
     )
     heads = ("problem", "topic", "group", "business id", "send id", "detail")
     if found is None:
-        return Grid("Reconciliation", heads, (), frozenset(), "Never compared with outbox tables.")
+        return Grid("Reconciliation", heads, (), frozenset(), empty="Never compared with outbox tables.")
     totals = ", ".join(f"{count(times)} {problem.replace('_', ' ')}" for problem, times in found.counts)
     said = f"Compared at {moment(found.at)}: {totals or 'everything agreed'}."
-    return Grid("Reconciliation", heads, rows, frozenset(), said, said if rows else "", frozenset({4}))
+    return Grid("Reconciliation", heads, rows, frozenset(), empty=said, note=said if rows else "", ids=frozenset({4}))

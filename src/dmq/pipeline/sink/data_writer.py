@@ -1,16 +1,14 @@
-"""Writing the rows of a partition into topics: what a task of the sink does, without Spark.
-
-What always holds: when `write_rows` returns, every row is stored as its durability says; rows that an attempt before
-has stored are not stored again if they come in the same order; whatever happens, no row is left out.
-
-The sink of `format("dmq")`: rows of a DataFrame or a stream become messages.
+"""The sink of `format("dmq")`: rows of a DataFrame or a stream become messages.
 
 Spark makes a writer in the driver, where options and columns are checked, and calls its `write` once for each partition
-on the executors. A partition's rows are stored when `write` returns, so that there is nothing left to do in `commit`.
+on the executors. `write_rows` is what a task does, without Spark. The rows of a partition are stored when `write`
+returns, so that nothing is left for `commit`.
 
-What always holds: a stream writes under the id of its query, which its checkpoint keeps, or `dmq.producer.id`, and
-numbers its rows by micro-batch; a batch write does so under `dmq.producer.id`, or an id of its own for this one write.
-So a task, a micro-batch or a job that is repeated with the same rows in the same order stores none of them twice.
+What always holds: when `write_rows` returns, every row is stored as its durability says; rows that an earlier attempt
+has stored are not stored again if they come in the same order; no row is left out. A stream writes under the id of its
+query, which its checkpoint keeps, or under `dmq.producer.id`, and numbers its rows by micro-batch; a batch write does
+so under `dmq.producer.id`, or an id of its own for this one write. So a task, a micro-batch or a job that is repeated
+with the same rows in the same order stores none of them twice.
 """
 
 from __future__ import annotations
@@ -43,20 +41,28 @@ from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerSt
 from dmq.protocol.read import Find
 from dmq.records import Compressor, RecordView
 
-__all__ = ["BatchWriter", "PartitionWritten", "StreamWriter", "Written", "batch_writer", "stream_writer", "write_rows"]
+__all__ = [
+    "BatchWriter",
+    "PartitionWritten",
+    "RowsWritten",
+    "StreamWriter",
+    "batch_writer",
+    "stream_writer",
+    "write_rows",
+]
 
 
 _HEADER_BYTES: Final = 4096
 
 
-class Written(NamedTuple):
+class RowsWritten(NamedTuple):
     """What became of a partition's rows."""
 
     rows: int
     skipped: int  # of them, stored by an attempt before
 
 
-def write_rows(batches: Iterable[pa.RecordBatch], writer: Writer, options: SinkOptions) -> Written:
+def write_rows(batches: Iterable[pa.RecordBatch], writer: Writer, options: SinkOptions) -> RowsWritten:
     """Write rows, and wait until they are stored.
 
     Parameters:
@@ -115,18 +121,20 @@ class _Partition:
         self._clock = SystemClock()
         self._courses: dict[Place, Course] = {}
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> RowsWritten:
         options, count = self._options, 0
         for block in blocks(batches, options.topic, ordered=options.ordered):
             count += block.rows.num_rows
-            for place, rows in runs(block, self._writer.partition, options.topic, options.ordered, self._broker.route):
+            for place, rows in runs(
+                block, self._writer.partition, options.topic, options.ordered, route_of=self._broker.route
+            ):
                 for numbered in self._course(place).take(rows):
                     self._send(place, numbered)
         for place, course in self._courses.items():
             for numbered in course.ended():
                 self._send(place, numbered)
         self._sender.drain()
-        return Written(count, sum(course.skipped for course in self._courses.values()))
+        return RowsWritten(count, sum(course.skipped for course in self._courses.values()))
 
     def _course(self, place: Place) -> Course:
         course = self._courses.get(place)
@@ -150,8 +158,9 @@ class _Partition:
             )
         flags = (ProduceFlag.NAMED if self._writer.is_named else 0) | (ProduceFlag.DUES if dues else 0)
         header = Produce(
-            place.topic, place.queue, made.count, len(made.hashes), numbered.producer_id, numbered.epoch,
-            numbered.first_sequence, self._options.durability, flags,
+            place.topic, place.queue, made.count, len(made.hashes), producer_id=numbered.producer_id,
+            producer_epoch=numbered.epoch, first_sequence=numbered.first_sequence,
+            durability=self._options.durability, flags=flags,
         )  # fmt: skip
         self._sender.send(header, body)
 

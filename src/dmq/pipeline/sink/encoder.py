@@ -1,4 +1,4 @@
-"""From blocks to records: which row goes to which queue, and the bytes of it. Pure.
+"""From blocks to records: which row goes to which queue, and its bytes. Pure.
 
 Rows that may go anywhere stay as they are, a block to a queue, the queues in turn. Others (with topics of their own,
 ordered, due later, or for a topic whose queues are priorities) are sorted within their block by where they go.
@@ -25,7 +25,7 @@ from dmq.pipeline.sink.row_blocks import Block
 from dmq.records import Attributes, Compressor, EncodedBatch, business_hash, encode_attributes, encode_batch
 from dmq.records.encoder import encode_plain
 
-__all__ = ["Encoder", "Place", "Run", "divide", "runs"]
+__all__ = ["Encoder", "Place", "RowRun", "divide", "runs"]
 
 PIECE_BYTES: Final = 1 << 20
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     is_delayed: bool = False  # they wait elsewhere, all of a topic together, and the broker finds a queue later
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Rows that go to one place."""
 
     place: Place
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 def runs(
     block: Block, partition: int, topic: str | None, ordered: bool, route_of: Callable[[str], Route]
-) -> Iterator[Run]:
+) -> Iterator[RowRun]:
     """Divide a block by where its rows go.
 
     Parameters:
@@ -67,7 +67,7 @@ def runs(
         assert topic is not None
         route = route_of(topic)
         if is_delayed is None and not ordered and not route.is_priority:
-            yield Run(Place(topic, turn % route.queues), rows)
+            yield RowRun(Place(topic, turn % route.queues), rows)
             return
         topics, codes = [topic], np.zeros(rows.num_rows, np.int64)
     else:
@@ -76,7 +76,7 @@ def runs(
     queues = np.empty(rows.num_rows, np.int64)
     for code, name in enumerate(topics):
         mine = np.flatnonzero(codes == code)
-        queues[mine] = _queues(rows, mine, route_of(name), ordered, turn)
+        queues[mine] = _queues(rows, mine, route_of(name), ordered, turn=turn)
     later = np.zeros(rows.num_rows, np.int64) if is_delayed is None else is_delayed.astype(np.int64)
     queues[later == 1] = 0
     yield from _sorted(rows, codes << 9 | later << 8 | queues, topics)
@@ -106,14 +106,14 @@ def _queues(rows: pa.RecordBatch, mine: _Numbers, route: Route, ordered: bool, t
     return queues
 
 
-def _sorted(rows: pa.RecordBatch, places: _Numbers, topics: list[str]) -> Iterator[Run]:
+def _sorted(rows: pa.RecordBatch, places: _Numbers, topics: list[str]) -> Iterator[RowRun]:
     order = np.argsort(places, kind="stable")
     places = places[order]
     rows = rows.take(pa.array(order))
     starts = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(places)]
     for start, stop in pairwise(starts):
         place = int(places[start])
-        yield Run(Place(topics[place >> 9], place & 0xFF, bool(place & 0x100)), rows.slice(start, stop - start))
+        yield RowRun(Place(topics[place >> 9], place & 0xFF, bool(place & 0x100)), rows.slice(start, stop - start))
 
 
 def divide(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -197,7 +197,7 @@ class Encoder:
         columns.setdefault("priority", [DEFAULT_PRIORITY] * count)
         headers = [*map(_properties, columns.get("headers", nothing))]
         return [
-            Message(body, key, tag, business_id, self._ordered, priority, properties)
+            Message(body, key, tag, business_id, ordered=self._ordered, priority=priority, properties=properties)
             for body, key, tag, business_id, priority, properties in zip(
                 columns["value"],
                 *(columns.get(name, nothing) for name in ("key", "tag", "business_id")),
@@ -228,5 +228,5 @@ def _join(most: EncodedBatch, end: EncodedBatch) -> EncodedBatch:
         np.concatenate((most.lengths, end.lengths)),
         np.concatenate((most.hash_index, end.hash_index + np.uint32(most.count))),
         np.concatenate((most.hashes, end.hashes)),
-        most.count + end.count,
+        count=most.count + end.count,
     )

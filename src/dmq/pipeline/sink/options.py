@@ -1,33 +1,31 @@
-"""What a user chose for writing with `format("dmq")`: the options and the columns, checked before anything is sent.
+"""The options and columns of a write with `format("dmq")`, checked before anything is sent.
 
-What always holds: an option or a column that is not known, or of a kind that cannot be sent, is an error that names it
-and says what would do.
+What always holds: a column that is not known, or of a type that cannot be sent, is an error that names it and says what
+to do.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import types
 
-from dmq.client.connection.url import parse_url
 from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import DURABILITIES, Durability, check_name
+from dmq.pipeline.decode.journal_reader import server_url
+from dmq.pipeline.spark_options import SERVERS, flag, known_options, servers
 
 __all__ = ["COLUMNS", "SinkOptions", "check_columns", "sink_options"]
 
-_SERVERS: Final = "dmq.bootstrap.servers"
 _NAMES: Final = (
-    _SERVERS, "topic", "durability", "ordered", "app", "compression", "dmq.producer.id", "dmq.timeout",
+    SERVERS, "topic", "durability", "ordered", "app", "compression", "dmq.producer.id", "dmq.timeout",
 )  # fmt: skip
 # What Spark itself leaves among the options of a writer.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 _DURABILITIES: Final = ("stored", "flushed", "replicated")
 _COMPRESSIONS: Final = ("auto", "none", "lz4", "zstd")
-_TRUTH: Final = {"true": True, "false": False}
 
 _TEXT: Final = (types.StringType,)
 _BYTES: Final = (types.StringType, types.BinaryType)
@@ -55,27 +53,18 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         InvalidSettings: one is missing, unknown or makes no sense.
         InvalidName: a topic or an app cannot be called so.
     """
-    given = {name.lower(): value for name, value in options.items()}
-    for name in given:
-        if name not in _NAMES and name not in _OF_SPARK:
-            near = difflib.get_close_matches(name, _NAMES, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_NAMES)}"
-            raise InvalidSettings(f"option {name!r} is unknown when writing to dmq: {hint}")
-    servers = given.get(_SERVERS, "").strip()
-    if not servers:
-        raise InvalidSettings(f'option {_SERVERS!r} is missing: give the broker\'s address, such as "127.0.0.1:9611"')
-    url = servers if "://" in servers else f"dmq://{servers}"
-    parse_url(url)
+    given = known_options(options, _NAMES, _OF_SPARK, "writing to")
+    url = server_url(servers(given))
     topic = given.get("topic")
     return SinkOptions(
         url,
         None if topic is None else check_name(topic, "topic"),
         DURABILITIES[_one_of("durability", given.get("durability", "flushed"), _DURABILITIES)],
-        _TRUTH[_one_of("ordered", given.get("ordered", "false"), (*_TRUTH,))],
-        check_name(given.get("app", "spark"), "app"),
-        _one_of("compression", given.get("compression", "auto"), _COMPRESSIONS),
-        given.get("dmq.producer.id") or None,
-        _seconds("dmq.timeout", given.get("dmq.timeout", "120")),
+        flag("ordered", given, default=False),
+        app=check_name(given.get("app", "spark"), "app"),
+        compression=_one_of("compression", given.get("compression", "auto"), _COMPRESSIONS),
+        producer_id=given.get("dmq.producer.id") or None,
+        timeout=_seconds("dmq.timeout", given.get("dmq.timeout", "120")),
     )
 
 

@@ -247,4 +247,4 @@ class Course:
             self._digest.add(piece)
             first = self._writer.base + self._seen
             self._seen += piece.num_rows
-            yield Numbered(self.producer_id, self._epoch, first, piece, self._digest.value)
+            yield Numbered(self.producer_id, self._epoch, first, piece, mark=self._digest.value)

@@ -93,9 +93,11 @@ def _columns(rows: pa.RecordBatch, first_row: int, topic: str | None) -> dict[st
         elif found["topic"].null_count:
             found["topic"] = found["topic"].fill_null(topic)
     if "priority" in found:
-        found["priority"] = _within(found["priority"].fill_null(DEFAULT_PRIORITY), 0, 9, "priority", first_row)
+        found["priority"] = _within(
+            found["priority"].fill_null(DEFAULT_PRIORITY), 0, 9, "priority", first_row=first_row
+        )
     if "delay" in found:
-        found["delay"] = _within(found["delay"].fill_null(0.0), 0.0, _DELAY_MAX, "delay", first_row)
+        found["delay"] = _within(found["delay"].fill_null(0.0), 0.0, _DELAY_MAX, "delay", first_row=first_row)
     return found
 
 

@@ -1,2 +1,6 @@
-"""Source: `columns`, `data_source`, `filters`, `offsets`, `options`, `partition_plan`, `partition_reader`,
-`resolver`."""
+"""Spark reads topics: `spark.read` and `spark.readStream` with `format("dmq")`.
+
+In reading order: `data_source` is what Spark calls; `options` are the user's; `offsets` are Kafka's JSON; `resolver`
+asks the broker which offsets are meant; `filters` narrow them; `partition_plan` divides them among tasks;
+`partition_reader` is what a task does; `columns` are those of the result.
+"""

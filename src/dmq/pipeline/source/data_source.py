@@ -1,17 +1,11 @@
 """`format("dmq")`: topics as tables and streams of Spark.
 
-Spark makes a `DmqDataSource` wherever it needs one, asks it for a reader or a writer, and pickles those for the
-executors. So nothing here holds a connection; whoever needs one opens it.
+Spark makes a `DmqDataSource` where it needs one, asks it for a reader or a writer, and pickles those for the executors.
+So nothing that is pickled holds a connection. Spark keeps the offsets of a stream in its checkpoint, as the JSON of
+`dmq.pipeline.source.offsets`; the broker keeps nothing of a stream, so that a commit has nothing to do.
 
 What always holds: options and columns are checked before a broker is asked; a read without matching messages has no
-rows, and is no error.
-
-A stream of `format("dmq")`: micro-batches from places to places.
-
-Spark keeps where a query is, in its checkpoint, as the JSON of `dmq.pipeline.source.offsets`; nothing of a stream is
-kept at the broker, so that committing has nothing to do.
-
-What always holds: places rise from micro-batch to micro-batch, and are equal when nothing came. Under
+rows, and is no error. Offsets rise from micro-batch to micro-batch, and are equal when nothing came. Under
 Trigger.AvailableNow nothing is read that came after the query began, so that it ends. A queue or topic that appears is
 read from its beginning.
 """
@@ -39,8 +33,8 @@ from pyspark.sql.types import StructType
 
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.columns import check_schema, default_schema
-from dmq.pipeline.source.filters import Bounds, bounds_of
-from dmq.pipeline.source.offsets import Places, places_dict, places_from
+from dmq.pipeline.source.filters import FilterBounds, bounds_of
+from dmq.pipeline.source.offsets import PartitionOffsets, offsets_dict, parse_offsets
 from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
 from dmq.pipeline.source.partition_plan import Piece, share_out
 from dmq.pipeline.source.partition_reader import read_piece
@@ -96,7 +90,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._bounds = Bounds()
+        self._bounds = FilterBounds()
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802
@@ -154,7 +148,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._target: Places | None = None  # how far an AvailableNow query reads
+        self._target: PartitionOffsets | None = None  # how far an AvailableNow query reads
         self._reader: JournalReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:  # which was taken before: what came since is not read, nor passed over
             target = self._target
             starts = {place: min(offset, target[place]) for place, offset in starts.items() if place in target}
-        return places_dict(starts)
+        return offsets_dict(starts)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._resolver().ends()
@@ -182,18 +176,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begun = places_from(start, "the checkpoint")
+        begun = parse_offsets(start, "the checkpoint")
         ends = dict(self._resolver().ends() if self._target is None else self._target)
         self._resolver().check_gone(begun, ends)
         if isinstance(limit, ReadMaxRows):
             ends = share_out(begun, ends, limit.max_rows)
-        return places_dict(ends)
+        return offsets_dict(ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return places_dict(self._resolver().ends())
+        return offsets_dict(self._resolver().ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begun, ended = places_from(start, "the checkpoint"), places_from(end, "the checkpoint")
+        begun, ended = parse_offsets(start, "the checkpoint"), parse_offsets(end, "the checkpoint")
         return [PiecePartition(piece) for piece in self._resolver().pieces(begun, ended)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

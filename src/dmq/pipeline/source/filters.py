@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-__all__ = ["Bounds", "bounds_of"]
+__all__ = ["FilterBounds", "bounds_of"]
 
 _OFFSET_MAX: Final = 1 << 63
 _EQUAL: Final = EqualTo | EqualNullSafe | In
@@ -32,7 +32,7 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True)
-class Bounds:
+class FilterBounds:
     """What can pass the filters at most: these topics and partitions (None is all), offsets and store times."""
 
     topics: frozenset[str] | None = None
@@ -52,9 +52,9 @@ class Bounds:
         return is_listed and self.from_partition <= partition < self.until_partition
 
 
-def bounds_of(filters: Iterable[Filter]) -> Bounds:
+def bounds_of(filters: Iterable[Filter]) -> FilterBounds:
     """What passes all of the filters; those that say nothing of use change nothing."""
-    bounds = Bounds()
+    bounds = FilterBounds()
     for one in filters:
         if not isinstance(one, _EQUAL | _ABOVE | _BELOW):
             continue
@@ -73,7 +73,7 @@ def _both(before: frozenset[Any] | None, now: frozenset[Any]) -> frozenset[Any]:
     return now if before is None else before & now
 
 
-def _by_number(bounds: Bounds, one: Filter, name: str, values: tuple[int, ...]) -> Bounds:
+def _by_number(bounds: FilterBounds, one: Filter, name: str, values: tuple[int, ...]) -> FilterBounds:
     low, high = _interval(one, values)
     first, last = f"from_{name}", f"until_{name}"
     bounds = replace(bounds, **{first: max(getattr(bounds, first), low), last: min(getattr(bounds, last), high)})
@@ -97,7 +97,7 @@ def _is_moment(value: object) -> bool:
     return isinstance(value, datetime.datetime) and value.tzinfo is not None
 
 
-def _by_time(bounds: Bounds, one: Filter, values: tuple[datetime.datetime, ...]) -> Bounds:
+def _by_time(bounds: FilterBounds, one: Filter, values: tuple[datetime.datetime, ...]) -> FilterBounds:
     """Store times are whole milliseconds, so what is asked for is rounded to the side that leaves nothing out."""
     whole = [(value - _EPOCH) // datetime.timedelta(milliseconds=1) for value in values]
     if not whole:

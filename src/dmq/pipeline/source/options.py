@@ -1,33 +1,27 @@
-"""What a user chose for reading with `format("dmq")`: Kafka's names, checked before anybody is asked.
+"""The options of a read with `format("dmq")`: Kafka's names, checked before a broker is asked.
 
-What always holds: an option that is not known is an error that names it and the one it may have been meant to be;
-options that contradict each other are an error, not a choice of ours.
+What always holds: options that contradict each other are an error, not a choice of ours.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dmq.client.connection.url import parse_url
 from dmq.errors import InvalidSettings
-from dmq.pipeline.decode.journal_reader import server_url
-from dmq.pipeline.source.offsets import EARLIEST, LATEST, Place, Places, places_from
+from dmq.pipeline.source.offsets import EARLIEST, LATEST, PartitionOffsets, TopicPartition, parse_offsets
+from dmq.pipeline.spark_options import SERVERS, flag, known_options, servers
 
-__all__ = ["SourceOptions", "source_options", "with_headers"]
+__all__ = ["SourceOptions", "check_partitions", "source_options", "with_headers"]
 
-_SERVERS: Final = "dmq.bootstrap.servers"
 _NAMES: Final = (
-    _SERVERS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
+    SERVERS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
 )  # fmt: skip
-_KNOWN: Final = {name.lower(): name for name in _NAMES}
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-_TRUTH: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -38,8 +32,8 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: dict[str, tuple[int, ...]] | None = None
-    starting: int | Places = EARLIEST
-    ending: int | Places = LATEST
+    starting: int | PartitionOffsets = EARLIEST
+    ending: int | PartitionOffsets = LATEST
     starting_ms: int | None = None
     ending_ms: int | None = None
     offsets_per_trigger: int | None = None
@@ -53,36 +47,28 @@ def source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOpti
     Raises:
         InvalidSettings: one is missing, unknown, makes no sense, or contradicts another.
     """
-    given = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
-    for name in given:
-        if name not in _KNOWN:
-            near = difflib.get_close_matches(name, [*_KNOWN], 1, 0.5)
-            hint = f"did you mean {_KNOWN[near[0]]!r}?" if near else f"there are {', '.join(_NAMES)}"
-            raise InvalidSettings(f"option {name!r} is unknown when reading from dmq: {hint}")
-    servers = given.get(_SERVERS, "").strip()
-    if not servers:
-        raise InvalidSettings(f'option {_SERVERS!r} is missing: give the broker\'s address, such as "127.0.0.1:9611"')
-    parse_url(server_url(servers))
+    given = known_options(options, _NAMES, _OF_SPARK, "reading from")
+    address = servers(given)
     topics, pattern, assigned = _which(given)
     _check_kind(given, is_stream=is_stream)
     return SourceOptions(
-        servers,
+        address,
         topics,
         pattern,
         assigned,
-        _offsets("startingOffsets", given, is_stream, LATEST if is_stream else EARLIEST),
-        _offsets("endingOffsets", given, is_stream, LATEST),
-        _number("startingTimestamp", given, 0),
-        _number("endingTimestamp", given, 0),
-        _number("maxOffsetsPerTrigger", given, 1),
-        _number("minPartitions", given, 1) or 1,
-        _truth("failOnDataLoss", given, default=True),
+        starting=_offsets("startingOffsets", given, is_stream, LATEST if is_stream else EARLIEST),
+        ending=_offsets("endingOffsets", given, is_stream, LATEST),
+        starting_ms=_number("startingTimestamp", given, 0),
+        ending_ms=_number("endingTimestamp", given, 0),
+        offsets_per_trigger=_number("maxOffsetsPerTrigger", given, 1),
+        partitions_min=_number("minPartitions", given, 1) or 1,
+        fail_on_data_loss=flag("failOnDataLoss", given, default=True),
     )
 
 
 def with_headers(options: Mapping[str, str]) -> bool:
     """Whether `includeHeaders` asks for the column."""
-    return _truth("includeHeaders", {name.lower(): value for name, value in options.items()}, default=False)
+    return flag("includeHeaders", {name.lower(): value for name, value in options.items()}, default=False)
 
 
 def _which(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[str, tuple[int, ...]] | None]:
@@ -101,19 +87,19 @@ def _which(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[
         try:
             re.compile(value)
         except re.error as error:
-            raise InvalidSettings(f"subscribePattern {value!r} is no regular expression: {error}") from None
+            raise InvalidSettings(f"subscribePattern {value!r} is not a regular expression: {error}") from None
         return (), value, None
     expected = 'assign is JSON such as {"orders": [0, 1]}, with the partitions of each topic'
     try:
         assigned = json.loads(value)
     except ValueError as error:
-        raise InvalidSettings(f"{expected}; this is none: {error}") from None
+        raise InvalidSettings(f"{expected}; this is not: {error}") from None
     if not isinstance(assigned, dict) or not assigned:
         raise InvalidSettings(f"{expected}; it has another shape")
     for topic, partitions in assigned.items():
         is_list = isinstance(partitions, list) and partitions
         if not is_list or not all(isinstance(number, int) and number >= 0 for number in partitions):
-            raise InvalidSettings(f"{expected}; {partitions!r} of topic {topic!r} are none")
+            raise InvalidSettings(f"{expected}; {partitions!r} of topic {topic!r} are not partitions")
     return (), None, {topic: tuple(sorted(set(partitions))) for topic, partitions in assigned.items()}
 
 
@@ -123,13 +109,13 @@ def _check_kind(given: Mapping[str, str], *, is_stream: bool) -> None:
             raise InvalidSettings(f"a stream has no end, so {name} is for batch reads: leave it out")
 
 
-def _offsets(name: str, given: Mapping[str, str], is_stream: bool, default: int) -> int | Places:
+def _offsets(name: str, given: Mapping[str, str], is_stream: bool, default: int) -> int | PartitionOffsets:
     value = given.get(name.lower())
     if value is None:
         return default
     words = {"earliest": EARLIEST, "latest": LATEST}
     word = words.get(value.strip().lower())
-    found: int | Places = places_from(value, name) if word is None else word
+    found: int | PartitionOffsets = parse_offsets(value, name) if word is None else word
     # A batch that begins at the end, or ends at the beginning, is empty: nobody means that.
     senseless = LATEST if name == "startingOffsets" else EARLIEST
     if not is_stream and (found == senseless or (isinstance(found, dict) and senseless in found.values())):
@@ -149,17 +135,7 @@ def _number(name: str, given: Mapping[str, str], lowest: int) -> int | None:
     return int(text)
 
 
-def _truth(name: str, given: Mapping[str, str], *, default: bool) -> bool:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    found = _TRUTH.get(value.strip().lower())
-    if found is None:
-        raise InvalidSettings(f"{name} is true or false, not {value!r}")
-    return found
-
-
-def expected_places(places: Places, present: set[Place], name: str) -> None:
+def check_partitions(places: PartitionOffsets, present: set[TopicPartition], name: str) -> None:
     """Check that offsets which a user gave are for exactly the queues that are read.
 
     Raises:

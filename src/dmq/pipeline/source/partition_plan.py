@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from dmq.pipeline.source.offsets import Place, Places
+from dmq.pipeline.source.offsets import PartitionOffsets, TopicPartition
 
 __all__ = ["JournalPiece", "Piece", "QueuePiece", "QueueRange", "Wanted", "plan", "share_out"]
 
@@ -103,7 +103,9 @@ def _queue_pieces(wanted: Sequence[Wanted], total: float, partitions_min: int, p
     return pieces
 
 
-def share_out(start: Mapping[Place, int], end: Mapping[Place, int], rows_max: int) -> Places:
+def share_out(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
+) -> PartitionOffsets:
     """How far to read so that it is no more than so many rows: each queue in proportion to what waits in it.
 
     Parameters:

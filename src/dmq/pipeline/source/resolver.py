@@ -1,7 +1,7 @@
-"""Which messages a read means: from what the user chose to offsets of queues, and to places in the journal.
+"""Which messages a read means: from the user's options to offsets of queues, and to ranges of the journal.
 
-What always holds: offsets that do not exist (any more) are an error that says which do, or, where the user does not
-mind (`failOnDataLoss` false), a warning, and what exists is read. Asking changes nothing.
+What always holds: offsets that do not exist, or not any more, are an error that says which do; with `failOnDataLoss`
+false they are a warning, and what exists is read. Asking changes nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
 from dmq.model import SYSTEM_PREFIX
 from dmq.pipeline.decode.journal_reader import JournalReader
-from dmq.pipeline.source.filters import Bounds
-from dmq.pipeline.source.offsets import EARLIEST, LATEST, Place, Places, partition_of, queue_of
-from dmq.pipeline.source.options import SourceOptions, expected_places
+from dmq.pipeline.source.filters import FilterBounds
+from dmq.pipeline.source.offsets import EARLIEST, LATEST, PartitionOffsets, TopicPartition, partition_of, queue_of
+from dmq.pipeline.source.options import SourceOptions, check_partitions
 from dmq.pipeline.source.partition_plan import Piece, QueueRange, Wanted, plan
 from dmq.protocol.admin import TopicInfo
 from dmq.protocol.consume import Point, PointKind
@@ -69,9 +69,9 @@ class Resolver:
                     raise UnknownTopic(f"topic {name!r} has partitions {there}, not {partition}", topic=name)
         return {name: present[name] for name in names}
 
-    def _queues(self, topics: Iterable[str], at: Point | None = None) -> dict[Place, QueueOffsets]:
+    def _queues(self, topics: Iterable[str], at: Point | None = None) -> dict[TopicPartition, QueueOffsets]:
         """What each queue that is read has, and where a point lies in it."""
-        found: dict[Place, QueueOffsets] = {}
+        found: dict[TopicPartition, QueueOffsets] = {}
         for topic in topics:
             assigned = None if self._options.assigned is None else self._options.assigned.get(topic, ())
             try:
@@ -83,14 +83,14 @@ class Resolver:
             for queue in queues:
                 partition = partition_of(queue.queue)
                 if assigned is None or partition in assigned:
-                    found[Place(topic, partition)] = queue
+                    found[TopicPartition(topic, partition)] = queue
         return found
 
-    def ends(self) -> Places:
+    def ends(self) -> PartitionOffsets:
         """How far each queue goes now."""
         return {place: queue.next_offset for place, queue in self._queues(self.topics()).items()}
 
-    def check_gone(self, begun: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+    def check_gone(self, begun: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         """Whether queues that were read are still there.
 
         Raises:
@@ -101,24 +101,24 @@ class Resolver:
 
     # --- offsets ----------------------------------------------------------------------------------------------------
 
-    def starts(self) -> Places:
+    def starts(self) -> PartitionOffsets:
         """Where the user wants to begin."""
         options = self._options
         return self._chosen("startingOffsets", options.starting, options.starting_ms)
 
-    def _chosen(self, name: str, chosen: int | Places, at_ms: int | None) -> Places:
+    def _chosen(self, name: str, chosen: int | PartitionOffsets, at_ms: int | None) -> PartitionOffsets:
         queues = self._queues(self.topics(), None if at_ms is None else Point(PointKind.TIME, at_ms))
         if at_ms is not None:
             return {place: queue.at for place, queue in queues.items()}
         if isinstance(chosen, dict):
-            expected_places(chosen, set(queues), name)
-        found: Places = {}
+            check_partitions(chosen, set(queues), name)
+        found: PartitionOffsets = {}
         for place, queue in queues.items():
             offset = chosen[place] if isinstance(chosen, dict) else chosen
             found[place] = {EARLIEST: queue.first_offset, LATEST: queue.next_offset}.get(offset, offset)
         return found
 
-    def batch(self, bounds: Bounds) -> list[Piece]:
+    def batch(self, bounds: FilterBounds) -> list[Piece]:
         """The pieces of a batch read, without what filters leave out anyway."""
         options = self._options
         start = self.starts()
@@ -135,7 +135,9 @@ class Resolver:
                     )
         return self.pieces(start, end, bounds)
 
-    def pieces(self, start: Mapping[Place, int], end: Mapping[Place, int], bounds: Bounds | None = None) -> list[Piece]:
+    def pieces(
+        self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], bounds: FilterBounds | None = None
+    ) -> list[Piece]:
         """The pieces between places; a queue that has no start is read from its beginning.
 
         Raises:
@@ -153,12 +155,12 @@ class Resolver:
                 continue
             first, last = self._existing(place, queue, start.get(place, 0), end[place])
             if first < last:
-                ranges.append(QueueRange(place.topic, topics[place.topic].topic_id, queue.queue, first, last))
+                ranges.append(QueueRange(place.topic, topics[place.topic].topic_id, queue.queue, first, end=last))
         if bounds is not None:
             ranges = self._bounded(ranges, bounds)
         return plan([wanted for part in ranges if (wanted := self._placed(part))], self._options.partitions_min)
 
-    def topics_of(self, places: Iterable[Place]) -> dict[str, TopicInfo]:
+    def topics_of(self, places: Iterable[TopicPartition]) -> dict[str, TopicInfo]:
         """The topics of some places that exist; those that do not are lost."""
         names = {place.topic for place in places}
         is_ours = any(name.startswith(SYSTEM_PREFIX) for name in names)
@@ -167,7 +169,7 @@ class Resolver:
             self._lost(f"topic {name!r} is gone")
         return {name: present[name] for name in sorted(names & set(present))}
 
-    def _existing(self, place: Place, queue: QueueOffsets, start: int, end: int) -> tuple[int, int]:
+    def _existing(self, place: TopicPartition, queue: QueueOffsets, start: int, end: int) -> tuple[int, int]:
         """What of a range exists."""
         first, following = queue.first_offset, queue.next_offset
         if start > end:
@@ -194,10 +196,10 @@ class Resolver:
             )
         log.warning("data was lost: %s", what)
 
-    def _bounded(self, ranges: list[QueueRange], bounds: Bounds) -> list[QueueRange]:
+    def _bounded(self, ranges: list[QueueRange], bounds: FilterBounds) -> list[QueueRange]:
         """Ranges without the offsets that filters leave out, by number and by time."""
-        low: dict[Place, QueueOffsets] = {}
-        high: dict[Place, QueueOffsets] = {}
+        low: dict[TopicPartition, QueueOffsets] = {}
+        high: dict[TopicPartition, QueueOffsets] = {}
         topics = {part.topic for part in ranges}
         if bounds.from_ms is not None:
             low = self._queues(topics, Point(PointKind.TIME, bounds.from_ms))
@@ -205,7 +207,7 @@ class Resolver:
             high = self._queues(topics, Point(PointKind.TIME, bounds.until_ms))
         found: list[QueueRange] = []
         for part in ranges:
-            place = Place(part.topic, partition_of(part.queue))
+            place = TopicPartition(part.topic, partition_of(part.queue))
             start = max(part.start, bounds.from_offset, low[place].at if place in low else 0)
             end = min(part.end, bounds.until_offset, high[place].at if place in high else part.end)
             if start < end:

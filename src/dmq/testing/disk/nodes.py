@@ -8,7 +8,7 @@ A change is `LOOSE` until it is synced, `SAVED` after that, or `DOOMED` when the
 Linux then takes the pages for clean, so no later sync writes them. Saved changes are folded into the base at once, but
 those behind a doomed one stay listed, since their order matters.
 
-Copies share the byte arrays; whoever writes first makes its own.
+Copies share the byte arrays; the first that is written to makes its own.
 """
 
 from __future__ import annotations

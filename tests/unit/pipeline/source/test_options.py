@@ -27,8 +27,16 @@ from pyspark.sql.types import StructField, StructType
 from dmq.errors import InvalidSettings
 from dmq.pipeline import DmqDataSource
 from dmq.pipeline.source.columns import ALL_COLUMNS, check_schema, column_kind, default_schema
-from dmq.pipeline.source.filters import Bounds, bounds_of
-from dmq.pipeline.source.offsets import EARLIEST, LATEST, Place, partition_of, places_dict, places_from, queue_of
+from dmq.pipeline.source.filters import FilterBounds, bounds_of
+from dmq.pipeline.source.offsets import (
+    EARLIEST,
+    LATEST,
+    TopicPartition,
+    offsets_dict,
+    parse_offsets,
+    partition_of,
+    queue_of,
+)
 from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
 
 SERVERS = {"dmq.bootstrap.servers": "127.0.0.1:9611"}
@@ -73,22 +81,22 @@ def test_topics_by_name_pattern_or_queue() -> None:
         ({**SERVERS}, "subscribe, subscribePattern and assign: none is given"),
         ({**ORDERS, "assign": "{}"}, "subscribe and assign are given"),
         ({**SERVERS, "subscribe": " , "}, "subscribe is empty"),
-        ({**SERVERS, "subscribePattern": "a("}, "no regular expression"),
+        ({**SERVERS, "subscribePattern": "a("}, "not a regular expression"),
         ({**SERVERS, "assign": "[1]"}, "assign is JSON such as"),
-        ({**SERVERS, "assign": '{"a": 1}'}, "1 of topic 'a' are none"),
+        ({**SERVERS, "assign": '{"a": 1}'}, "1 of topic 'a' are not partitions"),
         ({**SERVERS, "assign": "nothing"}, "assign is JSON such as"),
         ({**ORDERS, "startingOffset": "earliest"}, "did you mean 'startingOffsets'?"),
         ({**ORDERS, "kafka.group.id": "x"}, "option 'kafka.group.id' is unknown"),
         ({**ORDERS, "startingOffsets": "sometime"}, "startingOffsets is JSON such as"),
-        ({**ORDERS, "startingOffsets": '{"orders": {"0": -3}}'}, "'0': -3 of topic 'orders' is no place"),
-        ({**ORDERS, "startingOffsets": '{"orders": {"x": 3}}'}, "is no place"),
+        ({**ORDERS, "startingOffsets": '{"orders": {"0": -3}}'}, "'0': -3 of topic 'orders' is not an offset"),
+        ({**ORDERS, "startingOffsets": '{"orders": {"x": 3}}'}, "is not an offset"),
         ({**ORDERS, "startingOffsets": '{"orders": 3}'}, "has another shape"),
         ({**ORDERS, "startingOffsets": "latest"}, "cannot be latest in a batch read"),
         ({**ORDERS, "startingOffsets": '{"orders": {"0": -1}}'}, "cannot be latest in a batch read"),
         ({**ORDERS, "endingOffsets": "earliest"}, "cannot be earliest in a batch read"),
         ({**ORDERS, "minPartitions": "0"}, "minPartitions is a whole number from 1 on"),
         ({**ORDERS, "startingTimestamp": "today"}, "in ms since 1970"),
-        ({**ORDERS, "failOnDataLoss": "maybe"}, "failOnDataLoss is true or false"),
+        ({**ORDERS, "failOnDataLoss": "maybe"}, "'failOnDataLoss' is true or false"),
         ({**ORDERS, "dmq.bootstrap.servers": "dmq://"}, "dmq://"),
     ],
 )
@@ -117,14 +125,14 @@ def test_headers_are_an_option_of_the_columns() -> None:
 
 @given(st.dictionaries(st.tuples(st.text(max_size=3), st.integers(0, 300)), st.integers(0, 2**62), max_size=20))
 def test_equal_places_are_equal_texts(raw: dict[tuple[str, int], int]) -> None:
-    places = {Place(*key): offset for key, offset in raw.items()}
-    text = json.dumps(places_dict(places))
-    assert json.dumps(places_dict(dict(reversed(places.items())))) == text
-    assert places_from(text, "x") == places_from(json.loads(text), "x") == places
+    places = {TopicPartition(*key): offset for key, offset in raw.items()}
+    text = json.dumps(offsets_dict(places))
+    assert json.dumps(offsets_dict(dict(reversed(places.items())))) == text
+    assert parse_offsets(text, "x") == parse_offsets(json.loads(text), "x") == places
 
 
 def test_partitions_are_in_the_order_of_their_numbers() -> None:
-    assert [*places_dict({Place("a", 10): 1, Place("a", 9): 2})["a"]] == ["9", "10"]
+    assert [*offsets_dict({TopicPartition("a", 10): 1, TopicPartition("a", 9): 2})["a"]] == ["9", "10"]
 
 
 def test_a_partition_stands_for_a_shard_and_a_queue() -> None:
@@ -157,27 +165,33 @@ NOON_MS = int(NOON.timestamp()) * 1000
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        ([], Bounds()),
-        ([EqualTo(("topic",), "a")], Bounds(topics=frozenset("a"))),
-        ([In(("topic",), ("a", "b")), EqualNullSafe(("topic",), "b")], Bounds(topics=frozenset("b"))),
-        ([EqualTo(("offset",), 5)], Bounds(from_offset=5, until_offset=6)),
-        ([GreaterThan(("offset",), 5), LessThan(("offset",), 9)], Bounds(from_offset=6, until_offset=9)),
-        ([GreaterThanOrEqual(("offset",), 5), LessThanOrEqual(("offset",), 9)], Bounds(from_offset=5, until_offset=10)),
+        ([], FilterBounds()),
+        ([EqualTo(("topic",), "a")], FilterBounds(topics=frozenset("a"))),
+        ([In(("topic",), ("a", "b")), EqualNullSafe(("topic",), "b")], FilterBounds(topics=frozenset("b"))),
+        ([EqualTo(("offset",), 5)], FilterBounds(from_offset=5, until_offset=6)),
+        ([GreaterThan(("offset",), 5), LessThan(("offset",), 9)], FilterBounds(from_offset=6, until_offset=9)),
+        (
+            [GreaterThanOrEqual(("offset",), 5), LessThanOrEqual(("offset",), 9)],
+            FilterBounds(from_offset=5, until_offset=10),
+        ),
         (
             [In(("partition",), (1, 3))],
-            Bounds(partitions=frozenset((1, 3)), from_partition=1, until_partition=4),
+            FilterBounds(partitions=frozenset((1, 3)), from_partition=1, until_partition=4),
         ),
-        ([GreaterThan(("timestamp",), NOON)], Bounds(from_ms=NOON_MS)),
-        ([LessThan(("stored_at",), NOON)], Bounds(until_ms=NOON_MS + 1)),
-        ([EqualTo(("timestamp",), NOON)], Bounds(from_ms=NOON_MS, until_ms=NOON_MS + 1)),
-        ([GreaterThan(("timestamp",), NOON + timedelta(microseconds=700))], Bounds(from_ms=NOON_MS)),
+        ([GreaterThan(("timestamp",), NOON)], FilterBounds(from_ms=NOON_MS)),
+        ([LessThan(("stored_at",), NOON)], FilterBounds(until_ms=NOON_MS + 1)),
+        ([EqualTo(("timestamp",), NOON)], FilterBounds(from_ms=NOON_MS, until_ms=NOON_MS + 1)),
+        ([GreaterThan(("timestamp",), NOON + timedelta(microseconds=700))], FilterBounds(from_ms=NOON_MS)),
         # What says nothing of use.
-        ([IsNotNull(("offset",)), Not(EqualTo(("offset",), 5)), EqualTo(("value",), b"x")], Bounds()),
-        ([EqualTo(("headers", "key"), "a"), EqualTo(("offset",), None), GreaterThan(("timestamp",), 5)], Bounds()),
-        ([GreaterThan(("timestamp",), NOON.replace(tzinfo=None))], Bounds()),
+        ([IsNotNull(("offset",)), Not(EqualTo(("offset",), 5)), EqualTo(("value",), b"x")], FilterBounds()),
+        (
+            [EqualTo(("headers", "key"), "a"), EqualTo(("offset",), None), GreaterThan(("timestamp",), 5)],
+            FilterBounds(),
+        ),
+        ([GreaterThan(("timestamp",), NOON.replace(tzinfo=None))], FilterBounds()),
     ],
 )
-def test_filters_bound_what_is_read(filters: list[Filter], expected: Bounds) -> None:
+def test_filters_bound_what_is_read(filters: list[Filter], expected: FilterBounds) -> None:
     assert bounds_of(filters) == expected
 
 

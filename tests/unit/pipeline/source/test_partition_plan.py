@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.pipeline.source.offsets import Place
+from dmq.pipeline.source.offsets import TopicPartition
 from dmq.pipeline.source.partition_plan import JournalPiece, QueuePiece, QueueRange, Wanted, plan, share_out
 
 
@@ -78,8 +78,8 @@ def test_every_offset_is_in_one_piece(shapes: list[tuple[int, int, int]], least:
             assert all(a[1] == b[0] for a, b in itertools.pairwise(spans)), "no gap and no overlap"
 
 
-def place(number: int) -> Place:
-    return Place("orders", number)
+def place(number: int) -> TopicPartition:
+    return TopicPartition("orders", number)
 
 
 def test_a_limit_is_shared_in_proportion_to_what_waits() -> None:
