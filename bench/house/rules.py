@@ -24,6 +24,7 @@ __all__ = [
     "late_cycles",
     "long_files",
     "long_functions",
+    "misnamed_modules",
     "packed_folders",
     "participles",
     "positional_calls",
@@ -60,6 +61,31 @@ Names = TypeVar("Names", tuple[str], tuple[str, str])
 def participles(tree: SourceTree) -> list[str]:
     """Files whose name ends in a participle: `moving`, `source_reading`."""
     return [m.place for m in tree.modules if (word := m.parts[-1].split("_")[-1]).endswith("ing") and word not in NOUNS]
+
+
+def misnamed_modules(tree: SourceTree) -> list[str]:
+    """Modules that define one public class and no public function, and are not named after that class.
+
+    A word in common is enough: `queue_index` has `QueueIndex`, and `spool.drain` has `Drainer`.
+    """
+    return [
+        f"{module.name}:{names[0]}"
+        for module in tree.modules
+        if not module.is_package
+        and len(names := module.public_names) == 1
+        and module.defines_class(names[0])
+        and not _share_word(_words(names[0]), module.parts[-1].split("_"))
+    ]
+
+
+def _words(class_name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", class_name)]
+
+
+def _share_word(left: list[str], right: list[str]) -> bool:
+    """Whether a word of one begins with a word of the other, plural or not."""
+    pairs = [(a.removesuffix("s"), b.removesuffix("s")) for a in left for b in right]
+    return any(a.startswith(b) or b.startswith(a) for a, b in pairs)
 
 
 def packed_folders(tree: SourceTree) -> list[str]:
@@ -128,7 +154,9 @@ def positional_calls(tree: SourceTree) -> list[str]:
         f"{module.name}:{call.lineno} {name}"
         for module in tree.modules
         for call in module.calls
-        if len(call.args) > POSITIONAL_MAX and (name := _called(call)) in own - _foreign_names(tree, module)
+        if len(call.args) > POSITIONAL_MAX
+        and (name := _called(call)) in own
+        and name not in _foreign_names(tree, module)
     ]
 
 
@@ -211,7 +239,8 @@ def import_cycles(tree: SourceTree) -> list[str]:
 
 def late_cycles(tree: SourceTree) -> list[str]:
     """Modules that import each other only when imports inside of functions are counted as well."""
-    return [circle for circle in _circles(tree, ("plain", "types", "late")) if circle not in import_cycles(tree)]
+    known = import_cycles(tree)
+    return [circle for circle in _circles(tree, ("plain", "types", "late")) if circle not in known]
 
 
 def _circles(tree: SourceTree, kinds: Iterable[Kind]) -> list[str]:

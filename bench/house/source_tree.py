@@ -119,6 +119,15 @@ class Module:
             for node in self.tree.body
         )
 
+    @property
+    def public_names(self) -> list[str]:
+        """The classes and functions at its head whose names have no underscore in front."""
+        nodes = (node for node in self.tree.body if isinstance(node, ast.ClassDef | FunctionNode))
+        return [node.name for node in nodes if not node.name.startswith("_")]
+
+    def defines_class(self, name: str) -> bool:
+        return any(isinstance(node, ast.ClassDef) and node.name == name for node in self.tree.body)
+
     @cached_property
     def classes(self) -> list[Class]:
         return [Class(self, node) for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]

@@ -79,6 +79,7 @@ def _rules(tree: SourceTree) -> list[Row]:
     sizes = ", ".join(str(len(circle.split())) for circle in cycles)
     return [
         row("files named by a participle", 82, rules.participles(tree)),
+        row("files that are not named after their only class", 8, rules.misnamed_modules(tree)),
         row("public class names defined more than once", 65, rules.duplicate_classes(tree), "0 within a package"),
         row("… within a package", 11, rules.duplicate_classes_in_package(tree)),
         row("base classes that only halve a class", 7, rules.half_classes(tree)),

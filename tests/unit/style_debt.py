@@ -7,8 +7,13 @@ from __future__ import annotations
 
 # By the name of the rule in `bench.house.rules`.
 PLACES: dict[str, set[str]] = {
-    "participles": set(),
-    "unlisted_modules": set(),
+    "misnamed_modules": {
+        "dmq.broker.delivery.channel:Consumption",
+        "dmq.broker.delivery.rebalance:Dividing",
+        "dmq.client.admin.key_values:Registry",
+        "dmq.client.aio.key_values:AioRegistry",
+        "dmq.outbox.repair.confirm_client:Asker",
+    },
     "duplicate_classes_in_package": {
         "dmq.client:Batch",
     },
@@ -114,7 +119,7 @@ PLACES: dict[str, set[str]] = {
 COUNTS: dict[str, dict[str, int]] = {
     "positional_calls": {
         "dmq.broker": 104,
-        "dmq.client": 75,
+        "dmq.client": 72,
         "dmq.outbox": 3,
         "dmq.pipeline": 2,
         "dmq.protocol": 1,
@@ -123,7 +128,7 @@ COUNTS: dict[str, dict[str, int]] = {
     },
     "vague_words": {
         "dmq.broker": 19,
-        "dmq.client": 24,
+        "dmq.client": 22,
         "dmq.outbox": 1,
         "dmq.pipeline": 3,
         "dmq.protocol": 8,
@@ -132,7 +137,7 @@ COUNTS: dict[str, dict[str, int]] = {
     },
     "silent_docstrings": {
         "dmq.broker": 24,
-        "dmq.client": 13,
+        "dmq.client": 10,
         "dmq.pipeline": 1,
         "dmq.storage": 11,
     },

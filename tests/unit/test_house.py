@@ -36,6 +36,17 @@ CASES: list[tuple[Rule, dict[str, str], list[str]]] = [
         ["dmq/broker/moving.py", "dmq/storage/index_reading.py"],
     ),
     (
+        rules.misnamed_modules,
+        {
+            "dmq/broker/channel.py": "class Consumption: ...\nclass _Own: ...",
+            "dmq/storage/queue_indexes.py": "class QueueIndex: ...",
+            "dmq/spool/drain.py": "class Drainer: ...",
+            "dmq/model.py": "class Message: ...\nclass Receipt: ...",
+            "dmq/hashes.py": "class Seed: ...\ndef hash_of(): ...",
+        },
+        ["dmq.broker.channel:Consumption"],
+    ),
+    (
         rules.packed_folders,
         {f"dmq/{room}/file{n}.py": "" for room, count in (("full", 16), ("fits", 15)) for n in range(count)},
         ["dmq.full"],

@@ -30,6 +30,7 @@ Rule = Callable[[SourceTree], list[str]]
 # What to do about a place that breaks the rule.
 RULES: list[tuple[Rule, str]] = [
     (rules.participles, "name a file by a noun: `mover`, not `moving`"),
+    (rules.misnamed_modules, "a file holds the class of its name"),
     (rules.packed_folders, "a folder of more than 15 files gets rooms"),
     (rules.unlisted_modules, "the docstring of `__init__` names the files and rooms of its folder, in reading order"),
     (rules.long_files, "a file has at most 800 lines: part it, it is two things"),

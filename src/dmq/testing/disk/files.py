@@ -17,7 +17,7 @@ from dmq.errors import DirectoryInUse
 from dmq.storage.files import DiskUsage
 from dmq.testing.disk.crash import Keep, crash_state
 from dmq.testing.disk.faults import Fault, Kind, Machine, Operation, Which, check_name, describe, refuse
-from dmq.testing.disk.handle import MemoryFile
+from dmq.testing.disk.memory_file import MemoryFile
 from dmq.testing.disk.nodes import FileNode, FolderNode, Node, copy_tree
 from dmq.testing.disk.space import Space
 
