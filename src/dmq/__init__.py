@@ -61,6 +61,7 @@ from dmq.errors import (
     WrongFormat,
 )
 from dmq.model import Message, MessageId, Receipt, delay_level
+from dmq.version import __version__
 
 if TYPE_CHECKING:
     from dmq.client.client import Client, connect
@@ -134,8 +135,6 @@ __all__ = [
     "connect",
     "delay_level",
 ]
-
-__version__ = "0.1.0"
 
 # Loaded when first used: `import dmq` alone, for its errors or its version, stays cheap.
 _LATER = {

@@ -110,9 +110,6 @@ PLACES: dict[str, set[str]] = {
             ]
         ),
     },
-    "late_cycles": {
-        "dmq dmq.client.client",
-    },
 }
 
 # How many there are at most, by layer.

@@ -118,7 +118,7 @@ loaded = set(sys.modules) - before
 heavy = {"numpy", "rich", "asyncio", "ssl", "uvloop", "dmq.storage", "dmq.records", "dmq.client", "dmq.broker"} & loaded
 assert not heavy, heavy
 ours = sorted(name for name in loaded if name.startswith("dmq"))
-assert ours == ["dmq", "dmq.cli", "dmq.duration", "dmq.errors", "dmq.model"], ours
+assert ours == ["dmq", "dmq.cli", "dmq.duration", "dmq.errors", "dmq.model", "dmq.version"], ours
 assert len(loaded) < 350, len(loaded)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -6,5 +6,5 @@
 - `router`, `pool`, `connection`: the connections below
 - `waiter`: a task that waits to be woken
 
-`./scripts/twins` writes the blocking twins of `admin`, `key_values` and `transaction`.
+`./scripts/twins` writes the blocking twins of `admin`, `client`, `key_values` and `transaction`.
 """

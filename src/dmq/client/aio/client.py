@@ -1,10 +1,12 @@
-"""The client on an event loop: the twin of `dmq.client.client`.
+"""The client: `async with dmq.aio.connect("dmq://127.0.0.1:9611", app="shop") as client`.
 
-What always holds: as there; one client belongs to one running loop.
+What always holds: closing a client closes its producers and consumers first, so that messages and acks that are on
+their way arrive.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
 from itertools import count
@@ -17,18 +19,30 @@ from dmq.client.aio.key_values import AioRegistry
 from dmq.client.aio.producer import AioProducer
 from dmq.client.aio.router import AioRouter
 from dmq.client.arguments import check_timeout
-from dmq.client.client import make_hello
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, RouteTable
+from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
 from dmq.client.producer.routes import Routes
 from dmq.client.producer.transaction_core import Transactions, check_options
 from dmq.clock import SystemClock
-from dmq.errors import NotConnected, Unsupported
+from dmq.errors import Unsupported
+from dmq.model import check_name
 
-__all__ = ["AioClient", "connect"]
+# twin: blocking
+# from dmq.clock import Clock
+# twin: end
+
+__all__ = ["AioClient", "AioClosable", "connect"]
+
+# twin: async
+_NO_SPOOL: Final = (
+    "the asyncio client keeps no spool: use a producer of dmq.connect() with its spool, and call it by "
+    "asyncio.to_thread"
+)
+# twin: end
 
 
 class AioClosable(Protocol):
@@ -37,22 +51,31 @@ class AioClosable(Protocol):
     def close(self) -> Awaitable[None]: ...
 
 
+# twin: async
 class _Connecting:
-    """What `connect` returns: to be awaited, or entered with `async with`."""
+    """What `connect` returns: to be awaited, or entered with `async with`. The client is made then, on its loop."""
 
-    def __init__(self, client: AioClient) -> None:
-        self._client = client
+    def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
+        self._table = table
+        self._settings = settings
+        self._listeners = listeners
+        self._client: AioClient | None = None
+
+    async def _open(self) -> AioClient:
+        self._client = AioClient(self._table, self._settings, self._listeners)
+        return await self._client.open()
 
     def __await__(self) -> Generator[Any, None, AioClient]:
-        return self._client.open().__await__()
+        return self._open().__await__()
 
     async def __aenter__(self) -> AioClient:
-        return await self._client.open()
+        return await self._open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._client.close()
+        if self._client is not None:
+            await self._client.close()
 
 
 def connect(
@@ -70,23 +93,65 @@ def connect(
     Parameters and errors as of `dmq.connect`. Listeners may be coroutine functions.
     """
     settings = PoolSettings(make_hello(app, client_id), SystemClock(), reconnect, check_timeout(timeout))
-    listeners = Listeners(on_exception, on_interrupted, on_resumed)
-    return _Connecting(AioClient(OneBroker(parse_url(url)), settings, listeners))
+    return _Connecting(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed))
 
 
+# twin: blocking
+# def connect(
+#     url: str,
+#     app: str = "dmq",
+#     client_id: str | None = None,
+#     reconnect: bool = True,
+#     timeout: float | None = None,
+#     on_exception: OnException | None = None,
+#     on_interrupted: OnEvent | None = None,
+#     on_resumed: OnEvent | None = None,
+#     *,
+#     clock: Clock | None = None,
+# ) -> Client:
+#     """Connect to a broker.
+#
+#     Parameters:
+#         url: `dmq://host:port`, several hosts separated by commas.
+#         app: the name of this application.
+#         client_id: the name of this process, if it has one that lasts.
+#         reconnect: come back by itself when the connection breaks; without it, a broken connection closes the client.
+#         timeout: how long to wait for a connection, now and whenever there is none. Without it, `connect` fails at
+#             once if nobody answers, and later calls wait until the connection is back.
+#         on_exception: called with the reason when the connection breaks, and when messages that a spool had accepted
+#             are refused for good.
+#         on_interrupted: called when there is no connection any more.
+#         on_resumed: called when there is one again.
+#         clock: for tests; the machine's if left out.
+#
+#     Raises:
+#         NotConnected: nobody answers.
+#         InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
+#         VersionMismatch, NotAuthenticated: the broker refused us.
+#     """
+#     settings = PoolSettings(make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout))
+#     return Client(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed)).open()
+#
+#
+# twin: end
 class AioClient:
-    """A connection to a broker, kept up. Made by `dmq.aio.connect`."""
+    # twin: async
+    """A connection to a broker, kept up, on one running loop. Made by `dmq.aio.connect`; a context manager."""
+
+    # twin: blocking
+    # """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager."""
+    # twin: end
 
     def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
         self.app: Final = settings.hello.app
         self.listeners: Final = listeners
-        self._table = table
-        self._settings = settings
         self._clock = settings.clock
         self._routes = Routes()
         self._parts: list[AioClosable] = []
         self._subscriptions = count(1)
-        self._router: AioRouter | None = None
+        self.router: Final = AioRouter(table, settings, listeners)
+        self.admin: Final = AioAdmin(self.router, settings.timeout)
+        self.registry: Final = AioRegistry(self.admin)
 
     async def open(self) -> Self:
         """Connect.
@@ -94,35 +159,22 @@ class AioClient:
         Raises:
             NotConnected: nobody answers.
         """
-        self._router = AioRouter(self._table, self._settings, self.listeners)
-        await self._router.open()
+        await self.router.open()
         return self
 
-    @property
-    def router(self) -> AioRouter:
-        """What connects it to brokers.
-
-        Raises:
-            NotConnected: the client was not opened.
-        """
-        if self._router is None:
-            raise NotConnected("the client is not connected: await connect(…) first")
-        return self._router
-
-    @property
-    def admin(self) -> AioAdmin:
-        return AioAdmin(self.router, self._settings.timeout)
-
-    @property
-    def registry(self) -> AioRegistry:
-        return AioRegistry(self.admin)
-
+    # twin: blocking
+    # @property
+    # def client_id(self) -> str:
+    #     """The name of this process, as the broker knows it."""
+    #     return self.router.home.connection().client_id
+    #
+    # twin: end
     def producer(
         self,
         app: str | None = None,
         group: str | None = None,
         check: Callable[..., Any] | None = None,
-        spool: str | None = None,
+        spool: str | os.PathLike[str] | None = None,
         timeout: float | None = 5.0,
         retries: int = 3,
         window_bytes: int = 32 << 20,
@@ -131,13 +183,37 @@ class AioClient:
         *,
         window_messages: int = WINDOW_MESSAGES,
         resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+        # twin: blocking
+        # spool_bytes_max: int = 1 << 30,
+        # twin: end
     ) -> AioProducer:
-        """A producer; parameters as of `dmq.client.client.Client.producer`."""
-        if spool is not None:
-            raise Unsupported(
-                "the asyncio client keeps no spool: use a producer of dmq.connect() with its spool, and call it by "
-                "asyncio.to_thread"
-            )
+        """A producer. One is enough for a process.
+
+        Parameters:
+            app: the name under which it sends; the client's own if left out.
+            group: the producer group, for transactions: a name shared by all processes that can answer for each
+                other's transactions.
+            check: called with a prepared message of the group whose transaction nobody ended; returns "commit",
+                "rollback", or None if that is not known yet.
+            spool: only in a blocking program: a directory of its own, in which messages are kept until a broker has
+                acknowledged them: none is lost or doubled if the program is killed. A send then succeeds without a
+                broker, too. It keeps `spool_bytes_max`; when it is full, `on_full` decides.
+            timeout: seconds that bound a whole synchronous send; None waits for ever.
+            retries: how often a refused message is tried again.
+            window_bytes: how many bytes may be on their way.
+            window_messages: how many messages may be on their way.
+            on_full: when the window is full, "block", "raise", or a function that is called with the topic and the
+                message, which is then not sent.
+            compression: "auto", "none", "lz4" or "zstd".
+            resend_after: seconds after which an unanswered message is sent again.
+
+        Raises:
+            InvalidSettings: a value makes no sense.
+            DirectoryInUse: another producer has the spool.
+            StorageError: the spool cannot be used; the message says why.
+            Unsupported: transactions and a spool do not go together, nor a spool and asyncio.
+        """
+        self._check_open()
         check_options(group, check)
         options = ProducerOptions(
             timeout=timeout,
@@ -148,12 +224,35 @@ class AioClient:
             compression=compression,
             resend_after=resend_after,
         )
-        core = Core.make(app or self.app, options, self._routes, self.router, clock=self._clock)
+        # twin: async
+        if spool is not None:
+            raise Unsupported(_NO_SPOOL)
+        core = Core.make(check_name(app or self.app, "app"), options, self._routes, self.router, clock=self._clock)
+        # twin: blocking
+        # if group is not None and spool is not None:
+        #     raise Unsupported("a transaction needs the broker's answer: leave spool or group out")
+        # core = self._core(check_name(app or self.app, "app"), options, spool, spool_bytes_max)
+        # twin: end
         transactions = None if group is None else Transactions(core, self.router, self._clock, group, check=check)
         producer = AioProducer(core, self.router, self.release, transactions)
         self.adopt(producer)
         return producer
 
+    # twin: blocking
+    # def _core(
+    #     self, app: str, options: ProducerOptions, path: str | os.PathLike[str] | None, bytes_max: int
+    # ) -> Core:
+    #     if path is None:
+    #         return Core.make(app, options, self._routes, self.router, clock=self._clock)
+    #     # Which loads the journal, too, that other programs do not need.
+    #     from dmq.client.spool.sender import make_core
+    #     from dmq.client.spool.spool import Spool
+    #
+    #     spool = Spool.open(path, bytes_max, self._clock)
+    #     spool.on_refused = lambda error: self.router.notify(self.listeners.exception, error)
+    #     return make_core(spool, app, options, self._routes, links=self.router, clock=self._clock)
+    #
+    # twin: end
     def consumer(
         self,
         topic: str,
@@ -174,21 +273,53 @@ class AioClient:
         prefetch_bytes: int | None = None,
         strategy: str | None = None,
     ) -> AioConsumer:
-        """A consumer; parameters as of `dmq.client.client.Client.consumer`."""
+        """A consumer: to iterate over, to `pull` from, or to `run` a handler with.
+
+        Parameters:
+            topic: what it consumes.
+            group: with whom it shares the work.
+            tags: only messages with one of these tags, "created || paid"; all if left out. Members of a group agree.
+            ordered: one message of a queue after the other, also when one fails. Members of a group agree.
+            broadcast: every member gets every message; needs `client_id` at `connect`.
+            start_from: where a new group begins: "earliest", "latest", an offset, a datetime, seconds since 1970 as a
+                float, or a time back from now, as a timedelta or as in "2h".
+            prefetch: how many messages may be here unsettled.
+            prefetch_bytes: the same in bytes; the broker's default if left out.
+            batch: messages in one lease at most, if `parallel` or `ordered` makes leases count; else as many as suit.
+            parallel: messages of one queue that may be out at once, in the whole group; None is no limit.
+            lease: seconds after which a message that is not settled goes to another member.
+            max_attempts: after so many it becomes a dead letter; None tries for ever.
+            auto_ack: a message is acked when the next one is asked for.
+            version: of the tags; a higher one replaces those of the group's other members.
+            type: what `message.body` is an object of, instead of bytes; those are in `message.raw`.
+            strategy: the members divide the queues among themselves, each queue to one of them: "average", "circle" or
+                "consistent-hash". Left out, the broker gives every message to a member that can take it. Members of a
+                group agree.
+
+        Raises:
+            InvalidSettings, InvalidName: a value makes no sense.
+        """
+        self._check_open()
         options = ConsumerOptions(
-            topic, group, tags, ordered, broadcast, start_from, prefetch, batch, parallel, lease, max_attempts,
-            auto_ack, version, type, prefetch_bytes, strategy,
+            topic, group, tags=tags, ordered=ordered, broadcast=broadcast, start_from=start_from, prefetch=prefetch,
+            batch=batch, parallel=parallel, lease=lease, max_attempts=max_attempts, auto_ack=auto_ack, version=version,
+            type=type, prefetch_bytes=prefetch_bytes, strategy=strategy,
         )  # fmt: skip
-        consumer = AioConsumer(options, next(self._subscriptions), self.router, self._clock, self.release)
+        consumer = AioConsumer(options, next(self._subscriptions), self.router, self._clock, released=self.release)
         self.adopt(consumer)
         return consumer
 
+    def _check_open(self) -> None:
+        error = self.router.closed_by
+        if error is not None:
+            raise type(error)(error.message, **error.detail)
+
     def adopt(self, part: AioClosable) -> None:
-        """Have it closed with the client."""
+        """Have a producer, a consumer or the like closed with the client."""
         self._parts.append(part)
 
     def release(self, part: AioClosable) -> None:
-        """It was closed by itself."""
+        """Forget a part that was closed by itself."""
         if part in self._parts:
             self._parts.remove(part)
 
@@ -196,8 +327,7 @@ class AioClient:
         """Close everything, the last made first."""
         while self._parts:
             await self._parts.pop().close()
-        if self._router is not None:
-            await self._router.close()
+        await self.router.close()
 
     async def __aenter__(self) -> Self:
         return self

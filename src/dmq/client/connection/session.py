@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
+from dmq.model import check_name
 from dmq.protocol import (
     CORRELATION_MAX,
     Buffer,
@@ -37,8 +38,9 @@ from dmq.protocol import (
 )
 from dmq.protocol.frame import HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT
 from dmq.protocol.session import PROTOCOL_VERSION_MIN, Heartbeat, Hello, HelloReply, Limits
+from dmq.version import __version__
 
-__all__ = ["OnAnswer", "Pending", "Push", "Received", "Session"]
+__all__ = ["OnAnswer", "Pending", "Push", "Received", "Session", "make_hello"]
 
 OUTSTANDING_MAX: Final = 65_536
 _OURS: Final = CORRELATION_MAX  # the correlation of what the session itself asks: hello and heartbeats
@@ -46,6 +48,17 @@ SILENCE_FACTOR: Final = 3  # so many heartbeats in a row may be missed
 HEARTBEAT_MARGIN: Final = 0.5  # sent this early, so that a late timer does not make us silent
 
 OnAnswer: TypeAlias = Callable[[Frame | DMQError], None]
+
+
+def make_hello(app: str, client_id: str | None) -> Hello:
+    """The hello of a client.
+
+    Raises:
+        InvalidName: a name is not allowed.
+    """
+    if client_id is not None:
+        check_name(client_id, "client id")
+    return Hello(check_name(app, "app"), client_id or "", software=f"dmq-python {__version__}")
 
 
 class Pending:

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from dmq.client.admin.calls import When, parse_point
-from dmq.client.client import make_hello
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import OneBroker, Router
+from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import OffsetGone

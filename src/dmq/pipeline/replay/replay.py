@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from dmq.client.client import make_hello
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import OneBroker, Router
+from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import SystemClock
 from dmq.errors import InvalidRequest
