@@ -191,9 +191,10 @@ class FakeTable:
     def __init__(self, *brokers: tuple[Address, range]) -> None:
         self._brokers = brokers
         self.home = (brokers[0][0],)
+        self.named = len(brokers)  # so many of them have queues
 
     def brokers(self, topic: str) -> Sequence[tuple[Address, ...]]:
-        return [(address,) for address, _ in self._brokers]
+        return [(address,) for address, _ in self._brokers[: self.named]]
 
     def broker(self, topic: str, queue: int) -> tuple[Address, ...]:
         return next((address,) for address, queues in self._brokers if queue in queues)
@@ -206,8 +207,8 @@ class FakeRouter(AnyRouter[FakePool, FakeLink]):
         self.timers = FakeLinks(clock)
         self._made = {link.address: link for link in links}
         addresses = [link.address for link in links]
-        table = FakeTable(*((address, range(2 * at, 2 * at + 2)) for at, address in enumerate(addresses)))
-        super().__init__(OneBroker(addresses) if len(links) == 1 else table, PoolSettings(Hello("test"), clock))
+        self.table = FakeTable(*((address, range(2 * at, 2 * at + 2)) for at, address in enumerate(addresses)))
+        super().__init__(OneBroker(addresses) if len(links) == 1 else self.table, PoolSettings(Hello("test"), clock))
 
     def _make_pool(self, addresses: tuple[Address, ...]) -> FakePool:
         return FakePool(self.timers, self._made[addresses[0]])
@@ -225,11 +226,13 @@ class FakeConsumer:
 
     Parameters:
         links: each to a broker.
+        named: how many of these brokers have queues of its topic.
     """
 
-    def __init__(self, options: ConsumerOptions, *links: FakeLink) -> None:
+    def __init__(self, options: ConsumerOptions, *links: FakeLink, named: int = 1) -> None:
         self.clock = FakeClock()
         self.router = FakeRouter(self.clock, *links)
+        self.router.table.named = named
         self.core = ConsumerCore(options, self.clock, lambda delivery, seconds: None)
         self.subscriptions = Subscriptions(options, 1, self.router, self.core, self)
         self.core.on_reports = lambda is_urgent: self.flush() if is_urgent else None

@@ -177,6 +177,11 @@ class AnyRouter(Generic[P, L]):
         """Have a user's callback called where it can block nobody."""
 
     @property
+    def is_single(self) -> bool:
+        """Whether everything is at one broker."""
+        return self._only is not None
+
+    @property
     def closed_by(self) -> DMQError | None:
         """Why there will be no connection any more; None as long as there may be."""
         return self.home.closed_by

@@ -116,7 +116,7 @@ class ConsumerOptions:
             self.tags,
             self.version,
             credit,
-            self.prefetch_bytes * credit // self.prefetch,
+            -(-self.prefetch_bytes * credit // self.prefetch),
             self.lease_ms,
             min(self.batch, credit),
             self.parallel,

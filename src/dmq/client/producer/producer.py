@@ -405,13 +405,16 @@ class Producer:
             limit = min(limit, time.monotonic() + router.timeout)
         if self._spooling is not None:
             self._spooling.wait_kept(batch, deadline)
+        if batch.queue < 0 and not router.is_single:
+            with self._core.lock:  # which connection brings its answer is not known yet: none is read for it here
+                batch.is_attended = batch.is_attended or batch.queue < 0
         waiter = Waiter()
         batch.add_waiter(waiter)
         while not batch.is_done:
             if time.monotonic() >= limit:
                 return
             connection = router.link_for(batch.topic, batch.queue)
-            # One that is sent again is attended to; before that, its answer comes over the connection in use.
+            # One that is sent again is attended to; before that, its answer comes over this connection.
             if connection is None or batch.is_attended:
                 waiter.wait(limit - time.monotonic())
             else:

@@ -1,0 +1,123 @@
+"""A consumer at two brokers: what each of them is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmq.client.connection.session import Push as Pushed
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.protocol import Command
+from dmq.protocol.consume import Credit, LeaseRef, Push, Settle, Subscribe, SubscribeReply
+from tests.unit.client.deliveries import bodies, book, frame, said, taken
+from tests.unit.client.links import FakeConsumer, FakeLink
+
+
+class TwoBrokers(FakeConsumer):
+    """A consumer that is subscribed at two brokers."""
+
+    def __init__(self, named: int = 2, **options: Any) -> None:
+        self.links = [FakeLink("one"), FakeLink("two")]
+        super().__init__(ConsumerOptions("orders", "billing", **options), *self.links, named=named)
+        self.subscriptions.begin()
+
+    def push(self, broker: int, lease: int, *texts: str, first: int = 0, ids: list[Any] | None = None) -> None:
+        """A broker pushes messages."""
+        leases, body = frame(lease, bodies(*texts), first=first, ids=ids)
+        subscription = [*self.subscriptions][broker]
+        subscription.pushed(self.links[broker], Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))
+
+    def told(self, broker: int) -> list[Any]:
+        return said([told for told in self.links[broker].told if isinstance(told, Settle)])
+
+    def credits(self, broker: int) -> list[int]:
+        return [told.messages for told in self.links[broker].told if isinstance(told, Credit)]
+
+    def subscribed(self, broker: int) -> list[Subscribe]:
+        return [request.header for request in self.links[broker].requests if isinstance(request.header, Subscribe)]
+
+
+def test_it_subscribes_at_both_under_one_name_and_shares_out_its_prefetch() -> None:
+    made = TwoBrokers(prefetch=7)
+    headers = [made.subscribed(broker)[0] for broker in (0, 1)]
+    assert [header.member for header in headers] == ["me.1", "me.1"]
+    assert [subscription.credit for subscription in made.subscriptions] == [4, 3]
+    assert [header.prefetch_messages for header in headers] == [4, 3]
+    assert made.attended == made.links
+
+
+def test_acks_go_back_to_where_the_messages_came_from() -> None:
+    made = TwoBrokers()
+    made.push(0, 1, "a", ids=[(1, 7, 0)])
+    made.push(1, 1, "b", ids=[(1, 8, 0)])
+    for delivery, index in made.core.take(2):
+        made.core.ack(delivery, index)
+    made.flush()
+    assert made.told(0) == made.told(1) == [(1, "ACK", [(0, 1)])]
+
+
+def test_leases_of_two_brokers_may_have_one_number() -> None:
+    made = TwoBrokers()
+    made.push(0, 1, "a", ids=[(1, 7, 0)])
+    made.push(1, 1, "b", ids=[(1, 8, 0)])
+    assert taken(made.core) == [b"a", b"b"]
+    held = [delivery for one in (0, 1) for delivery in book(made.core, one).held.values()]
+    assert len({delivery.key for delivery in held}) == 2
+
+
+def test_what_one_broker_lost_stays_with_the_other() -> None:
+    made = TwoBrokers()
+    made.push(0, 1, "a", ids=[(1, 7, 0)])
+    made.push(1, 1, "b", ids=[(1, 8, 0)])
+    lost = SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)])
+    made.core.subscribed(book(made.core, 0), lost)
+    assert taken(made.core) == [b"b"]
+
+
+def test_words_for_a_broker_that_is_away_wait_while_the_other_is_told() -> None:
+    made = TwoBrokers()
+    made.push(0, 1, "a", ids=[(1, 7, 0)])
+    made.push(1, 1, "b", ids=[(1, 8, 0)])
+    made.links[0].is_usable = False
+    for delivery, index in made.core.take(2):
+        made.core.ack(delivery, index)
+    made.flush()
+    assert (made.told(0), made.told(1)) == ([], [(1, "ACK", [(0, 1)])])
+    made.links[0].is_usable = True
+    made.flush()
+    assert made.told(0) == [(1, "ACK", [(0, 1)])]
+
+
+def test_a_reconnect_subscribes_again_at_that_broker_with_its_leases() -> None:
+    made = TwoBrokers()
+    made.push(0, 1, "a", ids=[(1, 7, 0)])
+    made.push(1, 5, "b", ids=[(1, 8, 0)])
+    [*made.subscriptions][1].connected(made.links[1])
+    assert len(made.subscribed(0)) == 1
+    assert made.subscribed(1)[-1].holding == [LeaseRef("orders", 0, 1, 5)]
+
+
+def test_a_pause_takes_each_brokers_credit_back() -> None:
+    made = TwoBrokers(prefetch=7)
+    made.subscriptions.set_paused(True)
+    made.subscriptions.set_paused(False)
+    assert (made.credits(0), made.credits(1)) == ([-4, 4], [-3, 3])
+
+
+def test_leases_are_extended_at_their_brokers() -> None:
+    made = TwoBrokers()
+    made.core.is_running = True
+    made.push(0, 1, "a", ids=[(1, 7, 0)])
+    made.push(1, 2, "b", ids=[(1, 8, 0)])
+    made.core.take(2)
+    made.router.advance(16)
+    assert (made.told(0), made.told(1)) == ([(1, "EXTEND", [])], [(2, "EXTEND", [])])
+
+
+def test_a_broker_that_gets_queues_later_is_subscribed_at_and_gets_its_share() -> None:
+    made = TwoBrokers(prefetch=10, named=1)
+    assert (made.subscribed(0)[0].prefetch_messages, made.subscribed(1)) == (10, [])
+    made.router.table.named = 2
+    made.router.advance(8)
+    assert (made.credits(0), made.subscribed(1)[0].prefetch_messages) == ([-5], 5)
+    made.push(1, 1, "b")
+    assert taken(made.core) == [b"b"]
