@@ -31,10 +31,10 @@ def test_a_url_names_its_driver(given: str, full: str) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("", "is no database URL: write something like sqlite"),
-        ("/var/lib/x.db", "is no database URL"),
+        ("", "is not a database URL: write something like sqlite"),
+        ("/var/lib/x.db", "is not a database URL"),
         ("oracle://u@h/x", "names 'oracle', which dead letters cannot be kept in: use sqlite, mysql"),
-        ("postgresql://u@h:port/x", "is no database URL"),
+        ("postgresql://u@h:port/x", "is not a database URL"),
         ("mysql://u:p@h", "names no database"),
     ],
 )

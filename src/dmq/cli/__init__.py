@@ -97,14 +97,11 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, tuple[st
     try:
         command(commands).main(args=arguments, prog_name="dmq")
     except DMQError as error:
-        print(f"dmq: {_printable(error.message)}", file=sys.stderr)
+        from dmq.cli.output import printable
+
+        print(f"dmq: {printable(error.message)}", file=sys.stderr)
         code = _NOT_CONNECTED if isinstance(error, NotConnected) else 1
     sys.exit(code)
-
-
-def _printable(text: str) -> str:
-    """On one line: what a stranger wrote into an error must not steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _show_version(wanted: bool) -> None:

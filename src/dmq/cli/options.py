@@ -56,7 +56,7 @@ MessageName = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id, 
 InTopic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="In this topic.")]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="Settings; ./dmq.toml if it is there."),
+    typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="Settings; ./dmq.toml if it exists."),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in store.segment_bytes=64MiB.")

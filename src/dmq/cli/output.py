@@ -16,7 +16,7 @@ import typer
 
 from dmq.cli.options import Format
 
-__all__ = ["moment", "printable", "quantity", "show_facts", "show_rows", "show_table"]
+__all__ = ["cut", "moment", "printable", "quantity", "show_facts", "show_rows", "show_table"]
 
 _WIDE = 100_000
 
@@ -77,6 +77,11 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: st
 def printable(text: str) -> str:
     """On one line, with everything that could steer a terminal written out."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def cut(text: str, chars: int) -> str:
+    """A text of so many characters at most, and an ellipsis where it was longer."""
+    return text if len(text) <= chars else f"{text[:chars]}…"
 
 
 def moment(at_ms: int) -> str:

@@ -54,7 +54,7 @@ def check_url(url: str, key: str = KEY) -> str:
     """
     scheme, colon, rest = url.partition("://")
     if not colon or not scheme:
-        raise InvalidSettings(f"{key} is no database URL: write something like {_EXAMPLE}", keys=[key])
+        raise InvalidSettings(f"{key} is not a database URL: write something like {_EXAMPLE}", keys=[key])
     scheme = _SHORT.get(scheme.lower(), scheme.lower())
     if scheme not in _DRIVERS:
         what = "dead letters" if key == KEY else "our tables"
@@ -79,7 +79,7 @@ def _parse(url: str, key: str) -> None:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise InvalidSettings(f"{key} is no database URL: write something like {_EXAMPLE}", keys=[key]) from None
+        raise InvalidSettings(f"{key} is not a database URL: write something like {_EXAMPLE}", keys=[key]) from None
     if parsed.get_backend_name() != "sqlite" and not parsed.database:
         raise InvalidSettings(f"{key} names no database: write its name at the end, as in {_EXAMPLE}", keys=[key])
 

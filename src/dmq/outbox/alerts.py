@@ -1,4 +1,4 @@
-"""Telling somebody: what the outbox cannot mend by itself.
+"""Alerts: what the outbox cannot mend by itself is told to a person.
 
 What always holds: an alert is logged and counted whatever the user's callback does; a callback that fails fails alone.
 """

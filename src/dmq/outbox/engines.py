@@ -1,12 +1,9 @@
-"""The databases an outbox works on: what each of them can, and what must be said to it.
+"""The databases an outbox works on: what each of them can, and the SQL that differs between them.
 
 What always holds: background work runs at READ COMMITTED, so that on MariaDB and MySQL it never locks gaps into which
-users insert; a database that two connections cannot share is refused, since our commits would be the user's.
-
-Conditions over long lists of values, without a parameter for each where the database spares us that. Pure.
-
-What always holds: a condition says the same on every database. On PostgreSQL it is one parameter however long the list,
-written as a text: its driver takes longer over a list than the server over the statement. And the planner goes by an
+users insert; a database that two connections cannot share is refused, since our commits would be the user's. A
+condition over a long list of values says the same on every database. On PostgreSQL it is one parameter however long the
+list, written as a text: its driver takes longer over a list than the server over the statement. The planner goes by an
 index there, whatever its statistics say, which for a queue are always old.
 """
 

@@ -1,10 +1,7 @@
-"""What waits in the sender table: counts and ages, for metrics and for `dmq outbox status`.
+"""What an outbox has done and what waits in it: counters and gauges, for Prometheus and for `dmq outbox status`.
 
-What always holds: it reads only what has not ended, by an index; a table with years of ended rows costs nothing.
-
-What an outbox has done, counted, and the same as text for Prometheus.
-
-What always holds: a count never falls; adding one is safe from every thread.
+What always holds: a counter never falls, and any thread may add to it; the gauges read only rows that have not ended,
+by an index, so that a table with years of ended rows costs nothing.
 """
 
 from __future__ import annotations

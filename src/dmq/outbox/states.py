@@ -1,4 +1,4 @@
-"""The words for what has become of a message: of the business at the consumer, and of the row at the sender.
+"""The states of a message: of the business at the consumer, and of the row at the sender.
 
 What always holds: a row goes NEW → SENT → one of the ends, or from NEW to an end at once if the result is quicker than
 the mark. SENT becomes NEW again when it is to be sent again. From an end it never comes back, but for one case: where

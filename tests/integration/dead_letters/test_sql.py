@@ -167,7 +167,7 @@ def test_a_message_too_large_for_the_database_stays_in_the_journal_and_the_other
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nonsense", "broker.dead_letters_url is no database URL: write something like sqlite:"),
+        ("nonsense", "broker.dead_letters_url is not a database URL: write something like sqlite:"),
         ("oracle://u:s3cret@h/x", "names 'oracle', which dead letters cannot be kept in"),
         ("mysql://u:s3cret@h", "names no database"),
     ],

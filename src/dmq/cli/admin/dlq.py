@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.message.messages import body_text
+from dmq.cli.message.messages import body_facts, body_text
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_moment
-from dmq.cli.output import moment, show_facts, show_rows
+from dmq.cli.output import cut, moment, show_facts, show_rows
 from dmq.errors import UnknownMessage
 
 if TYPE_CHECKING:
@@ -192,7 +191,6 @@ def _show_outcomes(outcomes: list[DeadLetterOutcome], done: str, form: Format) -
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    error = letter.last_error
     return {
         "number": letter.number,
         "topic": letter.topic,
@@ -201,20 +199,15 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "dead": moment(letter.dead_at_ms),
         "key": letter.key,
-        "error": error if len(error) <= 60 else f"{error[:60]}…",
+        "error": cut(letter.last_error, 60),
         "state": letter.state,
         "id": str(letter.id),
     }
 
 
 def _facts(letter: DeadLetter) -> dict[str, Any]:
-    """Everything. A body that is no UTF-8 comes as `body_base64` instead of `body`."""
+    """Everything; the body as `body_facts` has it."""
     facts: dict[str, Any] = {
         name: getattr(letter, name) for name in letter.__slots__ if name not in ("body", "id", "properties")
     }
-    facts |= {"id": str(letter.id), "properties": dict(letter.properties)}
-    try:
-        facts["body"] = letter.body.decode()
-    except UnicodeDecodeError:
-        facts["body_base64"] = base64.b64encode(letter.body).decode()
-    return facts
+    return facts | {"id": str(letter.id), "properties": dict(letter.properties)} | body_facts(letter.body)

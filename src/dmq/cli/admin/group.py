@@ -37,7 +37,7 @@ def create(group: GroupName, topic: InTopic, url: Url = DEFAULT_URL) -> None:
     """Give a group a position in a topic, at the earliest message, before its first member comes."""
     with connected(url) as client:
         client.admin.create_group(group, topic)
-    typer.echo(f"group {group} is there, at the beginning of {topic}")
+    typer.echo(f"group {group} exists, at the beginning of {topic}")
 
 
 @app.command(name="list")

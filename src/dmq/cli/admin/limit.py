@@ -75,7 +75,7 @@ def _parse_size(text: str | None) -> int | None:
 
     size = parse_size(text)
     if size is None or size < 1:
-        raise typer.BadParameter(f"{text!r} is no size: write bytes, as in 500000, or 64KiB, 8MiB, 1GiB")
+        raise typer.BadParameter(f"{text!r} is not a size: write bytes, such as 500000, or 64KiB, 8MiB, 1GiB")
     return size
 
 

@@ -44,7 +44,7 @@ def create(
         str | None, typer.Option(metavar="GROUP", help="Keep what this group has not consumed, whatever its age.")
     ] = None,
     properties: Properties = None,
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="Do not mind if the same one is there.")] = False,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed if the same topic exists.")] = False,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
@@ -62,7 +62,7 @@ def create(
     if form == Format.JSON:
         show_facts(_facts(made), form)
     else:
-        typer.echo(f"topic {made.name} is there, with {made.queues} queues")
+        typer.echo(f"topic {made.name} exists, with {made.queues} queues")
 
 
 @app.command(name="list")

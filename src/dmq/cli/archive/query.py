@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.archive.options import Tables, needs_spark_extra
-from dmq.cli.message.messages import body_text
+from dmq.cli.message.messages import body_facts, body_text
 from dmq.cli.options import Format, Formatted, checked_id, parse_moment
-from dmq.cli.output import moment, show_rows
+from dmq.cli.output import cut, moment, show_rows
 from dmq.errors import UnknownMessage
 
 if TYPE_CHECKING:
@@ -103,20 +103,14 @@ def row_of(row: Row) -> dict[str, Any]:
         "bytes": row["body_bytes"],
     }
     if "body" in row:
-        text = body_text(row["body"])
-        shown["body"] = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+        shown["body"] = cut(body_text(row["body"]), _SHOWN_CHARS)
     return shown
 
 
 def facts_of(row: Row) -> dict[str, Any]:
-    """Everything of a message, for JSON. A body that is no UTF-8 comes as `body_base64`."""
+    """Everything of a message, for JSON; the body as `body_facts` has it."""
     facts = {name: plain(value) for name, value in row.items() if name != "body"}
-    if "body" in row:
-        try:
-            facts["body"] = row["body"].decode()
-        except UnicodeDecodeError:
-            facts["body_base64"] = base64.b64encode(row["body"]).decode()
-    return facts
+    return facts | (body_facts(row["body"]) if "body" in row else {})
 
 
 def plain(value: Any) -> Any:

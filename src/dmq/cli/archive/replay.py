@@ -13,7 +13,7 @@ from dmq.cli.archive.options import Tables, needs_spark_extra
 from dmq.cli.archive.query import plain
 from dmq.cli.message.messages import body_text
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id, parse_moment
-from dmq.cli.output import show_facts, show_rows
+from dmq.cli.output import cut, show_facts, show_rows
 
 if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
@@ -142,9 +142,8 @@ def _show_dry(archive: Archive, chosen: Selection | None, to: str, replay_id: st
 
 
 def _sample_row(row: dict[str, Any]) -> dict[str, Any]:
-    text = body_text(row["body"])
     shown = {name: plain(value) for name, value in row.items() if name != "body"}
-    return shown | {"body": text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"}
+    return shown | {"body": cut(body_text(row["body"]), _SHOWN_CHARS)}
 
 
 def _show_outcome(outcome: Outcome, form: Format) -> None:

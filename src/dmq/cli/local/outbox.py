@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,9 @@ from dmq.cli.process.server_process import LogFormat, LogLevel, LogLevelOption, 
 
 if TYPE_CHECKING:
     from dmq.outbox.engines import Engine
+    from dmq.outbox.repair.compensator import Compensator
     from dmq.outbox.schema import OutboxTables
+    from dmq.outbox.sender.relay import Relay
 
 __all__ = ["app"]
 
@@ -97,16 +98,7 @@ def relay(
         check_tables(engine, (tables.send,))
         with connected(url, app="dmq-outbox-relay") as client:
             running = Relay(engine, client, tables=tables, batch=batch, poll=seconds, result_after=after)
-
-            def end(number: int, frame: FrameType | None) -> None:
-                running.stop()
-
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, end)
-            typer.echo(f"relaying from {prefix}msgsend to {url}")
-            typer.get_text_stream("stdout").flush()
-            running.run()
-            running.close()
+            _run_until_signal(running, f"relaying from {prefix}msgsend to {url}")
 
 
 @app.command()
@@ -143,16 +135,17 @@ def compensate(
                 show_rows([running.run_once()._asdict()], form, empty="")
                 running.close()
                 return
+            _run_until_signal(running, f"compensating {prefix}msgsend with {url}")
 
-            def end(number: int, frame: FrameType | None) -> None:
-                running.stop()
 
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, end)
-            typer.echo(f"compensating {prefix}msgsend with {url}")
-            typer.get_text_stream("stdout").flush()
-            running.run()
-            running.close()
+def _run_until_signal(running: Relay | Compensator, words: str) -> None:
+    """Run it until SIGTERM or Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.stop())
+    typer.echo(words)
+    typer.get_text_stream("stdout").flush()
+    running.run()
+    running.close()
 
 
 @app.command()

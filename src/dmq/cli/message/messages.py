@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from dmq.cli.output import moment, printable
+from dmq.cli.output import cut, moment, printable
 
 if TYPE_CHECKING:
     from dmq.client.admin.reports import StoredMessage
 
-__all__ = ["body_text", "message_facts", "message_line", "message_row"]
+__all__ = ["body_facts", "body_text", "message_facts", "message_line", "message_row"]
 
 _SHOWN_CHARS = 80
 
 
 def message_facts(message: StoredMessage) -> dict[str, Any]:
-    """Everything, for JSON. A body that is no UTF-8 comes as `body_base64` instead of `body`."""
+    """Everything, for JSON; the body as `body_facts` has it."""
     facts: dict[str, Any] = {
         "id": None if message.id is None else str(message.id),
         "topic": message.topic,
@@ -31,15 +31,19 @@ def message_facts(message: StoredMessage) -> dict[str, Any]:
         "stored_at_ms": message.stored_at_ms,
         "properties": dict(message.properties),
     }
+    return facts | body_facts(message.body)
+
+
+def body_facts(body: bytes) -> dict[str, str]:
+    """A body for JSON: as `body`, or as `body_base64` if it is not UTF-8."""
     try:
-        facts["body"] = message.body.decode()
+        return {"body": body.decode()}
     except UnicodeDecodeError:
-        facts["body_base64"] = base64.b64encode(message.body).decode()
-    return facts
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def body_text(body: bytes) -> str:
-    """A body on one line, nothing left out; bytes that are no UTF-8 are written as in Python."""
+    """A body on one line, nothing left out; bytes that are not UTF-8 are written as in Python."""
     try:
         return printable(body.decode())
     except UnicodeDecodeError:
@@ -59,7 +63,6 @@ def message_line(message: StoredMessage) -> str:
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
     """One message as a row of a table; a long body is cut, and JSON has all of it."""
-    body = body_text(message.body)
     return {
         "topic": message.topic,
         "queue": message.queue,
@@ -69,5 +72,5 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
         "key": message.key,
         "tag": message.tag,
         "bytes": len(message.body),
-        "body": body if len(body) <= _SHOWN_CHARS else f"{body[:_SHOWN_CHARS]}…",
+        "body": cut(body_text(message.body), _SHOWN_CHARS),
     }

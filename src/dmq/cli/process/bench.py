@@ -153,7 +153,7 @@ def store(
 ) -> None:
     """The message store alone, without broker and network. Beside it stands a plain write of the same bytes."""
     if data is not None and not data.is_dir():
-        raise typer.BadParameter(f"{data} is no directory: choose one that is there")
+        raise typer.BadParameter(f"{data} is not a directory: choose one that exists")
     from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.store_load import store as measure
 

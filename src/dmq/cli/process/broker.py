@@ -11,11 +11,16 @@ import typer
 
 from dmq.cli.options import DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, connected, parse_seconds
 from dmq.cli.process.server_process import (
+    DataFolder,
+    Host,
     Insecure,
     LogFormat,
     LogLevel,
     LogLevelOption,
     Logs,
+    MetricsPort,
+    Port,
+    TelnetPort,
     resolve,
     serve,
     set_up_logs,
@@ -37,18 +42,11 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup
 @app.callback()
 def broker(
     context: typer.Context,
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data goes.  [default: dmq-data]")] = None,
-    host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[
-        int | None, typer.Option(metavar="N", help="Port for clients; 0 takes any free one.  [default: 9611]")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(metavar="N", help="Port for metrics and health; 0 takes any.  [default: 9690]")
-    ] = None,
-    telnet_port: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Port for a person with telnet; 0 takes any, none is off.  [default: 9612]"),
-    ] = None,
+    data: DataFolder = None,
+    host: Host = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    telnet_port: TelnetPort = None,
     console_port: Annotated[
         int | None, typer.Option(metavar="N", help="Serve a status page there; 0 takes any free port.")
     ] = None,

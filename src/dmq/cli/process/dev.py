@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.options import ConfigFile, Settings, make_app
-from dmq.cli.process.server_process import Insecure, LogFormat, LogLevel, resolve, serve, set_up_logs
+from dmq.cli.process.server_process import (
+    DataFolder,
+    Host,
+    Insecure,
+    LogFormat,
+    LogLevel,
+    MetricsPort,
+    Port,
+    TelnetPort,
+    resolve,
+    serve,
+    set_up_logs,
+)
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
@@ -20,19 +32,12 @@ app = make_app("Run everything in one process, to try things out.")
 
 @app.command()
 def dev(
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data goes.  [default: dmq-data]")] = None,
-    host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[
-        int | None, typer.Option(metavar="N", help="Port for clients; 0 takes any free one.  [default: 9611]")
-    ] = None,
+    data: DataFolder = None,
+    host: Host = None,
+    port: Port = None,
     console_port: Annotated[int, typer.Option(metavar="N", help="Port of the status page; 0 takes any.")] = 9680,
-    metrics_port: Annotated[
-        int | None, typer.Option(metavar="N", help="Port for metrics and health; 0 takes any.  [default: 9690]")
-    ] = None,
-    telnet_port: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Port for a person with telnet; 0 takes any, none is off.  [default: 9612]"),
-    ] = None,
+    metrics_port: MetricsPort = None,
+    telnet_port: TelnetPort = None,
     config: ConfigFile = None,
     settings: Settings = None,
     insecure: Insecure = False,

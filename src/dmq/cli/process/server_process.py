@@ -20,7 +20,21 @@ if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
     from dmq.settings import ResolvedSettings, Settings
 
-__all__ = ["Insecure", "LogFormat", "LogLevel", "Logs", "resolve", "serve", "set_up_logs"]
+__all__ = [
+    "DataFolder",
+    "Host",
+    "Insecure",
+    "LogFormat",
+    "LogLevel",
+    "LogLevelOption",
+    "Logs",
+    "MetricsPort",
+    "Port",
+    "TelnetPort",
+    "resolve",
+    "serve",
+    "set_up_logs",
+]
 
 CONFIG_FILE = "dmq.toml"
 
@@ -44,6 +58,23 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+DataFolder = Annotated[
+    str | None, typer.Option("--data", metavar="DIR", help="Where the data goes.  [default: dmq-data]")
+]
+Host = Annotated[str | None, typer.Option("--host", metavar="H", help="Address to listen on.  [default: 127.0.0.1]")]
+Port = Annotated[
+    int | None, typer.Option("--port", metavar="N", help="Port for clients; 0 takes any free one.  [default: 9611]")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", metavar="N", help="Port for metrics and health; 0 takes any.  [default: 9690]"),
+]
+TelnetPort = Annotated[
+    str | None,
+    typer.Option(
+        "--telnet-port", metavar="N", help="Port for a person with telnet; 0 takes any, none is off.  [default: 9612]"
+    ),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Listen on another address than loopback, without authentication.")
 ]

@@ -6,17 +6,13 @@ confirm service of every group that is expected to answer and has not:
 - it was consumed → the result is written down, as if it had come by its topic, reverse business included;
 - it was not, and the group has nothing left to consume → it is sent again with the same send id; the inbox knows it;
 - it was not, and messages wait for the group → it may be among them: the first few times, it is waited for;
-- nobody could be asked → nothing is known: it is left alone. A message is not sent again while that is so, since
+- no confirm service answers → nothing is known: it is left alone. A message is not sent again while that is so, since
   the broker still has it for the group, and a consumer that is down would find it many times;
 - after so many checks a person is told, once. It is still asked about from then on, less often, and ended if it can be.
 
-What always holds: several compensators, in several processes, do not take the same row at once; each check is counted
-in the row, so a restart forgets nothing.
-
-Overdue rows of the sender table: sent, and no result in time; claimed by one compensator at a time.
-
-What always holds: of two compensators that ask at once no row goes to both; a row that nobody finishes is free again
-when its claim is over; a row whose result came meanwhile is not touched any more.
+What always holds: of two compensators that ask at once, in any process, no row goes to both; a row that its owner does
+not finish is free again when its claim is over; a row whose result came meanwhile is not touched any more; each check
+is counted in the row, so a restart forgets nothing.
 """
 
 from __future__ import annotations

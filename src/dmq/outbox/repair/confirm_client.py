@@ -1,4 +1,4 @@
-"""Asking groups what messages came to: any live instance of a group's confirm service, found in the registry.
+"""Asks groups what messages came to: any live instance of a group's confirm service, found in the registry.
 
 What always holds: an answer is one that an instance gave; where none did, nothing is known, which is not the same as
 "not consumed".

@@ -1,4 +1,4 @@
-"""What is said to a confirm service and by it: bytes, and the asking side.
+"""The bytes between a confirm service and the side that asks.
 
 One question per connection. The bytes, both ways:
 

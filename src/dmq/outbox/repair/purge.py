@@ -1,8 +1,8 @@
-"""Deleting what is over: rows of the sender table that ended long ago, with their answers, and consumer rows.
+"""Purge: deletes rows of the sender table that ended long ago, with their answers, and old consumer rows.
 
 What always holds: a message that is not at its end stays, however old; answers go with their row, in one transaction;
-a batch at a time, so that nobody waits for long. The counters of strict sequences, the sender's and the consumer's,
-stay for ever: without them the next message of a business id would be a gap, or too late.
+rows go a batch at a time, so that nobody waits for long. The counters of strict sequences, the sender's and the
+consumer's, stay for ever: without them the next message of a business id would be a gap, or too late.
 """
 
 from __future__ import annotations

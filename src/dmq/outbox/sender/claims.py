@@ -1,16 +1,14 @@
-"""Who may send which rows: claims on the sender table, and what becomes of the rows.
+"""Which rows of the sender table a relay may send: claims, the rows that hold others back, and what becomes of them.
 
 A claim is two columns: who, and until when. Where the database can skip locked rows, several relays claim side by side
-without waiting for each other; elsewhere one statement claims, and the database lets one at a time write.
+without waiting for each other; elsewhere one statement claims, and the database lets one at a time write. A row is held
+back by an unsent row before it, of the same topic and business id, that another relay is to send.
 
-What always holds: of two relays that ask at once, no row goes to both; a row that nobody finishes is free again when
-its claim is over, whatever happened to its owner; a row that has ended is never touched here.
-
-What holds a row back: an unsent one before it, of the same topic and business id, that somebody else is to send.
-
-What always holds: rows are asked about after they were claimed, so whatever was committed before them is seen; a row
-that somebody is just sending holds back, since only its mark says that a broker has it. The way to the answer goes by
-the index of unsent rows however many rows have ended, and whatever the database believes of the table.
+What always holds: of two relays that ask at once, no row goes to both; a row that its owner does not finish is free
+again when its claim is over; a row that has ended is never touched here. Rows are checked for blockers after they were
+claimed, so that everything committed before them is seen; a row that is just being sent holds back, since only its mark
+says that a broker has it. Blockers are found by the index of unsent rows, however many rows have ended, and whatever
+the database believes of the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Handing rows to a broker, and sorting out what it says.
+"""Dispatch: hands rows to a broker, and sorts them by its answers.
 
-What always holds: of every row it is known afterwards whether a broker has it, was refused it, or was not asked; a row
-that is refused takes those of its business id with it, and no others; what is wrong with a broker or the way to it is
-no row's fault.
+What always holds: of every row it is known afterwards whether a broker has it, refused it, or was not asked; a row that
+is refused takes those of its business id with it, and no others; a broker that fails or cannot be reached is no row's
+fault.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def unpack_result(body: bytes) -> Result:
     try:
         result = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidMessage(f"a message in a results topic is no result: {error}") from None
+        raise InvalidMessage(f"a message in a results topic is not a result: {error}") from None
     if result.state is BusinessState.UNKNOWN:
         raise InvalidMessage("a result says UNKNOWN, which counts as not consumed and is never sent")
     return result

@@ -298,7 +298,7 @@ class Archive:
         if archive.folder.is_local:
             info = archive.folder.files.get_file_info(archive.folder.path)
             if info.type.name == "File":
-                raise InvalidSettings(f"{uri} is a file: give the folder that the tables shall lie in")
+                raise InvalidSettings(f"{uri} is a file: give the folder for the tables")
         return archive
 
     @classmethod
@@ -311,7 +311,7 @@ class Archive:
         """
         place = normal_uri(uri)
         if "://" in place:  # nobody is asked for it
-            raise Unsupported(f"{place} is no folder of this machine: mount it, or read the tables with Spark")
+            raise Unsupported(f"{place} is not a folder of this machine: mount it, or read the tables with Spark")
         archive = cls(place)
         if not archive.exists():
             raise InvalidSettings(f"there is no archive at {place}: `dmq archive run --tables …` makes one")

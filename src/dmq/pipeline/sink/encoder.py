@@ -215,7 +215,7 @@ def _properties(headers: Any) -> dict[str, str] | None:
     try:
         found = {key: value.decode() if isinstance(value, bytes) else value or "" for key, value in pairs}
     except UnicodeDecodeError:
-        raise InvalidMessage("the value of a header is no text in UTF-8: encode it, in base64 for example") from None
+        raise InvalidMessage("the value of a header is not UTF-8 text: encode it, in base64 for example") from None
     if len(found) < len(pairs):
         raise InvalidMessage("a header occurs twice in one row: leave one of them")
     return found

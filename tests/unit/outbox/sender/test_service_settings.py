@@ -67,7 +67,7 @@ def test_an_engine_of_asyncio_gets_one_that_blocks_beside_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nonsense", "--database is no database URL"),
+        ("nonsense", "--database is not a database URL"),
         ("oracle://u@h/x", "--database names 'oracle', which our tables cannot be kept in"),
         ("postgresql://u@h", "--database names no database"),
         ("sqlite:////no/such/file.db", "there is no file /no/such/file.db"),

@@ -181,5 +181,5 @@ def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:
 
 def test_an_archive_in_an_object_store_is_told_to_be_mounted() -> None:
     for ask in (Lookup, lambda uri: run_sql(uri, "SELECT 1"), Archive.open):
-        with pytest.raises(Unsupported, match="s3://bucket/archive is no folder of this machine: mount it"):
+        with pytest.raises(Unsupported, match="s3://bucket/archive is not a folder of this machine: mount it"):
             ask("s3://bucket/archive/")
