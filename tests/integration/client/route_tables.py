@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dmq.client.client import Client, make_hello
+from dmq.client.client import Client
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import BrokerAddresses, Listeners
+from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import SystemClock
 from dmq.testing import TestBroker
