@@ -57,10 +57,10 @@ def test_every_link_leads_somewhere() -> None:
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "internals").glob("*.md")), ids=lambda page: page.stem)
 def test_every_file_that_a_page_for_engineers_names_exists(page: Path) -> None:
-    package = ROOT / "src" / "dmq"
-    folders = [ROOT, package, *(path.parent for path in package.glob("*/__init__.py"))]
-    named = re.findall(r"`([\w/]+\.py)`", page.read_text())
-    assert [path for path in named if not any((folder / path).exists() for folder in folders)] == []
+    files = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "src").rglob("*.py")]
+    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", page.read_text()))
+    named = {path for path in named if not (ROOT / path).exists()}
+    assert sorted(path for path in named if not any(file.endswith(f"/{path}") for file in files)) == []
 
 
 GLOSSARY = (ROOT / "docs" / "internals" / "glossary.md").read_text()

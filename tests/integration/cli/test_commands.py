@@ -451,15 +451,18 @@ def test_a_bench_that_is_killed_takes_its_broker_along(tmp_path: Path) -> None:
 
 
 def test_the_tour_shows_what_happened_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "dmq.cli.process.tour", "--once"],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=900,
         env={**ENVIRON, "TMPDIR": str(tmp_path)},
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Published 10,000 orders" in done.stdout
-    assert "Its lag is now 0." in done.stdout
+    ) as tour:
+        try:
+            out, err = tour.communicate(timeout=900)
+        finally:
+            tour.terminate()  # if the test is interrupted: killed, it would leave its broker behind
+    assert (tour.returncode, err) == (0, "")
+    assert "Published 10,000 orders" in out
+    assert "Its lag is now 0." in out
     assert list(tmp_path.iterdir()) == []

@@ -119,6 +119,19 @@ class Rig:
         self.service.close()
 
 
+def rounds(compensator: Compensator, asked: int) -> Compensation:
+    """Run until so many rows were asked about: a round leaves out rows that a relay has locked for a moment."""
+    done = Compensation()
+
+    def has_asked() -> bool:
+        nonlocal done
+        done += compensator.run_once()
+        return done.asked >= asked
+
+    until(has_asked)
+    return done
+
+
 @pytest.fixture
 def rig(broker: TestBroker, engine: Engine) -> Iterator[Rig]:
     rig = Rig(broker, engine)
@@ -132,7 +145,7 @@ def test_results_that_were_cut_off_are_asked_for_and_the_reverse_business_runs_o
     compensator = rig.compensator()
     assert compensator.run_once() == Compensation()  # not yet
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=3, updated=3)
+    assert rounds(compensator, asked=3) == Compensation(asked=3, updated=3)
     assert rig.states(ids) == ["DONE", "REVERSED", "DONE"]
     assert compensator.run_once() == Compensation()
     assert sorted(effects(rig.engine)) == ["reversed no stock", "yes", "yes too"]
@@ -147,11 +160,11 @@ def test_what_nobody_consumed_is_sent_again_with_the_same_send_id(rig: Rig) -> N
     rig.client.admin.reset("orders", "stock", to="latest")  # an operator passed over it
     compensator = rig.compensator()
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=1, resent=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, resent=1)
     until(lambda: rig.states(ids) == ["SENT"] and rig.client.admin.lag("orders", "stock").total == 1)
     rig.consume(1)
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=1, updated=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, updated=1)
     assert rig.states(ids) == ["DONE"]
     assert effects(rig.engine) == ["m"]
 
@@ -162,12 +175,12 @@ def test_while_messages_wait_for_the_group_nothing_is_sent_twice_at_first(rig: R
     rig.consume(0)
     compensator = rig.compensator(backlog_tries=2)
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=1, waiting=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, waiting=1)
     assert compensator.run_once() == Compensation()  # put off
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=1, waiting=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, waiting=1)
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=1, resent=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, resent=1)
     until(lambda: rig.states(ids) == ["SENT"])
     rig.consume(2)
     assert effects(rig.engine) == ["m"]
@@ -179,11 +192,11 @@ def test_while_no_confirm_service_answers_nothing_is_done_until_it_is_back(rig: 
     inbox.close()
     compensator = rig.compensator()
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=1, waiting=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, waiting=1)
     assert rig.states(ids) == ["SENT"]
     rig.consume(0)
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=1, updated=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, updated=1)
     assert rig.states(ids) == ["DONE"]
 
 
@@ -195,7 +208,7 @@ def test_an_instance_that_died_without_a_word_is_passed_over(rig: Rig) -> None:
             rig.client.registry.put("dmq.confirm", f"stock/dead{number}", address, ttl=1000)
         compensator = rig.compensator(timeout=2.0)
         rig.clock.advance(601)
-        assert compensator.run_once() == Compensation(asked=1, updated=1)
+        assert rounds(compensator, asked=1) == Compensation(asked=1, updated=1)
     assert rig.states(ids) == ["DONE"]
 
 
@@ -211,11 +224,11 @@ def test_after_so_many_checks_somebody_is_told_once_and_a_late_answer_still_coun
     ids = rig.send("a", "b")
     compensator = rig.compensator(tries=3, alerted_again=1000.0)
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=2, waiting=2)
+    assert rounds(compensator, asked=2) == Compensation(asked=2, waiting=2)
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=2, waiting=2)
+    assert rounds(compensator, asked=2) == Compensation(asked=2, waiting=2)
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=2, alerted=2)
+    assert rounds(compensator, asked=2) == Compensation(asked=2, alerted=2)
     assert rig.states(ids) == ["ALERTED", "ALERTED"]
     (alert,) = rig.alerts
     assert (alert.kind, alert.topic, alert.count, alert.attempts) == (AlertKind.NO_RESULT, "orders", 2, 3)
@@ -223,11 +236,11 @@ def test_after_so_many_checks_somebody_is_told_once_and_a_late_answer_still_coun
     rig.clock.advance(61)
     assert compensator.run_once() == Compensation()
     rig.clock.advance(1000)
-    assert compensator.run_once() == Compensation(asked=2, waiting=2)
+    assert rounds(compensator, asked=2) == Compensation(asked=2, waiting=2)
     assert len(rig.alerts) == 1
     rig.consume(2)
     rig.clock.advance(1001)
-    assert compensator.run_once() == Compensation(asked=2, updated=2)
+    assert rounds(compensator, asked=2) == Compensation(asked=2, updated=2)
     assert rig.states(ids) == ["DONE", "DONE"]
 
 
@@ -236,11 +249,11 @@ def test_every_expected_group_is_asked_and_only_those_that_are_missing(rig: Rig)
     rig.consume(1)
     compensator = rig.compensator()
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=1, waiting=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, waiting=1)
     assert rig.states(ids) == ["SENT"]
     rig.consume(1, "mail")
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=1, updated=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, updated=1)
     assert rig.states(ids) == ["DONE"]
 
 
@@ -269,7 +282,7 @@ def test_a_compensator_in_another_process_passes_refusals_on_to_the_one_that_can
     elsewhere = MessageService(rig.engine, rig.client, app="shop", relay=False, results=False, clock=rig.clock)
     compensator = Compensator(elsewhere, clock=rig.clock, passes_on=True)
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=2, updated=2)
+    assert rounds(compensator, asked=2) == Compensation(asked=2, updated=2)
     assert rig.states(ids) == ["SENT", "DONE"]
     assert rig.reversed == []
     listening = MessageService(rig.engine, rig.client, reverse={"orders": lambda *_: rig.reversed.append("here")})
@@ -293,9 +306,9 @@ def test_a_reverse_business_that_fails_is_tried_again(rig: Rig) -> None:
     rig.service._reverse["orders"] = reverse
     compensator = rig.compensator()
     rig.clock.advance(601)
-    assert compensator.run_once() == Compensation(asked=1, waiting=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, waiting=1)
     rig.clock.advance(61)
-    assert compensator.run_once() == Compensation(asked=1, updated=1)
+    assert rounds(compensator, asked=1) == Compensation(asked=1, updated=1)
     assert rig.states(ids) == ["REVERSED"]
     assert rig.reversed == ["done"]
 
