@@ -10,8 +10,6 @@ PLACES: dict[str, set[str]] = {
     "misnamed_modules": {
         "dmq.broker.delivery.channel:Consumption",
         "dmq.broker.delivery.rebalance:Dividing",
-        "dmq.client.admin.key_values:Registry",
-        "dmq.client.aio.key_values:AioRegistry",
         "dmq.outbox.repair.confirm_client:Asker",
     },
     "duplicate_classes_in_package": {
@@ -42,7 +40,6 @@ PLACES: dict[str, set[str]] = {
         "dmq.broker.retry.mover:Moves._set_aside",
         "dmq.broker.wire.delays:store_aside",
         "dmq.broker.wire.session:Pusher.__init__",
-        "dmq.client.admin.dead_letters:dead_letters",
         "dmq.client.aio.connection:AioConnection.submit",
         "dmq.client.connection.connection:Connection.submit",
         "dmq.client.consumer.follow:follow",

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from dmq.client.admin.admin import Admin
-from dmq.client.admin.key_values import Registry
+from dmq.client.admin.registry import Registry
 from dmq.client.arguments import check_timeout
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, Router, RouteTable

@@ -1,10 +1,10 @@
 """Administration of a broker, in reading order.
 
 - `admin`: `client.admin`, what can be asked of a broker beside sending and consuming
-- `key_values`: `client.registry`, the key-value space of the broker
+- `registry`: `client.registry`, the key-value space of the broker
 - `calls`: the conversations behind both
 - `dead_letters`: the conversations about dead letters, and the letters themselves
 - `reports`: the values that the conversations return
 
-`admin` and `key_values` are generated from their asyncio twins in `dmq.client.aio`.
+`admin` and `registry` are generated from their asyncio twins in `dmq.client.aio`.
 """

@@ -303,11 +303,8 @@ class Admin:
         Raises:
             DatabaseDown: the database of the dead letters cannot be used now.
         """
-        return self.converse(
-            dead_letters.dead_letters(
-                topic, group, reason, state=state, since=since, until=until, limit=limit, ids=ids, bodies=bodies
-            )
-        )
+        wanted = dead_letters.letter_filter(topic, group, reason, state=state, since=since, until=until)
+        return self.converse(dead_letters.listed(wanted, limit, ids, bodies=bodies))
 
     def resend_dead_letters(
         self,

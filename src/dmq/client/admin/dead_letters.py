@@ -1,7 +1,7 @@
 """Dead letters as a client sees them, and the conversations about them. Pure.
 
-What always holds: a letter is named by its number; a message's id names all of its letters that wait. What is done to
-many goes in small steps, so that no request takes long and a rate is kept.
+What always holds: a letter is named by its number; a message's id names all of its letters that wait. Many letters are
+resent or deleted in small steps, so that no request takes long and a rate is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dmq.protocol.dead_letters import (
 from dmq.protocol.status import ErrorHeader, error_from_status
 from dmq.records import ANY_QUEUE, decompress
 
-__all__ = ["DeadLetter", "DeadLetterOutcome", "LetterName", "dead_letters", "named", "settle", "steps"]
+__all__ = ["DeadLetter", "DeadLetterOutcome", "LetterName", "letter_filter", "listed", "named", "settle", "steps"]
 
 _BODY_BYTES_MAX: Final = 64 << 20
 _TOGETHER: Final = 100
@@ -97,7 +97,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterOutcome:
-    """What became of one letter that was to be resent or deleted."""
+    """Whether one letter was resent or deleted, or the error."""
 
     number: int
     error: DMQError | None = None
@@ -121,14 +121,20 @@ def _time_ms(at: datetime | None) -> int:
     return max(0, int(at.timestamp() * 1000))
 
 
-def _filter(
+def letter_filter(
     topic: str,
     group: str,
     reason: str,
-    state: str,
+    *,
+    state: str = "waiting",
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DeadLetterFilter:
+    """Which dead letters are meant; an empty text means any.
+
+    Raises:
+        InvalidSettings: a moment is not a datetime with a time zone.
+    """
     return DeadLetterFilter(topic, group, reason.upper(), _time_ms(since), _time_ms(until), state)
 
 
@@ -150,20 +156,10 @@ def _pages(wanted: DeadLetterFilter, limit: int | None, bodies: bool) -> Call[li
     return found
 
 
-def dead_letters(
-    topic: str = "",
-    group: str = "",
-    reason: str = "",
-    *,
-    state: str = "waiting",
-    since: datetime | None = None,
-    until: datetime | None = None,
-    limit: int | None = None,
-    ids: Iterable[LetterName] | None = None,
-    bodies: bool = True,
+def listed(
+    wanted: DeadLetterFilter, limit: int | None, ids: Iterable[LetterName] | None, *, bodies: bool
 ) -> Call[list[DeadLetter]]:
-    """Dead letters, oldest first."""
-    wanted = _filter(topic, group, reason, state, since, until)
+    """Dead letters that a filter lets through, oldest first; only some of them if ids are given."""
     if ids is None:
         return (yield from _pages(wanted, limit, bodies))
     numbers, message_ids = _parts(ids)
@@ -189,19 +185,20 @@ def named(
     group: str,
     reason: str,
 ) -> Call[list[int]]:
-    """The numbers of letters: those named, with the messages' ids looked up, or all that wait and match.
+    """The numbers of letters: those with these ids, or all that wait and match the other parameters.
 
     Raises:
-        InvalidRequest: nothing was said, which would have meant all there are; or a name is none.
+        InvalidRequest: neither ids nor anything else was given, which would mean all letters there are; or an id is
+            not one.
     """
     if ids is None:
         if not (topic or group or reason):
             raise InvalidRequest("say which dead letters: their ids, or topic=, group= or reason=")
-        found = yield from _pages(_filter(topic, group, reason, "waiting"), None, False)
+        found = yield from _pages(letter_filter(topic, group, reason), None, False)
         return [letter.number for letter in found]
     numbers, message_ids = _parts(ids)
     if message_ids or topic or group or reason:
-        wanted = _filter(topic, group, reason, "waiting")
+        wanted = letter_filter(topic, group, reason)
         if topic or group or reason:
             kept: list[int] = []
             for part in _chunks(numbers):
@@ -247,7 +244,7 @@ def steps(numbers: Sequence[int], rate: float | None) -> Iterator[tuple[list[int
     """Numbers in small parts, and how many seconds each part is to take at least.
 
     Raises:
-        InvalidSettings: the rate is none.
+        InvalidSettings: the rate is not above 0.
     """
     if rate is not None and not rate > 0:
         raise InvalidSettings(f"rate is a number of letters a second above 0, or None, not {rate!r}")

@@ -2,9 +2,9 @@
 
 - `client`: `dmq.aio.connect` and what it gives
 - `producer`, `transaction`; `consumer`, `message`, `executor`: sending and consuming
-- `admin`, `key_values`: administration, and the key-value space
+- `admin`, `registry`: administration, and the key-value space
 - `router`, `pool`, `connection`: the connections below
 - `waiter`: a task that waits to be woken
 
-`./scripts/twins` writes the blocking twins of `admin`, `client`, `key_values` and `transaction`.
+`./scripts/twins` writes the blocking twins of `admin`, `client`, `registry` and `transaction`.
 """

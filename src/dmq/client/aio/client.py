@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, Self
 
 from dmq.client.aio.admin import AioAdmin
 from dmq.client.aio.consumer import AioConsumer
-from dmq.client.aio.key_values import AioRegistry
 from dmq.client.aio.producer import AioProducer
+from dmq.client.aio.registry import AioRegistry
 from dmq.client.aio.router import AioRouter
 from dmq.client.arguments import check_timeout
 from dmq.client.connection.pool import PoolSettings

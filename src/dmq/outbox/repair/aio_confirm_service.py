@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dmq.client.aio.key_values import AioRegistry
+from dmq.client.aio.registry import AioRegistry
 from dmq.errors import DMQError
 from dmq.outbox.engines import sync_engine as engine_of
 from dmq.outbox.inbox.recorder import Recorder
