@@ -12,7 +12,7 @@ from dmq.records.columns import Columns, decode_columns, verify_batch
 from dmq.records.compression import Compressor, decompress
 from dmq.records.encoder import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
-from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, gather, scatter, stamp
+from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, Stamp, gather, scatter, stamp_few
 from dmq.records.move import DeadReason, moved_record
 from dmq.records.view import RecordView, address_text, iter_records
 
@@ -28,6 +28,7 @@ __all__ = [
     "EncodedBatch",
     "LoneRecord",
     "RecordView",
+    "Stamp",
     "address_text",
     "business_hash",
     "decode_attributes",
@@ -46,7 +47,7 @@ __all__ = [
     "moved_record",
     "read_entries",
     "scatter",
-    "stamp",
+    "stamp_few",
     "tag_hash",
     "verify_batch",
 ]

@@ -30,12 +30,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FIXED_BYTES", "MAGIC", "RECORD_BYTES_MIN", "STAMP_DTYPE", "TIMES_DTYPE", "gather", "scatter", "stamp"]
+__all__ = [
+    "FIXED_BYTES",
+    "MAGIC",
+    "RECORD_BYTES_MIN",
+    "STAMP_DTYPE",
+    "TIMES_DTYPE",
+    "Stamp",
+    "StampColumns",
+    "gather",
+    "scatter",
+    "stamp_columns",
+    "stamp_few",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -114,9 +126,6 @@ _BROKER_DTYPE: Final = np.dtype(
 _BROKER_BYTES: Final = np.dtype(f"V{_BROKER_DTYPE.itemsize}")
 ADDRESSES_DTYPE: Final = _BROKER_DTYPE["addresses"]
 
-# Below this many records the set-up of the numpy calls costs more than packing one by one (bench/records.py).
-STAMP_MANY_MIN: Final = 16
-
 
 def field(buffer: Buffer, offset: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A view in which element `i` is the field of that type at byte `i + offset`; overlapping, without a copy."""
@@ -152,66 +161,32 @@ def scatter(buffer: bytearray | memoryview, starts: Positions, offset: int, valu
     field(buffer, offset, values.dtype)[starts] = values
 
 
-def stamp(
-    buffer: bytearray | memoryview,
-    starts: Sequence[int] | Positions,
-    journal_offsets: Sequence[int] | Offsets,
-    queue: int,
-    first_queue_offset: int,
-    client: bytes,
-    server: bytes,
-    received_at_ms: int,
-    stored_at_ms: int,
-    *,
-    ipv6: bool = False,
-) -> None:
-    """Fill in the broker's fields of a batch that goes to one queue.
+class Stamp(NamedTuple):
+    """What a broker writes into the records of a batch for one queue."""
+
+    queue: int
+    first_queue_offset: int  # of the first record; the others follow
+    client: bytes  # the sender's IPv4 address and port, six bytes; zeros if it has another kind of address
+    server: bytes  # the same of this broker
+    received_at_ms: int
+    stored_at_ms: int
+    ipv6: bool = False  # mark the records as coming from an IPv6 address
+
+
+def stamp_few(
+    buffer: bytearray | memoryview, starts: Sequence[int], journal_offsets: Sequence[int], stamp: Stamp
+) -> list[int]:
+    """Fill in the broker's fields of a batch, one record after another.
 
     Parameters:
         buffer: where the records stand, one batch or a whole unit.
         starts: where each record begins in the buffer.
         journal_offsets: where each record will stand in the journal.
-        queue: the queue they all go to.
-        first_queue_offset: the first record's offset in it; the others follow.
-        client: the sender's IPv4 address and port, six bytes; zeros when it does not fit.
-        server: the same of this broker.
-        received_at_ms: when the batch arrived.
-        stored_at_ms: when it is written.
-        ipv6: mark the records as coming from an IPv6 address.
-    """
-    if len(starts) < STAMP_MANY_MIN:
-        few = starts.tolist() if isinstance(starts, np.ndarray) else starts
-        offsets = journal_offsets.tolist() if isinstance(journal_offsets, np.ndarray) else journal_offsets
-        stamp_few(
-            buffer, few, offsets, queue, first_queue_offset, client, server, received_at_ms, stored_at_ms, ipv6=ipv6
-        )
-    else:
-        many = np.asarray(starts, np.int64)
-        column = np.asarray(journal_offsets, np.uint64)
-        stamp_many(
-            buffer, many, column, queue, first_queue_offset, client, server, received_at_ms, stored_at_ms, ipv6=ipv6
-        )
-
-
-def stamp_few(
-    buffer: bytearray | memoryview,
-    starts: Sequence[int],
-    journal_offsets: Sequence[int],
-    queue: int,
-    first_queue_offset: int,
-    client: bytes,
-    server: bytes,
-    received_at_ms: int,
-    stored_at_ms: int,
-    *,
-    ipv6: bool = False,
-) -> list[int]:
-    """`stamp`, one record after another; the arguments are those of `stamp`.
 
     Returns the tag hashes, since they stand among the bytes this reads anyway.
     """
+    queue, queue_offset, client, server, received_at_ms, stored_at_ms, ipv6 = stamp
     tags = []
-    queue_offset = first_queue_offset
     before = -1
     receive = store = 0
     for start, journal_offset in zip(starts, journal_offsets, strict=True):
@@ -231,52 +206,25 @@ def stamp_few(
     return tags
 
 
-def stamp_many(
-    buffer: bytearray | memoryview,
-    starts: Positions,
-    journal_offsets: Offsets,
-    queue: int,
-    first_queue_offset: int,
-    client: bytes,
-    server: bytes,
-    received_at_ms: int,
-    stored_at_ms: int,
-    *,
-    ipv6: bool = False,
-) -> None:
-    """`stamp`, column by column; the arguments are those of `stamp`."""
-    stamp_columns(
-        buffer,
-        starts,
-        journal_offsets,
-        queue,
-        np.arange(first_queue_offset, first_queue_offset + len(starts), dtype=np.uint64),
-        np.frombuffer(client + server, ADDRESSES_DTYPE),
-        received_at_ms,
-        stored_at_ms,
-        ipv6=ipv6,
-    )
+class StampColumns(NamedTuple):
+    """What a broker writes into the records of many batches: each is one value for all or one for each record."""
+
+    queue: int | npt.NDArray[np.uint8]
+    queue_offsets: npt.NDArray[np.integer[Any]]
+    addresses: npt.NDArray[np.void]  # of the client and of this broker, twelve bytes (`ADDRESSES_DTYPE`)
+    received_at_ms: int | Offsets
+    stored_at_ms: int
+    ipv6: bool | npt.NDArray[np.bool_] = False
 
 
 def stamp_columns(
     buffer: bytearray | memoryview,
     starts: Positions,
     journal_offsets: npt.NDArray[np.integer[Any]],
-    queue: int | npt.NDArray[np.uint8],
-    queue_offsets: npt.NDArray[np.integer[Any]],
-    addresses: npt.NDArray[np.void],
-    received_at_ms: int | Offsets,
-    stored_at_ms: int,
-    *,
-    ipv6: bool | npt.NDArray[np.bool_] = False,
+    stamp: StampColumns,
 ) -> npt.NDArray[np.uint16]:
-    """`stamp` for the records of many batches at once; each argument is one value for all or one for each record.
-
-    Parameters:
-        addresses: of the client and of this broker, twelve bytes (`ADDRESSES_DTYPE`).
-
-    Returns the tag hashes, since they stand among the bytes this reads anyway.
-    """
+    """`stamp_few` for the records of many batches at once, column by column; returns the tag hashes."""
+    queue, queue_offsets, addresses, received_at_ms, stored_at_ms, ipv6 = stamp
     # All of it lies so close together that one read and one write of the whole stretch beat a call for every field.
     stretch = field(buffer, FLAGS_AT, _BROKER_BYTES)
     rows = stretch[starts]

@@ -1,6 +1,22 @@
 """The message store: one journal, and everything derived from it.
 
-In reading order: `files` and `file_pool` are the disk; `journal` is the log of units; `state`, `index` and `delay` are
-what is derived from it; `read` finds records; `upkeep` opens, checkpoints, recovers and retains; `queries` and `store`
-are what others call, `group_commit` for many threads; `offline` looks into a directory that no broker has open.
+In reading order: `files` and `file_pool` are the disk; `journal` is the log of units; `index`, `delay` and `state` are
+what is derived from it; `read` finds records; `upkeep` opens, checkpoints, recovers and retains; `queries` answers
+questions, `store` writes, and `group_commit` is the owner of a store for many threads; `offline` looks into a directory
+that no broker has open.
+
+Each room imports only from those below it:
+
+    group_commit, offline
+    store
+    queries
+    upkeep
+    read
+    journal.unit_writer, journal.unit_draft    a unit is drafted and written with what the state knows
+    state
+    delay
+    index
+    journal    unit, unit_builder, journal, scanner, window_cache, visibility
+    file_pool
+    files
 """

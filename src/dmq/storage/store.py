@@ -27,14 +27,14 @@ from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.unit_writer import FlushTicket, Writer
+from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Writer
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Reader
 from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDropped, TopicPut
 from dmq.storage.state.state import Topic
 from dmq.storage.upkeep import retention
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
-from dmq.storage.upkeep.directory import Opened, mark_running, open_directory, rebuild, unmark_running
+from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_directory, rebuild, unmark_running
 from dmq.storage.upkeep.recovery import Recovered
 
 __all__ = ["FlushTicket", "MessageStore"]
@@ -77,6 +77,7 @@ class MessageStore:
         self._clock = clock or SystemClock()
         self._files = files
         self._pool = FilePool(files, self.settings.files_open_max)
+        self._disk = Disk(files, self._pool, self.settings)
         self._inline = checkpoint_inline
         self._plan: CheckpointPlan | None = None  # a checkpoint being written
         self._topic_id = 0  # the last one given to a topic in this run
@@ -90,7 +91,7 @@ class MessageStore:
             raise
 
     def _open(self, server: bytes, new_epoch: bool) -> None:
-        opened = open_directory(self._files, self._pool, self.settings)
+        opened = open_directory(self._disk)
         try:
             self._start(opened, server, opened.unclean or new_epoch)
         except BaseException:
@@ -107,18 +108,15 @@ class MessageStore:
         self.is_retaining = False  # segments are about to go, and not all of what is wanted of them is carried
         self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
         mark_running(self._files)
-        self._writer = Writer(
-            self._files,
-            self._journal,
-            self._derived,
-            self._reader.cache,
-            self.settings,
-            self._clock,
+        begin = Beginning(
             server=server,
             epoch=max(1, opened.recovered.epoch + new_epoch),
             stored_at_ms=opened.recovered.stored_at_ms,
             next_offset=opened.next_offset,
             needs_segment=opened.needs_segment,
+        )
+        self._writer = Writer(
+            self._journal, self._derived, self._reader.cache, self.settings, clock=self._clock, begin=begin
         )
         self.queries = Queries(
             self._pool,
@@ -356,12 +354,9 @@ class MessageStore:
                 return None
         self._derived.state.producers.expire(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
+        writer = self._writer
         plan = self._checkpointer.begin(
-            self._derived,
-            self._journal.start,
-            self._writer.epoch,
-            self._writer.stored_at_ms,
-            self._writer.begin_flush(),
+            self._derived, self._journal.start, writer.epoch, writer.stored_at_ms, flush=writer.begin_flush()
         )
         self._pool.hold()
         self._plan = plan
@@ -402,18 +397,9 @@ class MessageStore:
         log.error("derived files damaged", extra={"error": str(error)})
         if self._plan is not None:
             self._plan.give_up()
-        scanner = Scanner(self._journal)
         old, visible = self._derived, self._writer.visibility.visible
         derived, _ = rebuild(
-            self._files,
-            self._pool,
-            self.settings,
-            self._journal,
-            scanner,
-            Recovered(),
-            self._checkpointer,
-            visible,
-            visible,
+            self._disk, Scanner(self._journal), self._checkpointer, Recovered(), end=visible, known_durable=visible
         )
         for unit in self._writer.visibility.pending:
             derived.state.remember_producers(unit)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dmq.model import Message, MessageId, TopicConfig
 from dmq.records import RecordView
-from dmq.storage.journal import unit as units
+from dmq.storage.journal.unit import DUE, MOVED, Row, Unit, is_intact, parse_unit, read_header
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.derived import event_of, message_id_of
 from dmq.storage.state.events import (
@@ -286,9 +286,9 @@ class Model:
     # --- explaining -------------------------------------------------------------------------------------------------
 
     def _explained(self, piece: Piece) -> Written:
-        header = units.read_header(piece.raw)
+        header = read_header(piece.raw)
         assert header is not None
-        unit = units.parse(header, piece.raw)
+        unit = parse_unit(header, piece.raw)
         effects: list[Effect] = []
         at = due_at = 0
         for row in unit.rows:
@@ -302,7 +302,7 @@ class Model:
                         self._check_upkeep(event)
                     effects.append(event)
             else:
-                dues = [int(due) for due in unit.dues[due_at : due_at + row.records]] if row.flags & units.DUE else []
+                dues = [int(due) for due in unit.dues[due_at : due_at + row.records]] if row.flags & DUE else []
                 due_at += len(dues)
                 effects.append(self._explained_batch(unit, row, at, end, dues))
             at = end
@@ -321,7 +321,7 @@ class Model:
             isinstance(event, Settled) and self.written.topics[event.topic_id][1].carry_for == event.group
         ), f"nobody asked for {event}"
 
-    def _explained_batch(self, unit: units.Unit, row: units.Row, at: int, end: int, dues: list[int]) -> Placed:
+    def _explained_batch(self, unit: Unit, row: Row, at: int, end: int, dues: list[int]) -> Placed:
         stored = []
         contents = []
         for index in range(at, end):
@@ -352,7 +352,7 @@ class Model:
             assert contents == [(m.body, m.key, m.tag, dict(m.properties or {})) for m in item.messages]
             batch = item.batch
         else:
-            assert row.flags & units.MOVED, f"nobody sent {ids} to {name}"
+            assert row.flags & MOVED, f"nobody sent {ids} to {name}"
             assert contents == [self.ids[message_id] for message_id in ids]
         return Placed((row.topic_id, row.queue), row.first_queue_offset, stored, dues, batch, (unit.start, unit.end))
 
@@ -378,9 +378,9 @@ def scan(files: MemoryFiles, start: int | None, end: int) -> Iterator[Piece]:
         data = files.read_file(path)
         at = 0 if start is None else max(0, start - base)
         while at < len(data) and base + at < end:
-            header = units.read_header(data, at)
+            header = read_header(data, at)
             assert header is not None, (path, at)
             assert header.start == base + at
-            assert units.intact(header, data, at)
+            assert is_intact(header, data, at)
             yield Piece(base + at, base + at + header.length, header.crc, data[at : at + header.length])
             at += header.length

@@ -12,7 +12,7 @@ from dmq.client.consumer.options import ConsumerOptions
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
 from dmq.protocol.consume import Lease, Outcome, Settle
-from dmq.records import encode_batch, stamp
+from dmq.records import Stamp, encode_batch, stamp_few
 from dmq.testing import FakeClock
 
 
@@ -54,7 +54,7 @@ def frame(
     for length in map(int, batch.lengths):
         starts.append(at)
         at += length
-    stamp(data, starts, [0] * len(starts), queue, first, bytes(6), bytes(6), 1, 1)
+    stamp_few(data, starts, [0] * len(starts), Stamp(queue, first, bytes(6), bytes(6), 1, 1))
     count = len(messages)
     runs = [(count, 7, first)] if ids is None else ids
     header = Lease(queue, 1, lease, first, first + count, count, attempt, 30_000, ids=runs, sought=sought)

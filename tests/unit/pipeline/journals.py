@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from dmq.model import Message
 from dmq.records import Attributes, Compressor, DeadReason, RecordView, encode_batch
-from dmq.storage.journal.unit import MOVED, Row, Unit, parse, read_header
+from dmq.storage.journal.unit import MOVED, Row, Unit, parse_unit, read_header
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.read.reader import row_of
 from dmq.storage.state.derived import message_id_of
@@ -69,7 +69,7 @@ def units_of(body: bytes) -> Iterator[Unit]:
     while at < len(body):
         header = read_header(body, at)
         assert header is not None
-        yield parse(header, body[at : at + header.length])
+        yield parse_unit(header, body[at : at + header.length])
         at += header.length
 
 

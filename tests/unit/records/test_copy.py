@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from dmq.errors import RecordCorrupt
 from dmq.model import Message, MessageId
-from dmq.records import Attributes, DeadReason, RecordView, encode_attributes, encode_batch, moved_record, stamp
+from dmq.records import (
+    Attributes,
+    DeadReason,
+    RecordView,
+    Stamp,
+    encode_attributes,
+    encode_batch,
+    moved_record,
+    stamp_few,
+)
 from dmq.records.copy import CopyPlan, copy_record, read_failed
 from tests.unit.records.samples import SENT_AT_MS, messages
 
@@ -25,7 +34,7 @@ def stored(message: Message, extra: bytes = b"") -> bytes:
 
 def stamped(data: bytes | bytearray, queue: int = 5, offset: int = 77) -> bytes:
     buffer = bytearray(data)
-    stamp(buffer, [0], [9_000], queue, offset, ADDRESS, ADDRESS, SENT_AT_MS + 1, SENT_AT_MS + 2, ipv6=True)
+    stamp_few(buffer, [0], [9_000], Stamp(queue, offset, ADDRESS, ADDRESS, SENT_AT_MS + 1, SENT_AT_MS + 2, ipv6=True))
     return bytes(buffer)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dmq.model import Message, MessageId
-from dmq.records import RecordView, encode_batch, encode_system, layout, moved_record, stamp, tag_hash
+from dmq.records import RecordView, Stamp, encode_batch, encode_system, layout, moved_record, stamp_few, tag_hash
 from tests.unit.records.samples import SENT_AT_MS, slow_crc32c
 
 MESSAGE = Message(
@@ -69,7 +69,7 @@ def test_a_stamped_record_has_the_bytes_of_the_layout() -> None:
     """J-04."""
     data = encode_batch("orders", "shop", [MESSAGE], sent_at_ms=SENT_AT_MS).data
     client, server = bytes.fromhex("0a000001d431"), bytes.fromhex("c0a800021a85")
-    stamp(data, [0], [1 << 32], 3, 42, client, server, SENT_AT_MS + 2, SENT_AT_MS + 5)
+    stamp_few(data, [0], [1 << 32], Stamp(3, 42, client, server, SENT_AT_MS + 2, SENT_AT_MS + 5))
     assert bytes(data).hex() == STAMPED.hex()
 
 

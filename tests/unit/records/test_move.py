@@ -14,11 +14,12 @@ from dmq.records import (
     Compressor,
     DeadReason,
     RecordView,
+    Stamp,
     encode_attributes,
     encode_batch,
     layout,
     moved_record,
-    stamp,
+    stamp_few,
 )
 from dmq.records.move import REASON_BYTES_MAX, shorten
 from tests.unit.records.samples import SENT_AT_MS, messages
@@ -29,7 +30,7 @@ ADDRESS = b"\x0a\x00\x00\x01\x12\x34"
 
 def stored(message: Message, topic: str = "orders", extra: bytes = b"", app: str = "shop") -> RecordView:
     encoded = encode_batch(topic, app, [message], sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), extra=extra)
-    stamp(encoded.data, [0], [9_000], 5, 77, ADDRESS, ADDRESS, SENT_AT_MS + 1, SENT_AT_MS + 2, ipv6=True)
+    stamp_few(encoded.data, [0], [9_000], Stamp(5, 77, ADDRESS, ADDRESS, SENT_AT_MS + 1, SENT_AT_MS + 2, ipv6=True))
     return RecordView(encoded.data)
 
 

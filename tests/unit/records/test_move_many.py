@@ -11,11 +11,12 @@ from dmq.records import (
     Attributes,
     Compressor,
     RecordView,
+    Stamp,
     encode_attributes,
     encode_batch,
     id_hash,
     moved_record,
-    stamp,
+    stamp_few,
 )
 from dmq.records.hashes import id_hashes
 from dmq.records.move_many import moved_many
@@ -45,18 +46,8 @@ def test_many_records_moved_at_once_are_what_each_would_be_alone(
     data = bytearray(encoded.data)
     lengths = np.array(encoded.lengths, np.int64)
     starts = np.cumsum(lengths) - lengths
-    stamp(
-        data,
-        starts,
-        (starts + 9_000).astype(np.uint64),
-        5,
-        77,
-        ADDRESS,
-        ADDRESS,
-        SENT_AT_MS + 1,
-        SENT_AT_MS + 2,
-        ipv6=True,
-    )
+    stamp = Stamp(5, 77, ADDRESS, ADDRESS, SENT_AT_MS + 1, SENT_AT_MS + 2, ipv6=True)
+    stamp_few(data, starts.tolist(), (starts + 9_000).tolist(), stamp)
     sequences = np.arange(first_sequence, first_sequence + len(batch)).astype(np.uint64)
     moved = moved_many(data, starts, lengths, PRODUCER, sequences, SENT_AT_MS + 60_000)
     for start, sequence, record in zip(starts.tolist(), sequences.tolist(), moved, strict=True):

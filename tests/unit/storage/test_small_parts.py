@@ -13,7 +13,7 @@ from dmq.settings import StoreSettings
 from dmq.storage.files import DiskUsage
 from dmq.storage.index.block_file import RUNS_MAX, merge_from
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
-from dmq.storage.journal.unit_builder import build
+from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.storage.journal.visibility import Visibility
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.upkeep.retention import SegmentAge, segments_to_drop
@@ -23,15 +23,8 @@ HOUR_MS = 3_600_000
 
 def unit(start: int) -> Unit:
     row = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
-    return build(
-        [Part(row, bytes(80), [80], 0)],
-        start=start,
-        epoch=1,
-        journal_id=1,
-        stored_at_ms=1,
-        flushed_through=0,
-        server=bytes(6),
-    )
+    part = Part(row, bytes(80), [80], 0)
+    return UnitBuilder(1, bytes(6), epoch=1).build([part], start=start, stored_at_ms=1, flushed_through=0)
 
 
 # --- visibility -------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from dmq.records.attributes import (
     TARGET_TOPIC,
 )
 from dmq.records.layout import gather
-from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, intact, read_header
+from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, is_intact, read_header
 
 __all__ = [
     "Batches",
@@ -377,7 +377,7 @@ def _read_headers(buffer: memoryview) -> tuple[_Units, int]:
     journal_id = 0
     while at < size:
         header = read_header(buffer, at)
-        if header is None or not intact(header, buffer, at):
+        if header is None or not is_intact(header, buffer, at):
             start = found[-1][1] + at - found[-1][0] if found else 0 if header is None else header.start
             end = start + (size - at if header is None else header.length)
             raise Damaged(f"journal bytes {start}-{end} fail their checksum", start=start, end=end)

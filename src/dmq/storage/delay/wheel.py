@@ -54,7 +54,7 @@ class Wheel:
     """See the module."""
 
     def __init__(self, files: Files, pool: FilePool, cache: BlockCache, fragments: int) -> None:
-        self._files = WheelFiles(files, pool, cache)
+        self.files = WheelFiles(files, pool, cache)
         self._fragments = [Fragment() for _ in range(fragments)]
         self._runs: list[WheelRun] = []
         self._flights: dict[int, _Flight] = {}
@@ -251,7 +251,7 @@ class Wheel:
         ]
         held = [mine.freeze() for mine in self._fragments]
         runs = [run.copy() for run in self._runs]
-        self._frozen = FrozenWheel(self._files, sequence, before, held, flying, set(self._done), runs)
+        self._frozen = FrozenWheel(f"{sequence:020d}", before, held, flying, done=set(self._done), runs=runs)
         return self._frozen
 
     def unfreeze(self) -> None:
@@ -277,7 +277,7 @@ class Wheel:
 
     def restore(self, files: list[WheelFile], done: list[int]) -> None:
         """Become what a checkpoint says; called on a new wheel only."""
-        runs = [self._files.open(file) for file in files]
+        runs = [self.files.open(file) for file in files]
         self._done = set(done)
         self.pending = sum(run.left for run in runs) - len(done)
         if all(len(run.sources) == len(self._fragments) for run in runs):

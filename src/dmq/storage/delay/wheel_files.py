@@ -108,6 +108,7 @@ class FrozenWheel:
     """What a wheel held when a checkpoint was begun; `write` makes files of it.
 
     Parameters:
+        name: of the files to write, without their ends.
         before: the journal offset below which everything lies that is set aside here.
         held: what each fragment had in memory.
         flying: entries that were handed out and stand in no run.
@@ -117,24 +118,22 @@ class FrozenWheel:
 
     def __init__(
         self,
-        files: WheelFiles,
-        sequence: int,
+        name: str,
         before: int,
         held: list[Held],
         flying: list[tuple[int, int, int, int]],
         done: set[int],
         runs: list[WheelRun],
     ) -> None:
-        self._files = files
-        self._sequence = sequence
-        self._flying = flying
+        self._name = name
         self.before = before
         self.held = held
+        self._flying = flying
         self.done = done
         self.runs = runs
         self.ended: set[int] = set()  # what was done since; the wheel's to fill
 
-    def write(self) -> None:
+    def write(self, files: WheelFiles) -> None:
         """Write what was only in memory as a run, and merge runs where it is time to; all flushed.
 
         Afterwards `runs` are those that make up the wheel, and `done` the offsets that may still stand in them.
@@ -153,12 +152,12 @@ class FrozenWheel:
         runs = list(self.runs)
         counts = [len(table) for table in tables]
         if sum(counts):
-            runs.append(self._files.write(f"{FOLDER}/{self._sequence:020d}.wheel", counts, tables))
+            runs.append(files.write(f"{FOLDER}/{self._name}.wheel", counts, tables))
         del tables
         runs = [run for run in runs if run.left]
         first = merge_from([run.left for run in runs])
         if first is not None:
-            merged = self._files.merge(f"{FOLDER}/{self._sequence:020d}.merged", runs[first:])
+            merged = files.merge(f"{FOLDER}/{self._name}.merged", runs[first:])
             runs = [*runs[:first], merged]
         self.runs = runs
 

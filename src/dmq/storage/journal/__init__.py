@@ -1,1 +1,6 @@
-"""Journal: `journal`, `scanner`, `unit`, `unit_builder`, `unit_draft`, `unit_writer`, `visibility`, `window_cache`."""
+"""The journal: units of records, appended one after another.
+
+In reading order: `unit` draws the bytes of a unit and reads them, `unit_builder` makes them; `journal` keeps the
+segment files, `scanner` reads units from them in order, `window_cache` remembers those that were read or written last;
+`unit_draft` decides what goes into which unit, `unit_writer` appends, and `visibility` says what readers may see.
+"""

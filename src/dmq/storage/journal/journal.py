@@ -77,7 +77,7 @@ class Journal:
     """The segments, with the last one open for writing."""
 
     def __init__(self, files: Files, pool: FilePool, journal_id: int, segments: list[Segment]) -> None:
-        self._files = files
+        self.files = files
         self.id = journal_id  # in every unit, so that another journal's are not taken for ours
         self._pool = pool
         self.segments = segments
@@ -101,7 +101,7 @@ class Journal:
 
     def open_tail(self) -> None:
         """Open the last segment for writing."""
-        self._tail = self._files.open(self.tail.path, write=True)
+        self._tail = self.files.open(self.tail.path, write=True)
 
     def append(self, buffer: Buffer) -> None:
         """Write one unit at the end; it is in the page cache when this returns.
@@ -159,7 +159,7 @@ class Journal:
         """
         self.check()
         path = segment_path(start)
-        file = self._files.open(path, create=True, write=True)
+        file = self.files.open(path, create=True, write=True)
         try:
             file.truncate(0)
             file.write(0, (first_unit,))
@@ -169,12 +169,12 @@ class Journal:
             raise
         try:
             file.sync()
-            self._files.sync_dir(FOLDER)
+            self.files.sync_dir(FOLDER)
         except StorageError as error:
             file.close()
             with contextlib.suppress(StorageError):
                 # The next start makes it anew: an entry whose flush failed may never become durable.
-                self._files.unlink(path)
+                self.files.unlink(path)
             raise self.flush_failed(error) from error
         if self._retired is not None:
             self._retired.close()
@@ -189,8 +189,8 @@ class Journal:
     def _unbegin(self, path: str) -> None:
         """Remove a segment that could not be begun, for good: the one before it may grow past where this one starts."""
         try:
-            self._files.unlink(path)
-            self._files.sync_dir(FOLDER)
+            self.files.unlink(path)
+            self.files.sync_dir(FOLDER)
         except StorageError as error:
             raise self.flush_failed(error) from error
 
@@ -205,8 +205,8 @@ class Journal:
         del self._starts[:count]
         for segment in gone:
             self._pool.drop(segment.path)
-            self._files.unlink(segment.path)
-            self._files.sync_dir(FOLDER)
+            self.files.unlink(segment.path)
+            self.files.sync_dir(FOLDER)
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Scanning: reading the journal unit by unit, and telling a torn tail from damage.
+"""The scanner: reading the journal unit by unit, and telling a torn tail from damage.
 
 A unit that does not check out at offset X is a torn tail if nothing later proves that X had been durable: no later
 valid unit says it was written when the journal was flushed beyond X. Otherwise it is damage, which is never cut.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmq.storage.journal import unit as units
 from dmq.storage.journal.journal import Journal
-from dmq.storage.journal.unit import Header, Unit
+from dmq.storage.journal.unit import HEADER_BYTES, UNIT_MAGIC, Header, Unit, is_intact, parse_unit, read_header
 
 __all__ = ["Scanner"]
 
@@ -22,47 +21,47 @@ class Scanner:
     """Reads units in order, a large window at a time."""
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+        self.journal = journal
         self._window = b""
         self._window_at = 0
 
     def unit_at(self, offset: int) -> Unit | None:
         """The unit that begins at a journal offset, None if no valid one does."""
-        header = units.read_header(self._bytes(offset, units.HEADER_BYTES))
-        if header is None or header.start != offset or header.journal_id != self._journal.id:
+        header = read_header(self._bytes(offset, HEADER_BYTES))
+        if header is None or header.start != offset or header.journal_id != self.journal.id:
             return None
         raw = self._bytes(offset, header.length)
-        if len(raw) < header.length or not units.intact(header, raw):
+        if len(raw) < header.length or not is_intact(header, raw):
             return None
-        return units.parse(header, raw)
+        return parse_unit(header, raw)
 
     def _bytes(self, offset: int, size: int) -> memoryview:
         """Up to `size` bytes; fewer only where the segment ends."""
         at = offset - self._window_at
         if at < 0 or at + size > len(self._window):
-            self._window = self._journal.read_available(offset, max(size, _WINDOW))
+            self._window = self.journal.read_available(offset, max(size, _WINDOW))
             self._window_at = offset
             at = 0
         return memoryview(self._window)[at : at + size]
 
     def next_valid(self, offset: int) -> Header | None:
         """The header of the first valid unit at or after an offset."""
-        for segment in self._journal.segments:
+        for segment in self.journal.segments:
             if segment.end <= offset:
                 continue
             at = max(offset, segment.start)
             while at < segment.end:
-                chunk = self._journal.read_available(at, _SEARCH_WINDOW)
+                chunk = self.journal.read_available(at, _SEARCH_WINDOW)
                 if not chunk:
                     break
-                found = chunk.find(units.MAGIC)
+                found = chunk.find(UNIT_MAGIC)
                 while found >= 0:
                     unit = self._valid_header(at + found)
                     if unit is not None:
                         return unit
-                    found = chunk.find(units.MAGIC, found + 1)
+                    found = chunk.find(UNIT_MAGIC, found + 1)
                 # The magic may lie across the edge of two chunks.
-                at += max(1, len(chunk) - len(units.MAGIC) + 1)
+                at += max(1, len(chunk) - len(UNIT_MAGIC) + 1)
         return None
 
     def _valid_header(self, offset: int) -> Header | None:

@@ -63,14 +63,14 @@ __all__ = [
     "Part",
     "Row",
     "Unit",
-    "intact",
-    "parse",
+    "is_intact",
+    "parse_unit",
     "read_header",
     "whole_units",
 ]
 
-MAGIC: Final = b"DMQU"
-VERSION: Final = 1
+UNIT_MAGIC: Final = b"DMQU"
+UNIT_VERSION: Final = 1
 SNAPSHOT: Final = 1
 
 DUE: Final = 1
@@ -91,6 +91,14 @@ FEW: Final = 24
 NO_ADDRESS: Final = bytes(16)
 
 Column = npt.NDArray[np.uint64]
+# Of all records, as lists or as arrays: journal offsets, lengths, which record a hash belongs to, hashes, due times.
+Columns = tuple[
+    list[int] | npt.NDArray[np.int64],
+    list[int] | npt.NDArray[np.uint32],
+    list[int] | npt.NDArray[np.uint32],
+    list[int] | Column,
+    list[int] | Column,
+]
 
 
 class Header(NamedTuple):
@@ -166,11 +174,7 @@ class Unit:
         header: Header,
         buffer: Buffer,
         rows: list[Row],
-        offsets: list[int] | npt.NDArray[np.int64],
-        lengths: list[int] | npt.NDArray[np.uint32],
-        hash_index: list[int] | npt.NDArray[np.uint32],
-        hashes: list[int] | Column,
-        dues: list[int] | Column,
+        columns: Columns,
         tags: list[int] | npt.NDArray[np.uint16],
     ) -> None:
         self.header = header
@@ -178,11 +182,7 @@ class Unit:
         self.end = header.start + header.length
         self.buffer = buffer
         self.rows = rows
-        self.offsets = offsets
-        self.lengths = lengths
-        self.hash_index = hash_index
-        self.hashes = hashes
-        self.dues = dues
+        self.offsets, self.lengths, self.hash_index, self.hashes, self.dues = columns
         self.tags = tags
 
     def columns_by_row(self) -> tuple[Any, Any, Any]:
@@ -212,14 +212,14 @@ def _tags(buffer: Buffer, offsets: Any, start: int) -> Any:
 
 
 def read_header(buffer: Buffer, at: int = 0) -> Header | None:
-    """The header at a place, if what stands there can be one; nothing in it can be relied on before `intact`."""
+    """The header at a place, if what stands there can be one; nothing in it can be relied on before `is_intact`."""
     if len(buffer) - at < HEADER_BYTES:
         return None
     header = Header._make(HEADER.unpack_from(buffer, at))
-    if header.magic != MAGIC:
+    if header.magic != UNIT_MAGIC:
         return None
     smallest = HEADER_BYTES + 4 * header.records + ROW_BYTES * header.batches + 12 * header.hashes + 8 * header.dues
-    ours = header.version == VERSION
+    ours = header.version == UNIT_VERSION
     if header.length < (smallest if ours else HEADER_BYTES) or (ours and header.zero):
         return None
     return header
@@ -236,13 +236,13 @@ def whole_units(buffer: Buffer, start: int, units_max: int) -> int:
         if size - at < HEADER_BYTES:
             break
         magic, unit_start, length = unpack(buffer, at)
-        if magic != MAGIC or unit_start != start + at or not HEADER_BYTES <= length <= size - at:
+        if magic != UNIT_MAGIC or unit_start != start + at or not HEADER_BYTES <= length <= size - at:
             break
         at += length
     return at
 
 
-def intact(header: Header, buffer: Buffer, at: int = 0) -> bool:
+def is_intact(header: Header, buffer: Buffer, at: int = 0) -> bool:
     """Whether the bytes of the unit match its checksum.
 
     Raises:
@@ -251,17 +251,17 @@ def intact(header: Header, buffer: Buffer, at: int = 0) -> bool:
     end = at + header.length
     if end > len(buffer) or crc32c(memoryview(buffer)[at + CRC_FROM : end]) != header.crc:
         return False
-    if header.version != VERSION:
+    if header.version != UNIT_VERSION:
         raise WrongFormat(
-            f"the journal has units of format version {header.version}, this DMQ reads version {VERSION}: "
+            f"the journal has units of format version {header.version}, this DMQ reads version {UNIT_VERSION}: "
             "use the DMQ that wrote it",
             version=header.version,
         )
     return True
 
 
-def parse(header: Header, buffer: Buffer) -> Unit:
-    """The unit whose bytes, already checked by `intact`, are exactly `buffer`.
+def parse_unit(header: Header, buffer: Buffer) -> Unit:
+    """The unit whose bytes, already checked by `is_intact`, are exactly `buffer`.
 
     Raises:
         RecordCorrupt: its tables contradict each other, which no disk does by itself.
@@ -294,4 +294,6 @@ def parse(header: Header, buffer: Buffer) -> Unit:
         dues = np.frombuffer(buffer, ">u8", d, at + 12 * h).astype(np.uint64)
     if end != header.start + header.length or sum(row.records for row in rows) != n:
         raise RecordCorrupt(f"the unit at journal offset {header.start} contradicts itself", offset=header.start)
-    return Unit(header, buffer, rows, offsets, lengths, hash_index, hashes, dues, _tags(buffer, offsets, header.start))
+    return Unit(
+        header, buffer, rows, (offsets, lengths, hash_index, hashes, dues), tags=_tags(buffer, offsets, header.start)
+    )

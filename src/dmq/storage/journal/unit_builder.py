@@ -1,4 +1,4 @@
-"""Building units: from parts to the bytes that one write appends; `units` draws them.
+"""The unit builder: from parts to the bytes that one write appends; `unit` draws them.
 
 What always holds: one record, few and many are built by three pieces of code that give the same bytes; every byte of a
 record is touched once on its way, and not even copied where its batch came with room before it.
@@ -16,18 +16,19 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from dmq.records.layout import ADDRESSES_DTYPE, stamp_columns, stamp_few
+from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns, stamp_few
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import (
     CRC_FROM,
     FEW,
     HEADER,
     HEADER_BYTES,
-    MAGIC,
     NO_ADDRESS,
     ROW,
     ROW_BYTES,
-    VERSION,
+    UNIT_MAGIC,
+    UNIT_VERSION,
+    Columns,
     Header,
     Part,
     Row,
@@ -35,84 +36,14 @@ from dmq.storage.journal.unit import (
     ints,
 )
 
-__all__ = ["build"]
+__all__ = ["UnitBuilder"]
 
 _CRC_AT: Final = 4
 _U32: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")
 _V4_PREFIX: Final = bytes(10) + b"\xff\xff"
 _BLANK: Final = bytes(6)
-
-
-def build(
-    parts: Sequence[Part],
-    *,
-    start: int,
-    epoch: int,
-    journal_id: int,
-    stored_at_ms: int,
-    flushed_through: int,
-    server: bytes,
-    flags: int = 0,
-) -> Unit:
-    """Lay the parts out as one unit for journal offset `start`, stamp its records, and checksum it.
-
-    Parameters:
-        parts: what goes in; `row.first_queue_offset` already assigned.
-        start: where the unit will stand.
-        epoch: the leader's epoch.
-        journal_id: the journal's.
-        stored_at_ms: the store time.
-        flushed_through: what is known durable by now.
-        server: this broker's IPv4 address and port, six bytes.
-        flags: SNAPSHOT or nothing.
-    """
-    # A moved record has two hashes, of its id and its key.
-    if len(parts) == 1 and parts[0].row.records == 1 and not len(parts[0].dues) and len(parts[0].hashes) < 2:
-        return _build_lone(parts[0], start, epoch, journal_id, stored_at_ms, flushed_through, server, flags)
-    records = hashes = dues = 0
-    rows: list[Row] = []
-    packed: list[bytes] = []
-    datas: list[Buffer] = []
-    length = HEADER_BYTES
-    for row, data, _, _, _, part_hashes, part_dues, _ in parts:
-        rows.append(row)
-        packed.append(ROW.pack(*row))
-        datas.append(data)
-        records += row[3]
-        length += len(data)
-        hashes += len(part_hashes)
-        dues += len(part_dues)
-    tables = HEADER_BYTES + 4 * records + ROW_BYTES * len(rows) + 12 * hashes + 8 * dues
-    length += tables - HEADER_BYTES
-    head = HEADER.pack(
-        MAGIC, 0, VERSION, flags, epoch, start, length, records, len(rows), hashes, dues, 0,
-        stored_at_ms, flushed_through, journal_id,
-    )  # fmt: skip
-    tags: Any
-    buffer: bytearray | memoryview
-    if records < FEW:
-        columns, lengths, others = _columns_few(parts, start + tables, hashes, dues)
-        # Joined and not filled in: every byte is touched once.
-        buffer = bytearray().join((head, lengths, *packed, others, *datas))
-        tags = _stamp_few(buffer, parts, columns[0], start, server, stored_at_ms)
-    else:
-        columns, more = _columns_many(parts, start + tables, hashes, dues)
-        room = parts[0].room
-        if len(parts) == 1 and room is not None and len(room) >= length:
-            # The records stay where they were received: no byte of them is copied on its way to the disk.
-            buffer = room[len(room) - length :]
-            buffer[:tables] = b"".join((head, more[0], *packed, *more[1:]))
-        else:
-            buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
-        tags = _stamp_many(buffer, parts, columns[0], start, server, stored_at_ms)
-    crc = crc32c(memoryview(buffer)[CRC_FROM:])
-    _U32.pack_into(buffer, _CRC_AT, crc)
-    header = Header(
-        MAGIC, crc, VERSION, flags, epoch, start, length, records, len(rows), hashes, dues, 0,
-        stored_at_ms, flushed_through, journal_id,
-    )  # fmt: skip
-    return Unit(header, buffer, rows, *columns, tags)
+_new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
 
 
 # Header, the one length, the one row.
@@ -120,49 +51,109 @@ _LONE: Final = struct.Struct(HEADER.format + "I" + ROW.format[1:])
 _KEYED: Final = struct.Struct(">IQ")
 
 
-def _build_lone(
-    part: Part,
-    start: int,
-    epoch: int,
-    journal_id: int,
-    stored_at_ms: int,
-    flushed_through: int,
-    server: bytes,
-    flags: int,
-) -> Unit:
-    """`build` for one record: what somebody waits for who sends one at a time."""
-    row, data, _, received_at_ms, _, hashes, _, _ = part
-    values = list(ints(hashes))
-    size = len(data)
-    at = _LONE.size + 12 * len(values)
-    length = at + size
-    head = _LONE.pack(
-        MAGIC, 0, VERSION, flags, epoch, start, length, 1, 1, len(values), 0, 0,
-        stored_at_ms, flushed_through, journal_id, size, *row,
-    )  # fmt: skip
-    if not values:
-        buffer = bytearray().join((head, data))
-    elif len(values) == 1:
-        buffer = bytearray().join((head, _KEYED.pack(0, values[0]), data))
-    else:  # a moved record has its id's beside its key's
-        buffer = bytearray().join((head, bytes(4 * len(values)), struct.pack(f">{len(values)}Q", *values), data))
-    client, ipv6 = _client(row[9], row[10])
-    offsets = [start + at]
-    tags = stamp_few(buffer, (at,), offsets, row[5], row[8], client, server, received_at_ms, stored_at_ms, ipv6=ipv6)
-    crc = crc32c(memoryview(buffer)[CRC_FROM:])
-    _U32.pack_into(buffer, _CRC_AT, crc)
-    header = Header(
-        MAGIC, crc, VERSION, flags, epoch, start, length, 1, 1, len(values), 0, 0,
-        stored_at_ms, flushed_through, journal_id,
-    )  # fmt: skip
-    return Unit(header, buffer, [row], offsets, [size], [0] * len(values), values, [], tags)
+class UnitBuilder:
+    """Builds the units of one journal.
+
+    Parameters:
+        server: this broker's IPv4 address and port, six bytes.
+        epoch: the leader's epoch.
+    """
+
+    def __init__(self, journal_id: int, server: bytes, epoch: int) -> None:
+        self._journal_id = journal_id
+        self._server = server
+        self.epoch = epoch
+
+    def build(
+        self, parts: Sequence[Part], *, start: int, stored_at_ms: int, flushed_through: int, flags: int = 0
+    ) -> Unit:
+        """Lay the parts out as one unit, stamp its records, and checksum it.
+
+        Parameters:
+            parts: what goes in; `row.first_queue_offset` already assigned.
+            start: the journal offset of the unit.
+            stored_at_ms: the store time.
+            flushed_through: the journal offset below which everything is known to be durable by now.
+            flags: SNAPSHOT or nothing.
+        """
+        # A moved record has two hashes, of its id and its key.
+        if len(parts) == 1 and parts[0].row.records == 1 and not len(parts[0].dues) and len(parts[0].hashes) < 2:
+            return self._build_lone(parts[0], start, stored_at_ms, flushed_through, flags=flags)
+        records = hashes = dues = 0
+        rows: list[Row] = []
+        packed: list[bytes] = []
+        datas: list[Buffer] = []
+        length = HEADER_BYTES
+        for row, data, _, _, _, part_hashes, part_dues, _ in parts:
+            rows.append(row)
+            packed.append(ROW.pack(*row))
+            datas.append(data)
+            records += row[3]
+            length += len(data)
+            hashes += len(part_hashes)
+            dues += len(part_dues)
+        tables = HEADER_BYTES + 4 * records + ROW_BYTES * len(rows) + 12 * hashes + 8 * dues
+        length += tables - HEADER_BYTES
+        head = HEADER.pack(
+            UNIT_MAGIC, 0, UNIT_VERSION, flags, self.epoch, start, length, records, len(rows), hashes, dues, 0,
+            stored_at_ms, flushed_through, self._journal_id,
+        )  # fmt: skip
+        tags: Any
+        buffer: bytearray | memoryview
+        if records < FEW:
+            columns, lengths, others = _columns_few(parts, start + tables, hashes, dues)
+            # Joined and not filled in: every byte is touched once.
+            buffer = bytearray().join((head, lengths, *packed, others, *datas))
+            tags = _stamp_few(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
+        else:
+            columns, more = _columns_many(parts, start + tables, hashes, dues)
+            room = parts[0].room
+            if len(parts) == 1 and room is not None and len(room) >= length:
+                # The records stay where they were received: no byte of them is copied on its way to the disk.
+                buffer = room[len(room) - length :]
+                buffer[:tables] = b"".join((head, more[0], *packed, *more[1:]))
+            else:
+                buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
+            tags = _stamp_many(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
+        crc = crc32c(memoryview(buffer)[CRC_FROM:])
+        _U32.pack_into(buffer, _CRC_AT, crc)
+        header = _new(Header, (
+            UNIT_MAGIC, crc, UNIT_VERSION, flags, self.epoch, start, length, records, len(rows), hashes, dues, 0,
+            stored_at_ms, flushed_through, self._journal_id,
+        ))  # fmt: skip
+        return Unit(header, buffer, rows, columns, tags=tags)
+
+    def _build_lone(self, part: Part, start: int, stored_at_ms: int, flushed_through: int, *, flags: int) -> Unit:
+        """`build` for one record: a producer that sends one at a time waits for it."""
+        row, data, _, received_at_ms, _, hashes, _, _ = part
+        values = list(ints(hashes))
+        size = len(data)
+        at = _LONE.size + 12 * len(values)
+        length = at + size
+        head = _LONE.pack(
+            UNIT_MAGIC, 0, UNIT_VERSION, flags, self.epoch, start, length, 1, 1, len(values), 0, 0,
+            stored_at_ms, flushed_through, self._journal_id, size, *row,
+        )  # fmt: skip
+        if not values:
+            buffer = bytearray().join((head, data))
+        elif len(values) == 1:
+            buffer = bytearray().join((head, _KEYED.pack(0, values[0]), data))
+        else:  # a moved record has its id's beside its key's
+            buffer = bytearray().join((head, bytes(4 * len(values)), struct.pack(f">{len(values)}Q", *values), data))
+        client, ipv6 = _client(row[9], row[10])
+        offsets = [start + at]
+        stamp = _new(Stamp, (row[5], row[8], client, self._server, received_at_ms, stored_at_ms, ipv6))
+        tags = stamp_few(buffer, (at,), offsets, stamp)
+        crc = crc32c(memoryview(buffer)[CRC_FROM:])
+        _U32.pack_into(buffer, _CRC_AT, crc)
+        header = _new(Header, (
+            UNIT_MAGIC, crc, UNIT_VERSION, flags, self.epoch, start, length, 1, 1, len(values), 0, 0,
+            stored_at_ms, flushed_through, self._journal_id,
+        ))  # fmt: skip
+        return Unit(header, buffer, [row], (offsets, [size], [0] * len(values), values, []), tags=tags)
 
 
-# Offsets, lengths, which record a hash belongs to, hashes, due times.
-_Columns = tuple[Any, Any, Any, Any, Any]
-
-
-def _columns_few(parts: Sequence[Part], offset: int, hashes: int, dues: int) -> tuple[_Columns, bytes, bytes]:
+def _columns_few(parts: Sequence[Part], offset: int, hashes: int, dues: int) -> tuple[Columns, bytes, bytes]:
     """The columns as lists, and the bytes of the lengths and of the others; `offset` is the first record's."""
     lengths: list[int] = []
     offsets: list[int] = []
@@ -192,7 +183,7 @@ def _columns_few(parts: Sequence[Part], offset: int, hashes: int, dues: int) -> 
 _U32S: Final = tuple(struct.Struct(f">{count}I") for count in range(FEW))
 
 
-def _columns_many(parts: Sequence[Part], offset: int, hashes: int, dues: int) -> tuple[_Columns, list[Any]]:
+def _columns_many(parts: Sequence[Part], offset: int, hashes: int, dues: int) -> tuple[Columns, list[Any]]:
     """The columns as arrays, and those of the tables as they stand in the unit, the lengths first."""
     lengths = _joined([part.lengths for part in parts], np.uint32)
     offsets = np.cumsum(lengths, dtype=np.int64)
@@ -237,9 +228,10 @@ def _client(address: bytes, port: int) -> tuple[bytes, bool]:
 
 
 def _stamp_few(
-    buffer: bytearray, parts: Sequence[Part], offsets: list[int], start: int, server: bytes, stored_at_ms: int
+    buffer: bytearray, parts: Sequence[Part], offsets: Any, start: int, origin: tuple[bytes, int]
 ) -> list[int]:
-    """Stamp all records; returns their tag hashes."""
+    """Stamp all records; returns their tag hashes. `origin` is this broker's address and the store time."""
+    server, stored_at_ms = origin
     positions = [offset - start for offset in offsets]
     tags: list[int] = []
     at = 0
@@ -247,10 +239,8 @@ def _stamp_few(
         row = part.row
         client, ipv6 = _client(row.address, row.port)
         end = at + row.records
-        tags += stamp_few(
-            buffer, positions[at:end], offsets[at:end], row.queue, row.first_queue_offset,
-            client, server, part.received_at_ms, stored_at_ms, ipv6=ipv6,
-        )  # fmt: skip
+        stamp = _new(Stamp, (row[5], row[8], client, server, part.received_at_ms, stored_at_ms, ipv6))
+        tags += stamp_few(buffer, positions[at:end], offsets[at:end], stamp)
         at = end
     return tags
 
@@ -258,12 +248,12 @@ def _stamp_few(
 def _stamp_many(
     buffer: bytearray | memoryview,
     parts: Sequence[Part],
-    offsets: npt.NDArray[np.int64],
+    offsets: Any,
     start: int,
-    server: bytes,
-    stored_at_ms: int,
+    origin: tuple[bytes, int],
 ) -> npt.NDArray[np.uint16]:
-    """Stamp all records of all parts at once; returns their tag hashes."""
+    """`_stamp_few` for all records of all parts at once."""
+    server, stored_at_ms = origin
     positions = offsets - start
     received = parts[0].received_at_ms
     if len(parts) == 1:
@@ -271,9 +261,10 @@ def _stamp_many(
         client, ipv6 = _client(row.address, row.port)
         numbers = np.arange(row.first_queue_offset, row.first_queue_offset + row.records)
         addresses = np.frombuffer(client + server, ADDRESSES_DTYPE)
-        return stamp_columns(
-            buffer, positions, offsets, row.queue, numbers, addresses, received, stored_at_ms, ipv6=ipv6
+        lone = StampColumns(
+            row.queue, numbers, addresses, received_at_ms=received, stored_at_ms=stored_at_ms, ipv6=ipv6
         )
+        return stamp_columns(buffer, positions, offsets, lone)
     rows = [part.row for part in parts]
     clients = [_client(row.address, row.port) for row in rows]
     addresses = np.frombuffer(b"".join([client + server for client, _ in clients]), ADDRESSES_DTYPE)
@@ -282,14 +273,14 @@ def _stamp_many(
     # A record's queue offset less its index in the unit is the same for all records of a batch.
     bases = np.array([row.first_queue_offset for row in rows]) - (ends - counts)
     same = len({part.received_at_ms for part in parts}) == 1
-    return stamp_columns(
-        buffer,
-        positions,
-        offsets,
+    columns = StampColumns(
         np.repeat(np.array([row.queue for row in rows], np.uint8), counts),
         np.repeat(bases, counts) + np.arange(len(offsets)),
         np.repeat(addresses, counts),
-        received if same else np.repeat(np.array([part.received_at_ms for part in parts], np.uint64), counts),
-        stored_at_ms,
+        received_at_ms=received
+        if same
+        else np.repeat(np.array([part.received_at_ms for part in parts], np.uint64), counts),
+        stored_at_ms=stored_at_ms,
         ipv6=np.repeat([ipv6 for _, ipv6 in clients], counts) if any(ipv6 for _, ipv6 in clients) else False,
     )
+    return stamp_columns(buffer, positions, offsets, columns)

@@ -1,4 +1,4 @@
-"""Appending: from batches and events to units.
+"""Unit drafts: which batches and events go into which unit, and where each batch will stand in its queue.
 
 What always holds: nothing is assigned or remembered before its unit is written, so a failed write leaves no trace; a
 batch that was written before gets its first place and is not written again; the items of one call keep their order,
@@ -23,7 +23,7 @@ from dmq.storage.state.events import Event, encode_event
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import HALF_ID, State, queue_key
 
-__all__ = ["Batch", "Draft", "Placement", "draft_units"]
+__all__ = ["Batch", "Draft", "Drafter", "Placement", "event_part"]
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -85,7 +85,7 @@ class Draft:
 # By producer and queue: the items of a call that are written.
 _Fresh: TypeAlias = dict[tuple[int, int], list[int]]
 
-_EVENT_ROW: Final = Row(0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0)
+_EVENT_ROW: Final = Row._make((0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0))
 
 
 def part_bytes(part: Part) -> int:
@@ -100,68 +100,77 @@ def event_part(event: Event, now_ms: int) -> Part:
     return Part(_EVENT_ROW, data, (len(data),), now_ms)
 
 
-def draft_units(
-    items: Sequence[Batch | Event],
-    state: State,
-    assigned: dict[int, int],
-    now_ms: int,
-    unit_bytes_max: int,
-    transactions_max: int,
-    *,
-    atomic: bool,
-    refused: dict[int, DMQError] | None = None,
-) -> tuple[list[Draft], dict[int, Place | int]]:
-    """Decide what goes into which unit, and where each batch will stand in its queue.
+class Drafter:
+    """Decides what goes into which unit.
 
-    Parameters:
-        assigned: the next offset of queues for which units were written that are not applied yet.
-        refused: gets the errors of items at fault, which are left out; without it the first of them is raised.
-
-    Returns the drafts, and for items that need no writing the place they got before or the item of this call they
-    repeat (a batch and its resend may wait side by side).
-
-    Raises:
-        UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was changed.
+    `assigned` is the next offset of queues for which units were written that are not applied yet.
     """
-    drafts = [Draft()]
-    draft = drafts[0]
-    duplicates: dict[int, Place | int] = {}
-    following: dict[int, int] = {}
-    fresh: _Fresh = {}
-    is_full = False  # what comes next begins a unit
-    for index, item in enumerate(items):
-        if isinstance(item, Batch):
-            try:
-                topic_id, key = _queue_of(item, state)
-                place = _earlier_place(items, item, key, fresh, state) if item.producer_id else None
-                if place is not None:
-                    duplicates[index] = place
+
+    def __init__(self, unit_bytes_max: int, transactions_max: int) -> None:
+        self._unit_bytes_max = unit_bytes_max
+        self._transactions_max = transactions_max
+        self.assigned: dict[int, int] = {}
+
+    def draft(
+        self,
+        items: Sequence[Batch | Event],
+        state: State,
+        now_ms: int,
+        *,
+        atomic: bool,
+        refused: dict[int, DMQError] | None = None,
+    ) -> tuple[list[Draft], dict[int, Place | int]]:
+        """Decide which units to write, and where each batch will stand in its queue.
+
+        Parameters:
+            atomic: all items go into one unit.
+            refused: gets the errors of items at fault, which are left out; without it the first of them is raised.
+
+        Returns the drafts, and for items that need no writing the place they got before or the item of this call they
+        repeat (a batch and its resend may wait side by side).
+
+        Raises:
+            UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was changed.
+        """
+        assigned = self.assigned
+        drafts = [Draft()]
+        draft = drafts[0]
+        duplicates: dict[int, Place | int] = {}
+        following: dict[int, int] = {}
+        fresh: _Fresh = {}
+        is_full = False  # what comes next begins a unit
+        for index, item in enumerate(items):
+            if isinstance(item, Batch):
+                try:
+                    topic_id, key = _queue_of(item, state)
+                    place = _earlier_place(items, item, key, fresh, state=state) if item.producer_id else None
+                    if place is not None:
+                        duplicates[index] = place
+                        continue
+                    if topic_id == HALF_ID:
+                        _check_transactions(item, state, self._transactions_max)
+                except DMQError as error:
+                    if refused is None:
+                        raise
+                    refused[index] = error
                     continue
-                if topic_id == HALF_ID:
-                    _check_transactions(item, state, transactions_max)
-            except DMQError as error:
-                if refused is None:
-                    raise
-                refused[index] = error
-                continue
-            if item.producer_id:
-                fresh.setdefault((item.producer_id, key), []).append(index)
-            first = following.get(key)
-            if first is None:
-                first = assigned[key] if key in assigned else state.next.get(key, 0)
-            count = len(item.lengths)
-            following[key] = first + count
-            part = _part(item, topic_id, count, first, now_ms, bool(state.expiring))
-        else:
-            part = event_part(item, now_ms)
-        size = part_bytes(part)
-        has_room = part.room is not None
-        if draft.parts and not atomic and (draft.size + size > unit_bytes_max or has_room or is_full):
-            draft = Draft()
-            drafts.append(draft)
-        is_full = has_room
-        draft.add(part, size, index)
-    return (drafts if draft.parts else []), duplicates
+                if item.producer_id:
+                    fresh.setdefault((item.producer_id, key), []).append(index)
+                first = following.get(key)
+                if first is None:
+                    first = assigned[key] if key in assigned else state.next.get(key, 0)
+                following[key] = first + len(item.lengths)
+                part = _part(item, topic_id, first, now_ms, anything_expires=bool(state.expiring))
+            else:
+                part = event_part(item, now_ms)
+            size = part_bytes(part)
+            has_room = part.room is not None
+            if draft.parts and not atomic and (draft.size + size > self._unit_bytes_max or has_room or is_full):
+                draft = Draft()
+                drafts.append(draft)
+            is_full = has_room
+            draft.add(part, size, index)
+        return (drafts if draft.parts else []), duplicates
 
 
 def _check_transactions(batch: Batch, state: State, transactions_max: int) -> None:
@@ -173,11 +182,11 @@ def _check_transactions(batch: Batch, state: State, transactions_max: int) -> No
 
 
 def _earlier_place(
-    items: Sequence[Batch | Event], batch: Batch, key: int, fresh: _Fresh, state: State
+    items: Sequence[Batch | Event], batch: Batch, key: int, fresh: _Fresh, *, state: State
 ) -> Place | int | None:
     """Where a batch stands if it was written before; or the index of the item of this call that it is a resend of."""
     producer = batch.producer_id
-    place = state.producers.look(producer, batch.producer_epoch, key, batch.first_sequence, len(batch.lengths))
+    place = state.producers.look(producer, batch.producer_epoch, key, batch.first_sequence, count=len(batch.lengths))
     if place is None and (earlier := fresh.get((producer, key))) is not None:
         return _repeats(items, batch, earlier)
     return place
@@ -222,9 +231,9 @@ def _queue_of(batch: Batch, state: State) -> tuple[int, int]:
     return topic.id, queue_key(topic.id, batch.queue)
 
 
-def _part(batch: Batch, topic_id: int, count: int, first_offset: int, now_ms: int, anything_expires: bool) -> Part:
+def _part(batch: Batch, topic_id: int, first_offset: int, now_ms: int, *, anything_expires: bool) -> Part:
     flags = (DUE if len(batch.dues) else 0) | (NAMED if batch.named else 0) | (MOVED if batch.moved else 0)
-    # Whoever moves records need not know what they carry: once anything expires, what is moved may.
+    # The code that moves records does not look at what they carry: once anything expires, what is moved may.
     if batch.expiring or (anything_expires and batch.moved):
         flags |= EXPIRING
     # Made as the tuples they are: a call of the class costs twice as much, and this is done for every batch.
@@ -234,7 +243,7 @@ def _part(batch: Batch, topic_id: int, count: int, first_offset: int, now_ms: in
             batch.producer_id,
             batch.producer_epoch,
             batch.first_sequence,
-            count,
+            len(batch.lengths),
             topic_id,
             batch.queue,
             flags,

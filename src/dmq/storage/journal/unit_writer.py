@@ -1,4 +1,4 @@
-"""The writer: the one that makes units and appends them to the journal.
+"""The unit writer: makes units of batches and events, and appends them to the journal.
 
 What always holds: a batch has a place only once its unit is written; a unit is applied to what is derived when it
 becomes visible, in order; a segment opens with a snapshot of everything before it.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dmq.clock import Clock
 from dmq.errors import DiskFull, DMQError, StorageError
 from dmq.model import Durability
 from dmq.settings import StoreSettings
-from dmq.storage.files import Files
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import SNAPSHOT, Part, Unit
-from dmq.storage.journal.unit_builder import build
-from dmq.storage.journal.unit_draft import Batch, Draft, Placement, draft_units, event_part
+from dmq.storage.journal.unit_builder import UnitBuilder
+from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part
 from dmq.storage.journal.visibility import Visibility
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.state.derived import Derived
@@ -26,7 +25,7 @@ from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_of
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import queue_key
 
-__all__ = ["FlushTicket", "Writer"]
+__all__ = ["Beginning", "FlushTicket", "Writer"]
 
 _SNAPSHOT_PART: Final = 1 << 20
 _DISK_CHECK_BYTES: Final = 16 << 20
@@ -46,47 +45,61 @@ class FlushTicket:
             self._file.sync()
         except StorageError as error:
             # The file may be closed by now, its segment being long flushed and full. Any other error counts: the kernel
-            # tells of a lost page once, so whoever flushed the segment meanwhile may not have heard of it.
+            # tells of a lost page once, and another flush of the segment may have got that answer.
             if error.detail.get("errno") != errno.EBADF or self._journal.flushed < self.end:
                 raise
 
 
+class Beginning(NamedTuple):
+    """Where a writer begins.
+
+    Attributes:
+        server: this broker's IPv4 address and port, six bytes, stamped into records.
+        stored_at_ms: the store time of the last unit; it never runs backwards.
+        next_offset: where the journal goes on.
+        needs_segment: the next unit must not follow in the last segment.
+    """
+
+    server: bytes
+    epoch: int
+    stored_at_ms: int
+    next_offset: int
+    needs_segment: bool
+
+
 class Writer:
-    """See the module. `derived` is replaced by the store after a rebuild."""
+    """Appends to one journal. `derived` is replaced by the store after a rebuild."""
 
     def __init__(
         self,
-        files: Files,
         journal: Journal,
         derived: Derived,
         cache: WindowCache,
         settings: StoreSettings,
         clock: Clock,
         *,
-        server: bytes,
-        epoch: int,
-        stored_at_ms: int,
-        next_offset: int,
-        needs_segment: bool,
+        begin: Beginning,
     ) -> None:
-        self._files = files
         self._journal = journal
         self.derived = derived
         self._cache = cache
         self._settings = settings
         self._clock = clock
-        self._server = server
-        self.epoch = epoch
-        self.stored_at_ms = stored_at_ms
-        self.visibility = Visibility(next_offset)
-        self._assigned: dict[int, int] = {}  # next offsets of queues, where units are written but not applied
+        self.stored_at_ms = begin.stored_at_ms
+        self.visibility = Visibility(begin.next_offset)
+        self._builder = UnitBuilder(journal.id, begin.server, begin.epoch)
+        self._drafter = Drafter(settings.unit_bytes_max, settings.transactions_max)
         self._tail_in_use = True  # the last segment holds more than its snapshot
         self.refusing = False
         self._unchecked = 0  # bytes written since the disk was looked at
-        if needs_segment:
-            self._begin_segment(next_offset)
+        if begin.needs_segment:
+            self._begin_segment(begin.next_offset)
         else:
             journal.open_tail()
+
+    @property
+    def epoch(self) -> int:
+        return self._builder.epoch
 
     # --- appending --------------------------------------------------------------------------------------------------
 
@@ -118,16 +131,7 @@ class Writer:
         if not upkeep and (self.refusing or self._unchecked >= _DISK_CHECK_BYTES):
             self.check_space()
         now_ms = self._clock.now_ms()
-        drafts, repeated = draft_units(
-            items,
-            self.derived.state,
-            self._assigned,
-            now_ms,
-            self._settings.unit_bytes_max,
-            self._settings.transactions_max,
-            atomic=atomic,
-            refused=refused,
-        )
+        drafts, repeated = self._drafter.draft(items, self.derived.state, now_ms, atomic=atomic, refused=refused)
         placed: dict[int, Placement] = {}
         try:
             for draft in drafts:
@@ -147,7 +151,7 @@ class Writer:
             topic = item.topic if isinstance(item, Batch) else ""
             if isinstance(item, DelaysDone) and self.visibility.visible < end:
                 self.derived.wheel.ending(unpack_offsets(item.offsets).tolist())
-            placed[index] = Placement(topic, row[5], row[8], row[3], start, end)
+            placed[index] = Placement(topic, row[5], row[8], row[3], unit_start=start, unit_end=end)
 
     def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
         if self._tail_in_use and self._journal.tail.size + draft.size > self._settings.segment_bytes:
@@ -167,18 +171,15 @@ class Writer:
         if self.visibility.visible < unit.end:  # not applied yet
             for row in unit.rows:
                 if row.topic_id:
-                    self._assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
+                    self._drafter.assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
         return unit
 
     def _build(self, parts: Sequence[Part], start: int, flags: int = 0) -> Unit:
-        return build(
+        return self._builder.build(
             parts,
             start=start,
-            epoch=self.epoch,
-            journal_id=self._journal.id,
             stored_at_ms=self.stored_at_ms,
             flushed_through=self.visibility.flushed,
-            server=self._server,
             flags=flags,
         )
 
@@ -186,17 +187,17 @@ class Writer:
         for unit in self.visibility.advance():
             self.derived.apply(unit)
         if self.visibility.visible == self._journal.end:
-            self._assigned.clear()
+            self._drafter.assigned.clear()
 
     def check_space(self) -> None:
         """Raises DiskFull while the disk is fuller than the settings allow."""
         self._unchecked = 0
-        disk = self._files.disk_usage()
+        disk = self._journal.files.disk_usage()
         self.refusing = disk.total - disk.free > self._settings.disk_refuse * disk.total
         if self.refusing:
             raise DiskFull(
-                f"the disk of {self._files.describe('')} is over {self._settings.disk_refuse:.0%} full, so nothing is "
-                "written: free some space or shorten the retention; writing goes on by itself then"
+                f"the disk of {self._journal.files.describe('')} is over {self._settings.disk_refuse:.0%} full, so "
+                "nothing is written: free some space or shorten the retention; writing goes on by itself then"
             )
 
     # --- flushing ---------------------------------------------------------------------------------------------------
@@ -255,5 +256,13 @@ def _placed_again(
         place = placed.get(known) if isinstance(known, int) else known
         if place is not None:
             first = place.first_queue_offset if isinstance(place, Place) else place.first_offset
-            again[index] = Placement(item.topic, item.queue, first, place.count, place.unit_start, place.unit_end, True)
+            again[index] = Placement(
+                item.topic,
+                item.queue,
+                first,
+                place.count,
+                unit_start=place.unit_start,
+                unit_end=place.unit_end,
+                duplicate=True,
+            )
     return again

@@ -1,1 +1,4 @@
-"""Offline: `event_search`, `inspection`, `verification`."""
+"""Offline: looking into a data directory that no broker has open.
+
+In reading order: `inspection` shows what is in it, `verification` checks every file, `event_search` finds events.
+"""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dmq.errors import RecordCorrupt
-from dmq.storage.journal import unit as units
+from dmq.storage.journal.unit import HEADER_BYTES, ROW, ROW_BYTES, Header, Unit, is_intact, parse_unit, read_header
 from dmq.storage.state.derived import event_of
 from dmq.storage.state.events import (
     DelaysDone,
@@ -57,27 +57,27 @@ def find_events(raw: bytes | memoryview, wanted: Wanted) -> list[SeenEvent]:
     """
     found: list[SeenEvent] = []
     at = 0
-    while (header := units.read_header(raw, at)) is not None and at + header.length <= len(raw):
+    while (header := read_header(raw, at)) is not None and at + header.length <= len(raw):
         part = memoryview(raw)[at : at + header.length]
         at += header.length
-        if not _has_events(header, part) or not units.intact(header, part):
+        if not _has_events(header, part) or not is_intact(header, part):
             continue
         try:
-            unit = units.parse(header, part)
+            unit = parse_unit(header, part)
             found += [SeenEvent(header.stored_at_ms, event) for event in _events(unit) if _concerns(event, wanted)]
         except RecordCorrupt:
             continue
     return found
 
 
-def _has_events(header: units.Header, part: memoryview) -> bool:
+def _has_events(header: Header, part: memoryview) -> bool:
     """Whether any batch of the unit is one of events; most units of a busy journal have none."""
-    start = units.HEADER_BYTES + 4 * header.records
-    rows = units.ROW.iter_unpack(part[start : start + units.ROW_BYTES * header.batches])
+    start = HEADER_BYTES + 4 * header.records
+    rows = ROW.iter_unpack(part[start : start + ROW_BYTES * header.batches])
     return any(row[4] == 0 for row in rows)
 
 
-def _events(unit: units.Unit) -> Iterator[Event]:
+def _events(unit: Unit) -> Iterator[Event]:
     first = 0
     for row in unit.rows:
         if row.topic_id == 0:

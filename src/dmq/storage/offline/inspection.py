@@ -27,11 +27,11 @@ from dmq.storage.index.index_entry import ENTRY_BYTES, ENTRY_DTYPE, Entries, val
 from dmq.storage.index.index_run import Run
 from dmq.storage.index.queue_index import FOLDER as QUEUES
 from dmq.storage.journal import journal as journals
-from dmq.storage.journal import unit as units
 from dmq.storage.journal.journal import Journal, Segment
 from dmq.storage.journal.scanner import Scanner
-from dmq.storage.journal.unit import SNAPSHOT, Unit
+from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Unit, is_intact, read_header
 from dmq.storage.read.reader import row_of
+from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.state.derived import event_of, folder_name, message_id_of
 from dmq.storage.state.events import (
     Archived,
@@ -56,7 +56,6 @@ from dmq.storage.state.events import (
 )
 from dmq.storage.state.producers import ProducerTable
 from dmq.storage.state.state import State, Topic, queue_key
-from dmq.storage.upkeep.checkpoint import Checkpoint, read_checkpoint, read_positions
 
 __all__ = [
     "checkpoint_facts",
@@ -162,8 +161,8 @@ def open_journal(files: Files, pool: FilePool) -> Journal:
     segments = journals.list_segments(files)
     for segment in segments:
         file = pool.get(segment.path)
-        header = units.read_header(file.read(0, units.HEADER_BYTES))
-        if header is not None and units.intact(header, file.read(0, min(header.length, segment.size))):
+        header = read_header(file.read(0, HEADER_BYTES))
+        if header is not None and is_intact(header, file.read(0, min(header.length, segment.size))):
             return Journal(files, pool, header.journal_id, segments)
     raise RecordCorrupt(
         f"{files.describe(journals.FOLDER)} holds no readable segment: name a DMQ data directory, the one with "

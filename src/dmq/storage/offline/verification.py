@@ -29,9 +29,9 @@ from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Unit
 from dmq.storage.offline.inspection import entry_files, inspect_units, open_journal, restored_state
+from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.state.derived import folder_name
 from dmq.storage.state.state import State
-from dmq.storage.upkeep.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.upkeep.directory import IDENTITY, parse_identity
 
 __all__ = ["Finding", "Kind", "Report", "holder", "verify"]

@@ -17,9 +17,8 @@ from dmq.model import MessageId
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.view import RecordView
 from dmq.storage.index.queue_index import Columns
-from dmq.storage.journal import unit as units
 from dmq.storage.journal.journal import Journal
-from dmq.storage.journal.unit import Row, Unit
+from dmq.storage.journal.unit import HEADER_BYTES, Row, Unit, is_intact, parse_unit, read_header, whole_units
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.read.record_origin import Identities
 from dmq.storage.state.derived import Derived, message_id_of
@@ -142,7 +141,7 @@ class Reader:
         offsets = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
         where = kept[0].offsets if len(kept) == 1 else np.concatenate([c.offsets for c in kept])
         lengths = kept[0].lengths if len(kept) == 1 else np.concatenate([c.lengths for c in kept])
-        return self._gather(topic, queue, key, offsets, where, lengths, at)
+        return self._gather(topic, queue, offsets, where, lengths=lengths, next_offset=at)
 
     def _read_few(self, key: int, offset: int, stop: int, max_bytes: int) -> Slice | None:
         """`read` for the last few messages, which costs less without arrays; None where that does not do."""
@@ -172,9 +171,9 @@ class Reader:
         self,
         topic: Topic,
         queue: int,
-        key: int,
         offsets: npt.NDArray[np.uint64],
         where: npt.NDArray[np.uint64],
+        *,
         lengths: npt.NDArray[np.uint32],
         next_offset: int,
     ) -> Slice:
@@ -199,11 +198,12 @@ class Reader:
             except Damaged as error:
                 if i:
                     return Slice(offsets[:i], lengths[:i], pieces, int(offsets[i]))
-                raise self._damaged(topic, queue, key, int(offsets[0]), error) from error
+                raise self._damaged(topic, queue, int(offsets[0]), error) from error
         return Slice(offsets, lengths, pieces, next_offset)
 
-    def _damaged(self, topic: Topic, queue: int, key: int, offset: int, error: Damaged) -> Damaged:
+    def _damaged(self, topic: Topic, queue: int, offset: int, error: Damaged) -> Damaged:
         """Say how far the messages reach that cannot be read."""
+        key = queue_key(topic.id, queue)
         start, end = error.detail.get("start", 0), error.detail.get("end", 0)
         following = self.derived.state.next.get(key, 0)
         readable = offset + 1
@@ -255,16 +255,16 @@ class Reader:
             raise self._quarantine(unit_start)
         left = segment.end - unit_start
         raw = self._journal.read_available(unit_start, _FIRST_WINDOW if after is None else after - unit_start)
-        header = units.read_header(raw)
+        header = read_header(raw)
         if header is not None and len(raw) < header.length <= left:
             raw = self._journal.read_available(unit_start, header.length)
         good = 0
         while header is not None and good + header.length <= len(raw):
             ours = header.start == unit_start + good and header.journal_id == self._journal.id
-            if not ours or not units.intact(header, raw, good):
+            if not ours or not is_intact(header, raw, good):
                 break
             good += header.length
-            header = units.read_header(raw, good)
+            header = read_header(raw, good)
         if not good:
             raise self._quarantine(unit_start)
         data = raw if good == len(raw) else raw[:good]
@@ -295,9 +295,9 @@ class Reader:
 
     def unit_at(self, start: int) -> Unit:
         """A whole unit, parsed."""
-        header = units.read_header(self.bytes_at(start, start + units.HEADER_BYTES))
+        header = read_header(self.bytes_at(start, start + HEADER_BYTES))
         assert header is not None
-        return units.parse(header, self.bytes_at(start, start + header.length))
+        return parse_unit(header, self.bytes_at(start, start + header.length))
 
     def raw_units(self, offset: int, visible: int, max_bytes: int) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on: at least one if there is any.
@@ -314,11 +314,11 @@ class Reader:
                 offset = following[0]
                 continue
             left = min(segment.end, visible) - offset
-            raw = self._journal.read_available(offset, min(left, max(max_bytes, units.HEADER_BYTES)))
-            header = units.read_header(raw)
+            raw = self._journal.read_available(offset, min(left, max(max_bytes, HEADER_BYTES)))
+            header = read_header(raw)
             if header is not None and len(raw) < header.length <= left:
                 raw = self._journal.read_available(offset, header.length)
-            end = 0 if header is None else units.whole_units(raw, offset, RAW_UNITS_MAX)
+            end = 0 if header is None else whole_units(raw, offset, RAW_UNITS_MAX)
             if not end:
                 raise self._quarantine(self.derived.lookup.unit_holding(offset))
             return (raw if end == len(raw) else memoryview(raw)[:end]), offset + end
@@ -334,7 +334,7 @@ class Reader:
         start = self.derived.lookup.unit_holding(offset)
         if start >= offset or self._journal.segment_at(start) is None:
             return offset
-        header = units.read_header(self._journal.read_available(start, units.HEADER_BYTES))
+        header = read_header(self._journal.read_available(start, HEADER_BYTES))
         return start if header is not None and header.start == start and offset < start + header.length else offset
 
     # --- by key, id and time ----------------------------------------------------------------------------------------

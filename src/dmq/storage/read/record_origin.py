@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmq.records.layout import JOURNAL_OFFSET_AT, U64
-from dmq.storage.journal import unit as units
+from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW, ROW_BYTES, Row, read_header
 from dmq.storage.state.state import queue_key
 
 __all__ = ["IdRun", "Identities", "OriginRun", "origin_runs"]
@@ -85,14 +85,14 @@ class Identities:
         if found is not None:
             self._tables.move_to_end(unit)
             return found
-        header = units.read_header(self._bytes_at(unit, unit + units.HEADER_BYTES))
+        header = read_header(self._bytes_at(unit, unit + HEADER_BYTES))
         assert header is not None, "a unit that holds a record has a header"
-        at = unit + units.HEADER_BYTES + 4 * header.records
+        at = unit + HEADER_BYTES + 4 * header.records
         table: dict[int, list[_Span]] = {}
-        for fields in units.ROW.iter_unpack(self._bytes_at(at, at + units.ROW_BYTES * header.batches)):
-            row = units.Row._make(fields)
+        for fields in ROW.iter_unpack(self._bytes_at(at, at + ROW_BYTES * header.batches)):
+            row = Row._make(fields)
             first = row.first_queue_offset
-            producer = 0 if row.flags & units.MOVED else row.producer_id
+            producer = 0 if row.flags & MOVED else row.producer_id
             table.setdefault(queue_key(row.topic_id, row.queue), []).append(
                 (first, first + row.records, producer, row.first_sequence)
             )
@@ -169,12 +169,12 @@ def origin_runs(
         if unit <= offset < end:
             continue
         unit = unit_holding(offset)
-        header = units.read_header(bytes_at(unit, unit + units.HEADER_BYTES))
+        header = read_header(bytes_at(unit, unit + HEADER_BYTES))
         assert header is not None, "a unit that holds a record has a header"
         end = unit + header.length
-        at = unit + units.HEADER_BYTES + 4 * header.records
-        for fields in units.ROW.iter_unpack(bytes_at(at, at + units.ROW_BYTES * header.batches)):
-            row = units.Row._make(fields)
+        at = unit + HEADER_BYTES + 4 * header.records
+        for fields in ROW.iter_unpack(bytes_at(at, at + ROW_BYTES * header.batches)):
+            row = Row._make(fields)
             if queue_key(row.topic_id, row.queue) == key:
                 firsts.append(row.first_queue_offset)
                 origins.append((header.stored_at_ms, row.address + row.port.to_bytes(_PORT_BYTES, "big")))

@@ -24,10 +24,10 @@ from dmq.storage.index.block_file import BlockCache
 from dmq.storage.index.lookup import Lookup
 from dmq.storage.index.queue_index import QueueIndex
 from dmq.storage.journal.unit import DUE, MOVED, SNAPSHOT, Row, Unit
+from dmq.storage.state.checkpoint import Checkpoint
 from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, TopicDropped, decode_event, unpack_offsets
 from dmq.storage.state.producers import ProducerTable
 from dmq.storage.state.state import HALF_ID, SCHEDULE_ID, State, Topic
-from dmq.storage.upkeep.checkpoint import Checkpoint
 
 __all__ = ["Derived", "event_of", "folder_name", "message_id_of"]
 

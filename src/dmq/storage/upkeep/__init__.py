@@ -1,1 +1,5 @@
-"""Upkeep: `checkpoint`, `checkpointer`, `directory`, `recovery`, `retention`."""
+"""Upkeep: what keeps a data directory good over restarts, crashes and years.
+
+In reading order: `directory` opens one, `recovery` mends what a crash left, `checkpointer` writes checkpoints,
+`retention` decides which segments go and what of them is carried on.
+"""

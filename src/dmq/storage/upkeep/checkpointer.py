@@ -1,4 +1,4 @@
-"""Taking checkpoints, in three steps: set aside (owner), write (any thread), put in use (owner).
+"""The checkpointer takes checkpoints in three steps: set aside (owner), write (any thread), put in use (owner).
 
 What always holds: what is written is the state at `offset`, where everything before was applied and durable; old files
 are removed only after the new checkpoint is in force; if writing fails, nothing has changed.
@@ -16,9 +16,9 @@ from dmq.storage.file_pool import FilePool, remove_tree
 from dmq.storage.files import Files
 from dmq.storage.index import index_run, lookup, queue_index
 from dmq.storage.journal.unit_writer import FlushTicket
+from dmq.storage.state.checkpoint import POSITIONS_FOLDER, Checkpoint, Positions, write_checkpoint, write_positions
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import pack_offsets
-from dmq.storage.upkeep.checkpoint import POSITIONS_FOLDER, Checkpoint, Positions, write_checkpoint, write_positions
 
 __all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]
 
@@ -29,18 +29,20 @@ FOLDERS: Final = (queue_index.FOLDER, index_run.FOLDER, lookup.FOLDER, wheel_fil
 
 
 class CheckpointPlan:
-    """What was set aside for one checkpoint; `write` does the I/O and may run in another thread."""
+    """What was set aside for one checkpoint; `write` does the I/O and may run in another thread.
+
+    Parameters:
+        checkpoint: as far as it is known before the derived files are written.
+        covered: the journal offset up to which the lookup files of the checkpoint in force reach.
+        flush: what makes the journal durable up to the checkpoint.
+    """
 
     def __init__(
         self,
         files: Files,
         derived: Derived,
-        previous: Checkpoint | None,
-        sequence: int,
-        journal_id: int,
-        journal_start: int,
-        epoch: int,
-        stored_at_ms: int,
+        checkpoint: Checkpoint,
+        covered: int,
         flush: FlushTicket | None,
     ) -> None:
         self.flush = flush
@@ -50,29 +52,12 @@ class CheckpointPlan:
         self._derived = derived
         self._written = threading.Event()
         self.is_stale = False
-        self._sequence = sequence
-        self._covered = journal_start if previous is None else previous.offset
-        self._journal_start = journal_start
+        self._covered = covered
         self._positions: Positions = derived.state.positions.dump()
         self._state = derived.state.set_aside(derived.applied, with_positions=False)
         self._filed = dict(derived.queues.filed)
-        self.checkpoint = Checkpoint(
-            sequence=sequence,
-            journal_id=journal_id,
-            journal_start=journal_start,
-            offset=derived.applied,
-            epoch=epoch,
-            stored_at_ms=stored_at_ms,
-            state=b"",
-            positions="",
-            runs=[],
-            filed=[],
-            index=[],
-            wheel=[],
-            wheel_done=b"",
-            damage=derived.damage,
-        )
-        self._wheel = derived.wheel.freeze(sequence, derived.applied)
+        self.checkpoint = checkpoint
+        self._wheel = derived.wheel.freeze(checkpoint.sequence, derived.applied)
         derived.queues.freeze()
         derived.lookup.freeze()
 
@@ -90,13 +75,13 @@ class CheckpointPlan:
 
     def _write(self) -> None:
         self._flush()
-        derived, files = self._derived, self._files
-        run = derived.queues.write_frozen(self._sequence)
+        derived, files, sequence = self._derived, self._files, self.checkpoint.sequence
+        run = derived.queues.write_frozen(sequence)
         paths = [r.path for r in derived.queues.runs] + ([] if run is None else [run])
-        self._merged = derived.queues.merge(self._sequence, paths, derived.first_kept)
-        self._index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self._journal_start)
-        self._wheel.write()
-        positions = write_positions(files, self._sequence, self._positions)
+        self._merged = derived.queues.merge(sequence, paths, derived.first_kept)
+        self._index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self.checkpoint.journal_start)
+        self._wheel.write(derived.wheel.files)
+        positions = write_positions(files, sequence, self._positions)
         for folder in (index_run.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER):
             files.sync_dir(folder)
         self._filed.update(self._merged.filed)
@@ -160,17 +145,24 @@ class Checkpointer:
     ) -> CheckpointPlan:
         """Set aside what is to be written. Everything applied must be durable, or become so with `flush`."""
         self._sequence += 1
-        return CheckpointPlan(
-            self._files,
-            derived,
-            self.in_force,
-            self._sequence,
-            self._journal_id,
-            journal_start,
-            epoch,
-            stored_at_ms,
-            flush,
+        checkpoint = Checkpoint(
+            sequence=self._sequence,
+            journal_id=self._journal_id,
+            journal_start=journal_start,
+            offset=derived.applied,
+            epoch=epoch,
+            stored_at_ms=stored_at_ms,
+            state=b"",
+            positions="",
+            runs=[],
+            filed=[],
+            index=[],
+            wheel=[],
+            wheel_done=b"",
+            damage=derived.damage,
         )
+        covered = journal_start if self.in_force is None else self.in_force.offset
+        return CheckpointPlan(self._files, derived, checkpoint, covered, flush=flush)
 
     def finish(self, plan: CheckpointPlan, derived: Derived) -> None:
         """The plan was written: use it, and remove what it replaces."""

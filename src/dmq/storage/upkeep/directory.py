@@ -1,4 +1,4 @@
-"""Opening a data directory: whose it is, what is in it, and what a crash did to it.
+"""The data directory when it is opened: whose it is, what is in it, and what a crash did to it.
 
 What always holds: a directory is taken only by one process; a directory of another format, or with strange files in its
 journal, is left untouched; an empty one becomes a new store.
@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import secrets
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -19,12 +19,12 @@ from dmq.settings import StoreSettings
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.journal import journal as journals
-from dmq.storage.journal import unit as units
-from dmq.storage.journal.journal import Journal, Segment
+from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
+from dmq.storage.journal.journal import Journal, Segment, list_segments
 from dmq.storage.journal.scanner import Scanner
+from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, UNIT_VERSION, Header, is_intact, read_header
+from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.state.derived import Derived
-from dmq.storage.upkeep.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.upkeep.checkpointer import FOLDERS, Checkpointer
 from dmq.storage.upkeep.recovery import SALVAGE, Recovered, recover_journal, replay, start_derived, usable
 
@@ -45,10 +45,18 @@ _KNOWN: Final = frozenset(
         "checkpoint.tmp",
         "lost+found",
         SALVAGE,
-        journals.FOLDER,
+        JOURNAL_FOLDER,
         "deadletters",  # SQLite's, of dead letters; not the store's
     )
 ).union(FOLDERS)
+
+
+class Disk(NamedTuple):
+    """A data directory, as everything that is derived from its journal needs it."""
+
+    files: Files
+    pool: FilePool
+    settings: StoreSettings
 
 
 class Opened:
@@ -73,18 +81,19 @@ class Opened:
         self.unclean = unclean
 
 
-def open_directory(files: Files, pool: FilePool, settings: StoreSettings) -> Opened:
+def open_directory(disk: Disk) -> Opened:
     """Recover what a locked directory holds.
 
     Raises:
         WrongFormat, ForeignFile: it is not ours to open.
         StorageError: the disk does not do what it should.
     """
+    files, pool, _ = disk
     journal_id = _identify(files)
     unclean = files.exists(_RUNNING)
-    for folder in (journals.FOLDER, *FOLDERS):
+    for folder in (JOURNAL_FOLDER, *FOLDERS):
         files.mkdir(folder)
-    journal = Journal(files, pool, journal_id, journals.list_segments(files))
+    journal = Journal(files, pool, journal_id, list_segments(files))
     _check_segments(files, journal)
     scanner = Scanner(journal)
     recovered = Recovered()
@@ -97,51 +106,55 @@ def open_directory(files: Files, pool: FilePool, settings: StoreSettings) -> Ope
     checkpointer = Checkpointer(files, pool, journal.id, checkpoint)
     derived: Derived | None = None
     if checkpoint is not None:
-        derived = _restored(files, pool, settings, journal, scanner, checkpoint)
+        derived = _restored(disk, scanner, checkpoint)
     if derived is not None:
         try:
-            torn = replay(derived, journal, scanner, recovered, end=None, known_durable=known, checkpoint=lambda: None)
+            torn = replay(derived, scanner, recovered, end=None, known_durable=known, checkpoint=lambda: None)
         except DerivedDamaged as error:
             log.error("derived files damaged", extra={"error": str(error)})
             derived = None
     if derived is None:
         recovered = Recovered()
         recovered.rebuilt = journal.end > journal.start
-        derived, torn = rebuild(files, pool, settings, journal, scanner, recovered, checkpointer, None, known)
+        derived, torn = rebuild(disk, scanner, checkpointer, recovered, end=None, known_durable=known)
     if checkpoint is not None:
         recovered.epoch = max(recovered.epoch, checkpoint.epoch)
         recovered.stored_at_ms = max(recovered.stored_at_ms, checkpoint.stored_at_ms)
     _drop_empty_tail(files, journal)
-    recover_journal(files, journal, torn, recovered, known)
+    recover_journal(journal, torn, recovered, known)
     next_offset = max(derived.applied, known, journal.end)
     if next_offset > journal.end:
         begin = journal.end if checkpoint is None else max(journal.end, checkpoint.journal_start)
         derived.pass_damage(begin, next_offset)
     derived.applied = next_offset
-    return Opened(journal, derived, checkpointer, recovered, next_offset, unclean or torn is not None)
+    return Opened(
+        journal, derived, checkpointer, recovered, next_offset=next_offset, unclean=unclean or torn is not None
+    )
 
 
 def rebuild(
-    files: Files,
-    pool: FilePool,
-    settings: StoreSettings,
-    journal: Journal,
+    disk: Disk,
     scanner: Scanner,
-    recovered: Recovered,
     checkpointer: Checkpointer,
+    recovered: Recovered,
+    *,
     end: int | None,
-    known: int,
+    known_durable: int,
 ) -> tuple[Derived, int | None]:
-    """Build everything derived anew from the journal; returns it and the offset of a torn tail."""
+    """Build everything derived anew from the journal; see `replay`.
+
+    Returns what was built, and the offset of a torn tail.
+    """
+    journal = scanner.journal
     if journal.end > journal.start:
         log.warning("rebuilding derived files", extra={"from": journal.start, "to": journal.end})
     checkpointer.forget_all()
-    derived = Derived(files, pool, settings, journal.start)
-    start_derived(derived, journal, scanner)
+    derived = Derived(*disk, journal.start)
+    start_derived(derived, scanner)
 
     def save() -> None:
         # Keeps memory bounded, and a crash from starting over.
-        if derived.queues.buffered >= settings.checkpoint_records:
+        if derived.queues.buffered >= disk.settings.checkpoint_records:
             with contextlib.suppress(DiskFull):
                 plan = checkpointer.begin(derived, journal.start, recovered.epoch, recovered.stored_at_ms)
                 try:
@@ -151,7 +164,7 @@ def rebuild(
                     raise
                 checkpointer.finish(plan, derived)
 
-    torn = replay(derived, journal, scanner, recovered, end=end, known_durable=known, checkpoint=save)
+    torn = replay(derived, scanner, recovered, end=end, known_durable=known_durable, checkpoint=save)
     return derived, torn
 
 
@@ -232,7 +245,7 @@ def _id_of_journal(files: Files) -> int | None:
     Raises:
         WrongFormat: there is one, but nothing in it tells.
     """
-    segments = journals.list_segments(files)
+    segments = list_segments(files)
     for segment in segments:
         header = _head(files, segment, whole=True)
         if header is not None:
@@ -240,14 +253,14 @@ def _id_of_journal(files: Files) -> int | None:
     if any(segment.size for segment in segments):
         # A new id would make all of it look like a torn tail.
         raise WrongFormat(
-            f"{files.describe(journals.FOLDER)} holds segments, but {IDENTITY} is lost and none of them can be read "
+            f"{files.describe(JOURNAL_FOLDER)} holds segments, but {IDENTITY} is lost and none of them can be read "
             "to tell what it said: restore the directory from a replica or a backup",
-            path=files.describe(journals.FOLDER),
+            path=files.describe(JOURNAL_FOLDER),
         )
     return None
 
 
-def _head(files: Files, segment: Segment, *, whole: bool) -> units.Header | None:
+def _head(files: Files, segment: Segment, *, whole: bool) -> Header | None:
     """The header a segment begins with; with `whole`, only if its unit is intact.
 
     Raises:
@@ -255,11 +268,11 @@ def _head(files: Files, segment: Segment, *, whole: bool) -> units.Header | None
     """
     file = files.open(segment.path)
     try:
-        header = units.read_header(file.read(0, units.HEADER_BYTES))
+        header = read_header(file.read(0, HEADER_BYTES))
         if header is None or not whole:
             return header
         raw = file.read(0, min(header.length, segment.size))
-        return header if units.intact(header, raw) else None
+        return header if is_intact(header, raw) else None
     finally:
         file.close()
 
@@ -280,8 +293,8 @@ def _check_segments(files: Files, journal: Journal) -> None:
         segment.stored_at_ms = header.stored_at_ms
 
 
-def _is_ours(header: units.Header, journal: Journal, segment: Segment) -> bool:
-    return header.journal_id == journal.id and header.start == segment.start and header.version == units.VERSION
+def _is_ours(header: Header, journal: Journal, segment: Segment) -> bool:
+    return header.journal_id == journal.id and header.start == segment.start and header.version == UNIT_VERSION
 
 
 def _checkpoint(files: Files, pool: FilePool) -> Checkpoint | None:
@@ -292,21 +305,14 @@ def _checkpoint(files: Files, pool: FilePool) -> Checkpoint | None:
         return None
 
 
-def _restored(
-    files: Files,
-    pool: FilePool,
-    settings: StoreSettings,
-    journal: Journal,
-    scanner: Scanner,
-    checkpoint: Checkpoint,
-) -> Derived | None:
-    derived = Derived(files, pool, settings, 0)
+def _restored(disk: Disk, scanner: Scanner, checkpoint: Checkpoint) -> Derived | None:
+    derived, journal = Derived(*disk, 0), scanner.journal
     try:
-        derived.restore(checkpoint, read_positions(pool, checkpoint.positions))
+        derived.restore(checkpoint, read_positions(disk.pool, checkpoint.positions))
         if journal.start != checkpoint.journal_start and journal.segments:
             # Segments went after the checkpoint: queues begin where the new first one says.
             unit = scanner.unit_at(journal.start)
-            if unit is None or not unit.header.flags & units.SNAPSHOT:
+            if unit is None or not unit.header.flags & SNAPSHOT:
                 raise DerivedDamaged("the first segment's snapshot cannot be read")
             derived.begin_at(journal.start, derived.firsts_of(derived.snapshot_in(unit)))
     except (DerivedDamaged, RecordCorrupt) as error:

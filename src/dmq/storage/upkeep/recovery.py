@@ -1,8 +1,8 @@
 """Recovery: from whatever a crash left to a journal that can be written to, and everything derived from it.
 
-The checkpoint, if it is good, tells where to begin; units from there on are verified and applied. A unit that does not
-check out is a torn tail (cut, kept in `salvage/`) or damage (passed over, reported, never cut): see `scanning`. If the
-checkpoint or a file it names is wrong, everything derived is built anew from the journal's first snapshot.
+The checkpoint, if it is good, tells where to begin; units from there on are verified and applied. A unit that fails its
+check is a torn tail (cut, kept in `salvage/`) or damage (passed over, reported, never cut): see `journal.scanner`. If
+the checkpoint or a file it names is wrong, everything derived is built anew from the journal's first snapshot.
 
 What always holds: the bytes recovery keeps are durable when it returns, even if an fsync failed before the crash,
 because the part not known to be durable is written again before it is flushed.
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 from dmq.storage.files import Files
-from dmq.storage.journal.journal import FOLDER, Journal
+from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT
+from dmq.storage.state.checkpoint import Checkpoint
 from dmq.storage.state.derived import Derived
-from dmq.storage.upkeep.checkpoint import Checkpoint
 
 __all__ = ["SALVAGE", "Recovered", "recover_journal", "replay", "start_derived", "usable"]
 
@@ -41,8 +41,9 @@ class Recovered:
         self.flushed_through = 0
 
 
-def start_derived(derived: Derived, journal: Journal, scanner: Scanner) -> None:
+def start_derived(derived: Derived, scanner: Scanner) -> None:
     """Begin a rebuild: take the state from the snapshot the journal opens with."""
+    journal = scanner.journal
     while derived.applied < journal.end:
         segment = journal.segment_at(derived.applied)
         unit = None if segment is None else scanner.unit_at(segment.start)
@@ -59,7 +60,6 @@ def start_derived(derived: Derived, journal: Journal, scanner: Scanner) -> None:
 
 def replay(
     derived: Derived,
-    journal: Journal,
     scanner: Scanner,
     recovered: Recovered,
     *,
@@ -76,7 +76,7 @@ def replay(
 
     Returns the offset of a torn tail, None if the journal ends well.
     """
-    limit = journal.end if end is None else end
+    limit = scanner.journal.end if end is None else end
     while derived.applied < limit:
         unit = scanner.unit_at(derived.applied)
         if unit is not None:
@@ -96,15 +96,14 @@ def replay(
     return None
 
 
-def recover_journal(
-    files: Files, journal: Journal, torn_at: int | None, recovered: Recovered, known_durable: int
-) -> None:
+def recover_journal(journal: Journal, torn_at: int | None, recovered: Recovered, known_durable: int) -> None:
     """Cut a torn tail, and make what is kept durable.
 
     Parameters:
         torn_at: what `replay` returned.
         known_durable: no byte below this is written again.
     """
+    files = journal.files
     if torn_at is not None:
         _cut(files, journal, torn_at, recovered)
     if not journal.segments:
@@ -133,7 +132,7 @@ def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> 
     files.sync_dir("")
     for segment in reversed([s for s in journal.segments if s.end > torn_at or s.start >= torn_at]):
         keep = max(0, torn_at - segment.start)
-        recovered.cut_bytes += _salvage(files, segment.path, segment.start, keep, segment.size)
+        recovered.cut_bytes += _salvage(files, segment, keep)
         journal.forget_reads(segment)
         if keep:
             file = files.open(segment.path, write=True)
@@ -152,9 +151,9 @@ def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> 
     )
 
 
-def _salvage(files: Files, path: str, start: int, keep: int, size: int) -> int:
-    """Copy [keep, size) of a segment into the salvage folder; returns how many bytes there were but for zeros."""
-    source = files.open(path)
+def _salvage(files: Files, segment: Segment, keep: int) -> int:
+    """Copy a segment from byte `keep` on into the salvage folder; returns how many bytes there were but for zeros."""
+    source, size = files.open(segment.path), segment.size
     try:
         data = bytearray()
         at = keep
@@ -169,7 +168,7 @@ def _salvage(files: Files, path: str, start: int, keep: int, size: int) -> int:
     data = data.rstrip(b"\0")
     if not data:
         return 0
-    name = f"{SALVAGE}/{start + keep:020d}"
+    name = f"{SALVAGE}/{segment.start + keep:020d}"
     number = 0
     while files.exists(f"{name}-{number}.cut"):
         number += 1

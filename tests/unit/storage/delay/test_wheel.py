@@ -92,7 +92,7 @@ class Bench:
     def adopt(self) -> None:
         """Write the checkpoint, however much happened since it was begun, and go on with its files."""
         assert self.frozen is not None
-        self.frozen.write()
+        self.frozen.write(self.wheel.files)
         self.saved = self.frozen.as_files(), sorted(self.frozen.done)
         self.wheel.adopt(self.frozen)
         self.frozen = None

@@ -14,7 +14,7 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.index.block_file import BlockCache, DerivedDamaged
 from dmq.storage.index.lookup import Lookup
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
-from dmq.storage.journal.unit_builder import build
+from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.testing import MemoryFiles
 from tests.sampling import sample_size
 
@@ -48,15 +48,8 @@ class Bench:
         encoded = encode_batch("t", "a", messages, sent_at_ms=self.now_ms)
         row = Row(5, 0, self.sequence, count, 16, 0, 0, 0, self.sequence, NO_ADDRESS, 0)
         one = Part(row, bytes(encoded.data), encoded.lengths, self.now_ms, encoded.hash_index, encoded.hashes)
-        unit = build(
-            [one],
-            start=self.end,
-            epoch=1,
-            journal_id=1,
-            stored_at_ms=self.now_ms,
-            flushed_through=0,
-            server=bytes(6),
-        )
+        builder = UnitBuilder(1, bytes(6), epoch=1)
+        unit = builder.build([one], start=self.end, stored_at_ms=self.now_ms, flushed_through=0)
         self.lookup.add(unit, unit.columns_by_row()[0])
         for i, message in enumerate(messages):
             assert message.key is not None

@@ -13,20 +13,20 @@ from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.records import RecordView, encode_batch
 from dmq.records.layout import IPV6
-from dmq.storage.journal import unit as units
 from dmq.storage.journal.unit import (
     DUE,
+    FEW,
     NAMED,
     NO_ADDRESS,
     SNAPSHOT,
     Part,
     Row,
     Unit,
-    intact,
-    parse,
+    is_intact,
+    parse_unit,
     read_header,
 )
-from dmq.storage.journal.unit_builder import build
+from dmq.storage.journal.unit_builder import UnitBuilder
 from tests.unit.records.samples import slow_crc32c
 
 SENT_AT_MS = 1_700_000_000_000
@@ -58,16 +58,8 @@ def part(
 
 
 def built(parts: list[Part], start: int = 5_000_000_000, flags: int = 0) -> Unit:
-    return build(
-        parts,
-        start=start,
-        epoch=7,
-        journal_id=0x1122334455667788,
-        stored_at_ms=SENT_AT_MS + 9,
-        flushed_through=4_999_999_000,
-        server=SERVER,
-        flags=flags,
-    )
+    builder = UnitBuilder(0x1122334455667788, SERVER, epoch=7)
+    return builder.build(parts, start=start, stored_at_ms=SENT_AT_MS + 9, flushed_through=4_999_999_000, flags=flags)
 
 
 def columns(unit: Unit) -> list[list[int]]:
@@ -152,8 +144,8 @@ def test_what_was_built_is_parsed_again(given_parts: list[Part]) -> None:
     unit = built(given_parts)
     header = read_header(unit.buffer)
     assert header == unit.header
-    assert intact(header, unit.buffer)
-    twin = parse(header, bytes(unit.buffer))
+    assert is_intact(header, unit.buffer)
+    twin = parse_unit(header, bytes(unit.buffer))
     assert columns(twin) == columns(unit)
     assert twin.rows == unit.rows == [p.row for p in given_parts]
     at = 0
@@ -174,14 +166,14 @@ def test_a_record_alone_may_have_any_number_of_hashes(hashes: list[int]) -> None
     unit = built([lone])
     header = read_header(unit.buffer)
     assert header == unit.header
-    assert intact(header, unit.buffer)
-    twin = parse(header, bytes(unit.buffer))
+    assert is_intact(header, unit.buffer)
+    twin = parse_unit(header, bytes(unit.buffer))
     assert columns(twin) == columns(unit)
     assert twin.hashes == hashes
     RecordView(bytes(twin.record(0))).verify()
 
 
-@pytest.mark.parametrize("count", [1, units.FEW - 1, units.FEW, 200])
+@pytest.mark.parametrize("count", [1, FEW - 1, FEW, 200])
 @pytest.mark.parametrize("spare", [-1, 0, 1, 500])
 @pytest.mark.parametrize("dues", [False, True])
 def test_a_unit_made_where_its_records_were_received_is_the_same(count: int, spare: int, dues: bool) -> None:
@@ -195,16 +187,16 @@ def test_a_unit_made_where_its_records_were_received_is_the_same(count: int, spa
     assert unit.header == expected.header
     assert columns(unit) == columns(expected)
     is_in_place = isinstance(unit.buffer, memoryview)
-    assert is_in_place == (spare >= 0 and count >= units.FEW)
+    assert is_in_place == (spare >= 0 and count >= FEW)
     assert not is_in_place or room[tables + spare :] == unit.buffer[tables:]
 
 
-@given(st.integers(units.FEW - 3, units.FEW + 3), st.integers(1, 4), st.booleans())
+@given(st.integers(FEW - 3, FEW + 3), st.integers(1, 4), st.booleans())
 def test_few_and_many_records_are_laid_out_alike(count: int, batches: int, dues: bool) -> None:
     """The plain path and the numpy path meet at `FEW`: one record more changes the path, and nothing else."""
     rows = [part(1, first=i, dues=dues) for i in range(count - batches + 1)] + [part(1, first=50)] * (batches - 1)
     unit = built(rows)
-    assert isinstance(unit.offsets, np.ndarray) == (len(rows) >= units.FEW)
+    assert isinstance(unit.offsets, np.ndarray) == (len(rows) >= FEW)
     at = 72 + (4 + 64 + 12) * len(rows) + 8 * len(unit.dues)
     for index, given_part in enumerate(rows):
         alone = built([given_part], start=unit.start + at - (72 + 4 + 64 + 12 + 8 * len(given_part.dues)))
@@ -226,7 +218,7 @@ def test_a_flipped_bit_anywhere_is_seen(bit: int) -> None:
     raw = bytearray(unit.buffer)
     raw[bit // 8 % len(raw)] ^= 1 << bit % 8
     header = read_header(raw)
-    assert header is None or header.journal_id != unit.header.journal_id or not intact(header, raw)
+    assert header is None or header.journal_id != unit.header.journal_id or not is_intact(header, raw)
 
 
 def test_tables_that_contradict_each_other_are_refused() -> None:
@@ -234,7 +226,7 @@ def test_tables_that_contradict_each_other_are_refused() -> None:
     raw = bytearray(unit.buffer)
     raw[72:76] = struct.pack(">I", int(unit.lengths[0]) + 1)
     with pytest.raises(RecordCorrupt):
-        parse(unit.header, raw)
+        parse_unit(unit.header, raw)
 
 
 def test_what_is_too_short_or_begins_otherwise_is_no_header() -> None:
