@@ -45,8 +45,6 @@ PLACES: dict[str, set[str]] = {
         "dmq.client.consumer.follow:follow",
         "dmq.client.consumer.options:ConsumerOptions.__init__",
         "dmq.client.consumer.subscription:NamedLink.submit",
-        "dmq.pipeline.replay.sender:send_plan",
-        "dmq.pipeline.replay.sender:_Run.__init__",
         "dmq.protocol.frame:frame_head",
         "dmq.protocol.frame:build_frame",
         "dmq.records.builder:build_record",

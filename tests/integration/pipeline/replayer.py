@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any
 
+from dmq.client.producer.lane_sender import LaneSender
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay import sender
 from dmq.pipeline.replay.plan import Done, Plan, Plans
@@ -42,7 +43,7 @@ class _Step:
 
 def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count: str) -> None:
     step = _Step(stop, int(count))
-    keep, finish, send = Plans.keep, Plans.finish, sender._Run._send
+    keep, finish, send, add = Plans.keep, Plans.finish, LaneSender.send, sender._Run.add
 
     def kept(self: Plans, plan: Plan) -> Plan:
         step.reach("staged")
@@ -54,12 +55,16 @@ def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count:
         step.reach("sent")
         finish(self, plan, done)
 
-    def sent(self: Any, parcel: Any) -> None:
+    def sent(self: LaneSender, header: Any, body: Any) -> None:
         step.reach("asked")
-        send(self, parcel)
+        send(self, header, body)
+
+    def added(self: Any, batch: Any, reply: Any) -> None:
+        add(self, batch, reply)
         step.reach("answered")
 
-    Plans.keep, Plans.finish, sender._Run._send = kept, finished, sent  # type: ignore[method-assign]
+    Plans.keep, Plans.finish = kept, finished  # type: ignore[method-assign]
+    LaneSender.send, sender._Run.add = sent, added  # type: ignore[method-assign]
     outcome = execute(Archive(tables), broker, ReplayRequest(CHOICE, topic, replay_id))
     print(f"done {outcome.sent} {outcome.found}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Sending a plan: each batch once, whatever breaks.
+"""The sender of a plan: each batch once, whatever breaks.
 
 A named producer sends, with a producer id that follows from the plan. Before the first batch of a queue the broker is
 asked how far that producer has come there, which it remembers for good, and what is stored is passed over. Of a queue
@@ -18,15 +18,15 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
 from dmq.client.connection.router import Router
-from dmq.errors import ArchiveConflict, DMQError, NotConnected, SequenceConflict, TimedOut, UnknownTopic
+from dmq.client.producer.lane_sender import LaneBatch, LaneSender
+from dmq.errors import ArchiveConflict, DMQError, SequenceConflict, TimedOut, UnknownTopic
 from dmq.model import Durability
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.replay.batches import Parcel, first_sequence, parcels
 from dmq.pipeline.replay.plan import Plan, Target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
-from dmq.protocol.frame import Flag
-from dmq.protocol.produce import Produce, ProduceFlag, ProducerStates
+from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply, ProducerStates
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["ReplayProgress", "Sent", "find_target", "send_plan", "stored_rows"]
@@ -34,7 +34,6 @@ __all__ = ["ReplayProgress", "Sent", "find_target", "send_plan", "stored_rows"]
 WORKERS_MAX: Final = 8
 ANSWER_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 300.0
-_PAUSE_SECONDS: Final = 0.2
 _FLAGS: Final = ProduceFlag.NAMED | ProduceFlag.REPLAYED
 
 
@@ -96,7 +95,6 @@ def send_plan(
     *,
     rate: float | None = None,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-    patience: float = PATIENCE_SECONDS,
     on_progress: Callable[[ReplayProgress], None] = lambda _: None,
 ) -> Sent:
     """Send what is not stored yet.
@@ -104,29 +102,24 @@ def send_plan(
     Parameters:
         rows: the folder of the plan's rows.
         rate: messages a second at most.
-        patience: seconds that a batch may be refused or unanswered for reasons that pass.
         on_progress: called now and then, by any thread.
 
     Raises:
         DMQError: it cannot go on; what is stored stays, and another call goes on from there.
     """
     stored = stored_rows(router, plan)
-    run = _Run(
-        router,
-        rows,
-        plan,
-        None if rate is None else TokenBucket(rate, time.monotonic(), burst=0),
-        now_ms=now_ms,
-        patience=patience,
-        on_progress=on_progress,
-        stored=sum(stored.values()),
-    )
-    found = run.stored
+    found = sum(stored.values())
+    bucket = None if rate is None else TokenBucket(rate, time.monotonic(), burst=0)
+    run = _Run(plan, found, bucket, on_progress)
     queues = [queue for queue, count in plan.counts.items() if stored[queue] < count]
     if queues:
         with ThreadPoolExecutor(min(WORKERS_MAX, len(queues)), "dmq-replay") as pool:
             try:
-                futures = [pool.submit(run.queue, queue, stored[queue]) for queue in queues]
+                limit = router.home.connection().limits.body_bytes_max
+                futures = []
+                for queue in queues:
+                    batches = parcels(rows, plan, queue, stored[queue], sent_at_ms=now_ms(), body_bytes_max=limit)
+                    futures.append(pool.submit(_send_queue, router, plan, batches, run=run))
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
@@ -143,85 +136,67 @@ def send_plan(
 
 
 class _Run:
-    """One call of `send_plan`; its threads share it."""
+    """What the threads of one call share: how fast they may go together, whether they may at all, and what is stored.
+
+    Parameters:
+        stored: messages that were stored before.
+        bucket: the rate; None is none.
+    """
 
     def __init__(
-        self,
-        router: Router,
-        rows: Folder,
-        plan: Plan,
-        bucket: TokenBucket | None,
-        now_ms: Callable[[], int],
-        patience: float,
-        on_progress: Callable[[ReplayProgress], None],
-        stored: int,
+        self, plan: Plan, stored: int, bucket: TokenBucket | None, on_progress: Callable[[ReplayProgress], None]
     ) -> None:
-        self._router = router
-        self._rows = rows
         self._plan = plan
         self._bucket = bucket
-        self._now_ms = now_ms
-        self._patience = patience
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self.stored = stored
         self.stop = threading.Event()
 
-    def queue(self, queue: int, start: int) -> None:
-        """Send one queue from a row on."""
-        limit = self._router.home.connection().limits.body_bytes_max
-        found: Iterator[Parcel] = parcels(
-            self._rows, self._plan, queue, start, sent_at_ms=self._now_ms(), body_bytes_max=limit
-        )
-        for parcel in found:
-            if self.stop.wait(self._delay(parcel.rows)):
-                return
-            self._send(parcel)
+    def wait(self, count: int) -> bool:
+        """Wait until `count` messages may be sent; they are counted as sent. False if none is to be sent any more."""
+        seconds = 0.0
+        if self._bucket is not None:
             with self._lock:
-                self.stored += parcel.rows
-                progress = ReplayProgress(self.stored, self._plan.total)
-            self._on_progress(progress)
+                seconds = self._bucket.missing(0, time.monotonic())
+                self._bucket.spend(count)
+        return not self.stop.wait(seconds)
 
-    def _delay(self, count: int) -> float:
-        """Seconds until `count` messages may be sent; they are counted as sent."""
-        if self._bucket is None:
-            return 0.0
+    def add(self, batch: LaneBatch, reply: ProduceReply) -> None:
+        """A batch is stored."""
         with self._lock:
-            seconds = self._bucket.missing(0, time.monotonic())
-            self._bucket.spend(count)
-            return seconds
+            self.stored += batch.header.count
+            progress = ReplayProgress(self.stored, self._plan.total)
+        self._on_progress(progress)
 
-    def _send(self, parcel: Parcel) -> None:
-        plan = self._plan
-        asked = Produce(
-            plan.topic,
-            parcel.queue,
-            parcel.rows,
-            parcel.keys,
-            producer_id=plan.producer_id,
-            producer_epoch=0,
-            first_sequence=parcel.first_sequence,
-            durability=Durability.FLUSHED,
-            flags=int(_FLAGS),
-        )
-        deadline = time.monotonic() + self._patience
-        flags = 0
-        while True:
-            try:
-                connection = self._router.pool_for(asked.topic, asked.queue).connection(deadline)
-                decode_response(
-                    connection.request(Command.PRODUCE, asked, parcel.body, timeout=ANSWER_SECONDS, flags=flags)
-                )
+
+def _send_queue(router: Router, plan: Plan, batches: Iterator[Parcel], run: _Run) -> None:
+    """Send the batches of one queue, each until it is stored."""
+    sender = LaneSender(router, PATIENCE_SECONDS, on_stored=run.add, on_late=_late, stop=run.stop)
+    try:
+        for parcel in batches:
+            if not run.wait(parcel.rows):
                 return
-            except SequenceConflict as error:
-                raise ArchiveConflict(
-                    f"replay {plan.replay_id} is being sent by somebody else, who is further: let one run do it"
-                ) from error
-            except DMQError as error:
-                if isinstance(error, NotConnected | TimedOut):
-                    flags = int(Flag.RESEND)
-                elif not error.retriable:
-                    raise
-                pause = error.retry_after or _PAUSE_SECONDS
-                if time.monotonic() + pause > deadline or self.stop.wait(pause):
-                    raise
+            header = Produce(
+                topic=plan.topic,
+                queue=parcel.queue,
+                count=parcel.rows,
+                keys=parcel.keys,
+                producer_id=plan.producer_id,
+                producer_epoch=0,
+                first_sequence=parcel.first_sequence,
+                durability=Durability.FLUSHED,
+                flags=int(_FLAGS),
+            )
+            sender.send(header, parcel.body)
+        sender.drain()
+    except SequenceConflict as error:
+        raise ArchiveConflict(
+            f"replay {plan.replay_id} is being sent by somebody else, who is further: let one run do it"
+        ) from error
+
+
+def _late(batch: LaneBatch) -> DMQError:
+    return batch.last_error or TimedOut(
+        f"{batch.header.count} messages for topic {batch.header.topic!r} were not stored within {PATIENCE_SECONDS:g} s"
+    )

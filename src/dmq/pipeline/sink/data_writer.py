@@ -26,18 +26,18 @@ from pyspark.sql.types import StructType
 
 import dmq
 from dmq.client.client import Client
+from dmq.client.producer.lane_sender import LaneBatch, LaneSender
 from dmq.client.producer.routes import Route
 from dmq.clock import SystemClock
-from dmq.errors import InvalidSettings, MessageTooLarge
+from dmq.errors import DMQError, InvalidSettings, MessageTooLarge, SequenceConflict, TimedOut
 from dmq.model import MessageId
 from dmq.pipeline.sink.encoder import Encoder, Place, runs
-from dmq.pipeline.sink.lane_sender import LaneSender
 from dmq.pipeline.sink.options import SinkOptions, check_columns, sink_options
-from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, Numbered, Writer, courses
+from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, NumberedRows, Writer, courses
 from dmq.pipeline.sink.row_blocks import blocks
 from dmq.protocol import Command, decode_response, pack_batch, unpack_records
 from dmq.protocol.admin import TopicDescribe
-from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates, ProducerStatesReply
+from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply, ProducerState, ProducerStates, ProducerStatesReply
 from dmq.protocol.read import Find
 from dmq.records import Compressor, RecordView
 
@@ -77,7 +77,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], writer: Writer, options: SinkO
 
 
 class _Broker:
-    """`Asking` over a client."""
+    """`BrokerMemory` over a client, and the routes of topics."""
 
     def __init__(self, client: Client, timeout: float) -> None:
         self._router = client.router
@@ -115,7 +115,7 @@ class _Partition:
         self._writer = writer
         self._options = options
         self._broker = _Broker(client, options.timeout)
-        self._sender = LaneSender(client.router, options.timeout)
+        self._sender = LaneSender(client.router, options.timeout, on_stored=_check_new, on_late=self._late)
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
         self._encoder = Encoder(options.app, options.ordered, compressor)
         self._clock = SystemClock()
@@ -145,7 +145,7 @@ class _Partition:
             course = self._courses[place]
         return course
 
-    def _send(self, place: Place, numbered: Numbered) -> None:
+    def _send(self, place: Place, numbered: NumberedRows) -> None:
         limits = self._client.router.home.connection().limits
         made, dues = self._encoder.encode(
             place, numbered.rows, numbered.mark, self._clock.now_ms(), limits.body_bytes_max
@@ -163,6 +163,26 @@ class _Partition:
             durability=self._options.durability, flags=flags,
         )  # fmt: skip
         self._sender.send(header, body)
+
+    def _late(self, batch: LaneBatch) -> DMQError:
+        why = "" if batch.last_error is None else f" ({batch.last_error.message})"
+        return TimedOut(
+            f"{batch.header.count} rows for topic {batch.header.topic!r} were not stored within "
+            f"{self._options.timeout:g} s{why}; raise option 'dmq.timeout', or look at the broker"
+        )
+
+
+def _check_new(batch: LaneBatch, reply: ProduceReply) -> None:
+    """Refuse what another writer has stored under our numbers, since its rows may be others.
+
+    Raises:
+        SequenceConflict: the batch was there before it was sent.
+    """
+    if reply.is_duplicate and not batch.is_unanswered:
+        raise SequenceConflict(
+            f"another attempt of the same task writes to topic {batch.header.topic!r} at the same time: this one "
+            "stops, and is tried again by Spark"
+        )
 
 
 _BATCH_ID = "streaming.sql.batchId"

@@ -1,18 +1,14 @@
-"""Beginning again: what of a partition's rows a queue has from an attempt before.
+"""Resuming a write: what of a partition's rows a queue has from an attempt before.
 
 For each place (a queue of a topic) a partition has a producer id of its own, made of its name, and numbers the rows
 that go there. The broker knows the last number, so an attempt that begins again skips as many rows. It may do so only
-if they are the same rows. The last record of each batch carries a mark, a digest of all rows of the place until then;
+if they are the same rows. The last record of each batch carries a mark, a `Digest` of all rows of the place until then;
 rows that would be skipped are held until it has been compared. If it differs they are sent after all, under another
 producer id: then some rows are there twice, and none is missing.
 
 What always holds: a row is skipped only if the same row is stored; a place's numbers rise, and have no gaps within a
-micro-batch.
-
-A checksum over rows that does not depend on how they are divided. Pure.
-
-What always holds: the same rows in the same order give the same digest, in however many pieces they come; a row more,
-less, other or elsewhere gives another one.
+micro-batch. The same rows in the same order give the same digest, in however many pieces they come; a row more, less,
+other or elsewhere gives another one.
 """
 
 from __future__ import annotations
@@ -34,10 +30,10 @@ from dmq.protocol.produce import ProducerState
 __all__ = [
     "BATCH_ROWS_MAX",
     "HELD_BYTES_MAX",
-    "Asking",
+    "BrokerMemory",
     "Course",
     "Digest",
-    "Numbered",
+    "NumberedRows",
     "Writer",
     "courses",
     "producer_id",
@@ -99,8 +95,8 @@ class Writer(NamedTuple):
     is_named: bool  # remembered by the broker for ever
 
 
-class Asking(Protocol):
-    """What is asked of the broker."""
+class BrokerMemory(Protocol):
+    """What a broker remembers of earlier attempts."""
 
     def states(self, topic: str, producer_ids: list[int], is_delayed: bool) -> list[ProducerState]: ...
 
@@ -109,7 +105,7 @@ class Asking(Protocol):
         ...
 
 
-class Numbered(NamedTuple):
+class NumberedRows(NamedTuple):
     """Rows to send under these numbers."""
 
     producer_id: int
@@ -125,7 +121,7 @@ def producer_id(writer: Writer, place: Place, generation: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") or 1
 
 
-def courses(writer: Writer, places: list[Place], asking: Asking) -> dict[Place, Course]:
+def courses(writer: Writer, places: list[Place], memory: BrokerMemory) -> dict[Place, Course]:
     """What a partition writes to these places of one topic, with what attempts before have stored.
 
     Raises:
@@ -140,12 +136,12 @@ def courses(writer: Writer, places: list[Place], asking: Asking) -> dict[Place, 
             for number in range(generation, generation + at_once)
             for place in left
         }
-        for state in asking.states(places[0].topic, [*asked], places[0].is_delayed):
+        for state in memory.states(places[0].topic, [*asked], places[0].is_delayed):
             place, number = asked[state.producer_id]
             newest[place] = number, state
         generation += at_once
         left = [place for place in left if newest.get(place, (0,))[0] == generation - 1]
-    return {place: Course(writer, place, *newest.get(place, (0, None)), asking=asking) for place in places}
+    return {place: Course(writer, place, *newest.get(place, (0, None)), memory=memory) for place in places}
 
 
 class Course:
@@ -157,7 +153,7 @@ class Course:
     """
 
     def __init__(
-        self, writer: Writer, place: Place, generation: int, state: ProducerState | None, *, asking: Asking
+        self, writer: Writer, place: Place, generation: int, state: ProducerState | None, *, memory: BrokerMemory
     ) -> None:
         self._writer = writer
         self._place = place
@@ -171,13 +167,13 @@ class Course:
         self._held_bytes = 0
         self.skipped = 0
         if state is not None:
-            self._resume(state, asking)
+            self._resume(state, memory)
 
     @property
     def producer_id(self) -> int:
         return producer_id(self._writer, self._place, self._generation)
 
-    def _resume(self, state: ProducerState, asking: Asking) -> None:
+    def _resume(self, state: ProducerState, memory: BrokerMemory) -> None:
         # Of an anonymous producer, a new epoch would begin with new numbers.
         self._epoch = state.producer_epoch + 1 if self._writer.is_named else state.producer_epoch
         base = self._writer.base
@@ -186,9 +182,9 @@ class Course:
             self._begin_anew("a later micro-batch was written under this name: was the checkpoint removed?")
         elif end > base:
             self._stored = end - base
-            self._mark = asking.mark(self.producer_id, end - 1)
+            self._mark = memory.mark(self.producer_id, end - 1)
 
-    def take(self, rows: pa.RecordBatch) -> Iterator[Numbered]:
+    def take(self, rows: pa.RecordBatch) -> Iterator[NumberedRows]:
         """More rows for the place: what to send now.
 
         Raises:
@@ -201,12 +197,12 @@ class Course:
         if rows.num_rows:
             yield from self._number(rows)
 
-    def ended(self) -> Iterator[Numbered]:
+    def ended(self) -> Iterator[NumberedRows]:
         """There are no more rows: what to send after all."""
         if self._seen < self._stored:  # there were more the last time
             yield from self._send_all()
 
-    def _compare(self, rows: pa.RecordBatch) -> Iterator[Numbered]:
+    def _compare(self, rows: pa.RecordBatch) -> Iterator[NumberedRows]:
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes > HELD_BYTES_MAX:
@@ -224,7 +220,7 @@ class Course:
             else:
                 yield from self._send_all()
 
-    def _send_all(self) -> Iterator[Numbered]:
+    def _send_all(self) -> Iterator[NumberedRows]:
         self._begin_anew("its rows came in another order than before, or are others")
         held, self._held, self._held_bytes = self._held, [], 0
         for rows in held:
@@ -240,11 +236,11 @@ class Course:
         self._epoch = self._seen = self._stored = 0
         self._digest = Digest()
 
-    def _number(self, rows: pa.RecordBatch) -> Iterator[Numbered]:
+    def _number(self, rows: pa.RecordBatch) -> Iterator[NumberedRows]:
         if self._seen + rows.num_rows > BATCH_ROWS_MAX:
             raise LimitReached(f"a partition has over {BATCH_ROWS_MAX} rows for one queue: write more partitions")
         for piece in divide(rows):
             self._digest.add(piece)
             first = self._writer.base + self._seen
             self._seen += piece.num_rows
-            yield Numbered(self.producer_id, self._epoch, first, piece, mark=self._digest.value)
+            yield NumberedRows(self.producer_id, self._epoch, first, piece, mark=self._digest.value)
