@@ -22,7 +22,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,23 +45,27 @@ class Trace:
     """The files of `dmq` in which functions are called, thread by thread, while it is on."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, list[str]] = defaultdict(list)
+        self._calls: dict[int, list[tuple[str, str]]] = defaultdict(list)
         self._is_on = False
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
         if self._is_on and event == "call" and (file := frame.f_code.co_filename).startswith(ROOT):
-            self._calls[threading.get_ident()].append(file[len(ROOT) :])
+            self._calls[threading.get_ident()].append((file[len(ROOT) :], frame.f_code.co_name))
 
-    def round(self, act: Callable[[], None]) -> tuple[list[str], int]:
-        """The files an act passes, and how often it goes from one to another."""
+    def round(self, act: Callable[[], None]) -> list[list[str]]:
+        """What an act calls: for each thread a line for each stay in a file, with its functions in order."""
         self._calls.clear()
         self._is_on = True
         act()
         self._is_on = False
-        switches = sum(a != b for calls in self._calls.values() for a, b in pairwise(calls))
-        return sorted({file for calls in self._calls.values() for file in calls}), switches
+        return [_stays(calls) for calls in self._calls.values()]
+
+
+def _stays(calls: list[tuple[str, str]]) -> list[str]:
+    groups = groupby(calls, key=itemgetter(0))
+    return [f"{file}: {' '.join(function for _, function in group)}" for file, group in groups]
 
 
 class Broker:
@@ -122,8 +127,17 @@ def _shortest(trace: Trace, act: Callable[[], None]) -> dict[str, Any]:
     for _ in range(WARM_UP):
         act()
     time.sleep(2 * SETTLED_SECONDS)
-    files, switches = min((trace.round(act) for _ in range(ROUNDS)), key=lambda taken: (len(taken[0]), taken[1]))
-    return {"files": files, "switches": switches}
+    return min(
+        (_measured(trace.round(act)) for _ in range(ROUNDS)), key=lambda route: (len(route["files"]), route["switches"])
+    )
+
+
+def _measured(threads: list[list[str]]) -> dict[str, Any]:
+    return {
+        "files": sorted({stay.partition(":")[0] for stays in threads for stay in stays}),
+        "switches": sum(len(stays) - 1 for stays in threads),
+        "threads": threads,
+    }
 
 
 def main() -> None:

@@ -49,7 +49,8 @@ def _routes(tree: SourceTree) -> list[Row]:
 
     def row(name: str, route: str, before: str, aim: str) -> Row:
         files, switches = found[route]["files"], found[route]["switches"]
-        return Row(name, before, f"{len(files)} ({switches})", aim, files)
+        calls = [line for stays in found[route]["threads"] for line in ("a thread:", *(f"  {stay}" for stay in stays))]
+        return Row(name, before, f"{len(files)} ({switches})", aim, calls)
 
     return [
         row("files a lone send passes, client to ack (file switches)", "send", "51 (130)", "about 30 (under 70)"),
