@@ -97,7 +97,7 @@ PLACES: dict[str, set[str]] = {
 COUNTS: dict[str, dict[str, int]] = {
     "positional_calls": {
         "dmq.broker": 104,
-        "dmq.client": 68,
+        "dmq.client": 67,
         "dmq.outbox": 3,
         "dmq.pipeline": 2,
         "dmq.protocol": 1,
