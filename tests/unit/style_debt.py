@@ -108,7 +108,6 @@ COUNTS: dict[str, dict[str, int]] = {
         "dmq.broker": 19,
         "dmq.client": 21,
         "dmq.outbox": 1,
-        "dmq.pipeline": 3,
         "dmq.protocol": 8,
         "dmq.records": 3,
         "dmq.storage": 8,
@@ -116,7 +115,6 @@ COUNTS: dict[str, dict[str, int]] = {
     "silent_docstrings": {
         "dmq.broker": 24,
         "dmq.client": 10,
-        "dmq.pipeline": 1,
         "dmq.storage": 10,
     },
 }
