@@ -46,7 +46,7 @@ class Cluster:
         return PoolSettings(make_hello("shop", None), SystemClock())
 
     def connect(self, listeners: Listeners | None = None) -> Client:
-        return Client(self, self.settings, listeners or Listeners())
+        return Client(self, self.settings, listeners or Listeners()).open()
 
     def bodies(self, topic: str) -> tuple[list[bytes], list[bytes]]:
         """What each broker has stored of a topic."""

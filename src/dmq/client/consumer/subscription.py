@@ -107,6 +107,7 @@ class Subscription(Generic[P]):
         self.book: Final = all.core.add_book()
         self.credit = 0  # its share of the prefetch
         self.queues: list[int] = []  # that it takes by its strategy
+        self._link: NamedLink | None = None  # over which it was sent last
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,11 @@ class Subscription(Generic[P]):
         return self._core.member
 
     def subscribe(self, link: NamedLink) -> None:
-        """Subscribe over a link, for the first time or again."""
+        """Subscribe over a link, for the first time or again; once, though two threads may come to it."""
+        with self._core.lock:
+            if self._link is link:
+                return
+            self._link = link
         if self._all.is_divided:
             self._all.subscriber.attend(link)
         holding = self._core.holding(self.book)
@@ -147,6 +152,7 @@ class Subscription(Generic[P]):
 
     def _again(self, link: NamedLink) -> None:
         if not self._all.is_closing and self.pool.current() is link:
+            self._link = None
             self.subscribe(link)
 
     def change_credit(self, messages: int, link: Link | None = None) -> None:

@@ -26,6 +26,10 @@ class Divider(FakeConsumer):
     def queues(self) -> tuple[int, ...] | None:
         return self.subscriptions.queues
 
+    def reconnect(self) -> None:
+        self.link = FakeLink()
+        self.subscription.connected(self.link)
+
     def push(self, leases: list[Lease], body: Buffer) -> None:
         self.subscription.pushed(self.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))
 
@@ -97,5 +101,5 @@ def test_what_was_on_its_way_from_a_queue_it_dropped_goes_back() -> None:
 def test_after_a_reconnect_it_goes_on_with_its_queues() -> None:
     made = Divider()
     made.hear(3, ME, "you.1")
-    made.subscription.connected(made.link)
+    made.reconnect()
     assert made.link.requests[-1].header.queues == [0, 1]

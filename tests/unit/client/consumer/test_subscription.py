@@ -91,6 +91,7 @@ def test_a_reconnect_subscribes_again_at_that_broker_with_its_leases() -> None:
     made = TwoBrokers()
     made.push(0, 1, "a", ids=[(1, 7, 0)])
     made.push(1, 5, "b", ids=[(1, 8, 0)])
+    made.links[1] = FakeLink("two")
     [*made.subscriptions][1].connected(made.links[1])
     assert len(made.subscribed(0)) == 1
     assert made.subscribed(1)[-1].holding == [LeaseRef("orders", 0, 1, 5)]
@@ -121,3 +122,9 @@ def test_a_broker_that_gets_queues_later_is_subscribed_at_and_gets_its_share() -
     assert (made.credits(0), made.subscribed(1)[0].prefetch_messages) == ([-5], 5)
     made.push(1, 1, "b")
     assert taken(made.core) == [b"b"]
+
+
+def test_it_subscribes_once_over_a_link() -> None:
+    made = TwoBrokers()
+    [*made.subscriptions][1].connected(made.links[1])  # as a thread of the pool may while another one begins
+    assert (len(made.subscribed(0)), len(made.subscribed(1))) == (1, 1)
