@@ -1,4 +1,4 @@
-"""Waiting for other threads."""
+"""Waiting for other threads and processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 __all__ = ["eventually"]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
-def eventually(holds: Callable[[], object]) -> None:
+def eventually(holds: Callable[[], object], what: str = "it never happened", *, seconds: float = PATIENCE_S) -> None:
     """Wait until something holds; fail if it never does."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)

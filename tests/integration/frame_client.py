@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,14 +14,6 @@ from dmq.protocol.session import Hello
 from dmq.records import encode_batch
 
 PATIENCE = 30.0
-
-
-def eventually(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait until something holds; fail if it never does."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def port_of(url: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.frame_client import eventually
+from tests.patience import eventually
 
 PATIENCE_S = 180.0
 ENDLESS = """
@@ -48,7 +48,7 @@ def test_a_run_ends_with_the_brokers_it_has_started_and_their_directories(
         [*background, sys.executable, "-m", "pytest", *words, str(test)], cwd=root, stdout=subprocess.PIPE, text=True
     )
     try:
-        eventually(lambda: run.poll() is not None or (told.exists() and told.read_text()), PATIENCE_S)
+        eventually(lambda: run.poll() is not None or (told.exists() and told.read_text()), seconds=PATIENCE_S)
         assert run.poll() is None, run.communicate()[0]
         pid, folder = told.read_text().split()
         for number in sent:

@@ -7,7 +7,7 @@ around the unit in question, and a broker is started on each piece.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from dmq.settings import StoreSettings
 from dmq.testing import FakeClock, MemoryFiles
 from dmq.testing.clock import ClientClock
 from tests.integration.broker_thread import ServedBroker
+from tests.patience import eventually
 
 NOW = 1_700_000_000_000
 PATIENCE = 30.0
@@ -30,13 +31,6 @@ QUICK_CHECKS: dict[str, Any] = {
     "transaction_check_seconds": 1.0,
     "transaction_checks_max": 1,
 }
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 class Run:

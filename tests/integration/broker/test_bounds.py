@@ -21,7 +21,8 @@ from dmq.protocol.consume import Point, PointKind, Subscribe
 from dmq.protocol.read import Fetch, Peek
 from dmq.protocol.session import Heartbeat, Hello, Stats
 from dmq.testing.processes import BrokerProcess, resident_bytes
-from tests.integration.frame_client import RawClient, eventually, port_of, produce
+from tests.integration.frame_client import RawClient, port_of, produce
+from tests.patience import eventually
 from tests.sampling import sample_size
 
 HALF_OPEN = 1000

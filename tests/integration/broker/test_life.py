@@ -35,7 +35,8 @@ from dmq.settings import StoreSettings
 from dmq.testing import MemoryFiles
 from dmq.testing.processes import BrokerProcess, free_port, read_line
 from tests.integration.broker_thread import ServedBroker
-from tests.integration.frame_client import RawClient, eventually, port_of, produce
+from tests.integration.frame_client import RawClient, port_of, produce
+from tests.patience import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -16,7 +16,8 @@ from tests.integration.broker_thread import ServedBroker
 from tests.integration.cli.test_commands import dmq as run
 from tests.integration.cli.test_commands import fails
 from tests.integration.diagnostics.test_metrics import get
-from tests.integration.frame_client import RawClient, eventually, port_of, produce
+from tests.integration.frame_client import RawClient, port_of, produce
+from tests.patience import eventually
 
 
 def drain(peer: RawClient, action: DrainAction) -> DrainReply:

@@ -19,7 +19,8 @@ from dmq.settings import StoreSettings
 from dmq.testing import MemoryFiles
 from tests.integration.broker.slow_disk import SlowFiles
 from tests.integration.broker_thread import ServedBroker
-from tests.integration.frame_client import RawClient, eventually, port_of, produce
+from tests.integration.frame_client import RawClient, port_of, produce
+from tests.patience import eventually
 
 
 @contextmanager

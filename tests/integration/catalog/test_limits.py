@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,15 +13,9 @@ from dmq.client.admin.reports import LimitReport
 from dmq.client.client import Client
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.broker_thread import ServedBroker
+from tests.patience import eventually
 
 PATIENCE = 20.0
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +15,7 @@ from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_fra
 from dmq.protocol.produce import Produce
 from dmq.protocol.session import ServerHealth
 from tests.integration.client.servers import Peer, usual
+from tests.patience import eventually
 
 
 class Slow(Peer):
@@ -39,14 +40,7 @@ class Slow(Peer):
             self.send(self.sockets[-1], self.answer(frame))
 
     def holds(self, count: int) -> None:
-        wait_until(lambda: len(self.held) >= count)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
+        eventually(lambda: len(self.held) >= count)
 
 
 @pytest.fixture
@@ -197,7 +191,7 @@ def test_threads_of_one_producer_share_the_batch_that_waits(peer: Slow, client: 
     first = Sending(producer)
     peer.holds(1)
     others = [Sending(producer) for _ in range(3)]
-    wait_until(lambda: producer._core.accumulator.messages == 4)
+    eventually(lambda: producer._core.accumulator.messages == 4)
     peer.release(peer.held[0])
     peer.holds(2)
     assert decode_request(peer.held[1]).count == 3
@@ -214,7 +208,7 @@ def test_asynchronous_sends_in_between_call_back_meanwhile(peer: Slow, client: d
     peer.holds(2)
     peer.release(peer.held[1])
     assert future.result(10).id == future.id
-    wait_until(lambda: told)
+    eventually(lambda: told)
     assert first.is_alive()
     peer.release(peer.held[0])
     first.receipt()

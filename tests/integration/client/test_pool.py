@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -14,13 +13,7 @@ from dmq.client.producer.future import SendFuture
 from dmq.protocol import Command, Flag, Frame, Header, decode_request
 from dmq.protocol.session import ServerHealth, ServerReboot
 from tests.integration.client.servers import Peer, usual
-
-
-def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
+from tests.patience import eventually
 
 
 class Heard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import dmq
@@ -12,14 +11,6 @@ from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.message import ReceivedMessage
 
 PATIENCE = 120.0
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail if it never does."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 def send(client: Client, *bodies: str, topic: str = "orders", **options: object) -> list[dmq.Receipt]:

@@ -11,7 +11,8 @@ import pytest
 import dmq
 from dmq.client.client import Client
 from dmq.testing import TestBroker
-from tests.integration.consumer.handler_thread import PATIENCE, eventually, lag, send
+from tests.integration.consumer.handler_thread import PATIENCE, lag, send
+from tests.patience import eventually
 
 # --- what a message says ----------------------------------------------------------------------------------------------
 

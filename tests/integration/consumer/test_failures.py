@@ -11,7 +11,8 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
-from tests.integration.consumer.handler_thread import Handling, eventually, lag, send
+from tests.integration.consumer.handler_thread import Handling, lag, send
+from tests.patience import eventually
 
 # --- failing ----------------------------------------------------------------------------------------------------------
 

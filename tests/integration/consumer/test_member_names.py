@@ -12,7 +12,7 @@ from dmq.model import broadcast_name
 from dmq.settings import StoreSettings
 from dmq.testing import TestBroker
 from tests.integration.broker_thread import ServedBroker
-from tests.integration.frame_client import eventually
+from tests.patience import eventually
 
 WEEK = 168 * 3600
 

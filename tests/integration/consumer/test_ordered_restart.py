@@ -6,7 +6,7 @@ import threading
 
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
-from tests.integration.frame_client import eventually
+from tests.patience import eventually
 
 FIRST, LATER = 5, 5
 
@@ -42,12 +42,12 @@ def test_what_comes_again_after_a_restart_waits_for_the_handler_that_still_runs(
             broker.kill()
             broker.start()
             # All of them are out with this member again, the later ones for the first time.
-            eventually(lambda: client.admin.stats("broker_delivered")["broker_delivered"] >= len(bodies), 120)
+            eventually(lambda: client.admin.stats("broker_delivered")["broker_delivered"] >= len(bodies))
             with lock:
                 assert began == [b"0"]
             may_go.set()
-            eventually(lambda: len(done) >= len(bodies), 120)
-            eventually(lambda: client.admin.lag("orders", "ledger").total == 0, 120)
+            eventually(lambda: len(done) >= len(bodies))
+            eventually(lambda: client.admin.lag("orders", "ledger").total == 0)
         finally:
             may_go.set()
             consumer.close()

@@ -6,7 +6,8 @@ from dmq.client.client import Client
 from dmq.client.consumer.consumer import Consumer
 from dmq.model import Message
 from dmq.testing import TestBroker
-from tests.integration.consumer.handler_thread import eventually, lag
+from tests.integration.consumer.handler_thread import lag
+from tests.patience import eventually
 
 COUNT = 100
 

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,18 +20,12 @@ from dmq.client.client import Client, connect
 from dmq.client.consumer.strategy import STRATEGIES
 from dmq.testing.processes import BrokerProcess
 from tests.integration.consumer import group_member
+from tests.patience import eventually
 
 PATIENCE = 90.0
 QUEUES = 6
 PACE = 0.002
 HOW = ["shared", "average", "circle", "consistent-hash"]
-
-
-def eventually(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Done(NamedTuple):

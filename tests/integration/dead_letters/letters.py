@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import dmq
 from dmq.client.admin.dead_letters import DeadLetter
 from dmq.client.client import Client
+from tests.patience import eventually
 
 PATIENCE = 30.0
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail if it never does."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 def rejected(

@@ -17,7 +17,8 @@ from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
 from dmq.token_bucket import TokenBucket
 from tests.integration.consumer.handler_thread import Handling
-from tests.integration.dead_letters.letters import consumed, drained, eventually, reject, rejected
+from tests.integration.dead_letters.letters import consumed, drained, reject, rejected
+from tests.patience import eventually
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from dmq.settings import StoreSettings
 from dmq.storage.store import MessageStore
 from dmq.testing import MemoryFiles, TestBroker
 from tests.integration.broker_thread import ServedBroker
-from tests.integration.dead_letters.letters import consumed, drained, eventually, rejected
+from tests.integration.dead_letters.letters import consumed, drained, rejected
+from tests.patience import eventually
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from dmq.client.client import Client
 from dmq.deadletters.url import default_url
 from dmq.testing.processes import BrokerProcess
 from tests.databases import DatabaseServers
-from tests.integration.dead_letters.letters import consumed, drained, eventually, reject, rejected
+from tests.integration.dead_letters.letters import consumed, drained, reject, rejected
+from tests.patience import eventually
 from tests.sampling import SEED
 
 SOAK = pytest.mark.soak  # what databases do is the same for all of them, which the contract tests show

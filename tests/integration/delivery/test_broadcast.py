@@ -10,8 +10,8 @@ import dmq
 from dmq.client.client import Client, connect
 from dmq.client.consumer.consumer import Consumer
 from dmq.testing.processes import BrokerProcess
-from tests.integration.consumer.handler_thread import eventually
 from tests.integration.delivery.scenes import Scene, bodies
+from tests.patience import eventually
 
 
 class Member:

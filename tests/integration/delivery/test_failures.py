@@ -15,7 +15,8 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing.processes import BrokerProcess, free_port
-from tests.integration.consumer.handler_thread import PATIENCE, eventually
+from tests.integration.consumer.handler_thread import PATIENCE
+from tests.patience import eventually
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import dmq
 from dmq.client.client import connect
 from dmq.testing.processes import BrokerProcess
-from tests.integration.consumer.handler_thread import eventually
 from tests.integration.delivery.scenes import Scene, bodies
+from tests.patience import eventually
 
 
 def test_more_members_than_queues_work_at_once(scene: Scene) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
-from tests.integration.consumer.handler_thread import Handling, eventually
+from tests.integration.consumer.handler_thread import Handling
 from tests.integration.delivery.scenes import Scene, bodies
+from tests.patience import eventually
 
 
 class Log:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 from dmq.client.consumer.message import ReceivedMessage
-from tests.integration.consumer.handler_thread import PATIENCE, Handling, eventually
+from tests.integration.consumer.handler_thread import PATIENCE, Handling
 from tests.integration.delivery.scenes import Scene, bodies
+from tests.patience import eventually
 
 
 def test_twenty_in_parallel_in_batches_of_ten_are_two_leases(scene: Scene) -> None:

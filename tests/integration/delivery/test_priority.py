@@ -11,8 +11,8 @@ import pytest
 import dmq
 from dmq.client.client import Client
 from dmq.testing.processes import BrokerProcess
-from tests.integration.consumer.handler_thread import eventually
 from tests.integration.delivery.scenes import Scene
+from tests.patience import eventually
 
 
 @pytest.fixture

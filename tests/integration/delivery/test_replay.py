@@ -17,8 +17,9 @@ import dmq
 from dmq.client.client import Client, connect
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing.processes import BrokerProcess
-from tests.integration.consumer.handler_thread import PATIENCE, Handling, eventually
+from tests.integration.consumer.handler_thread import PATIENCE, Handling
 from tests.integration.delivery.scenes import GROUP, Scene, bodies
+from tests.patience import eventually
 
 
 class Halves:

@@ -11,8 +11,9 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing.processes import BrokerProcess
-from tests.integration.consumer.handler_thread import Handling, eventually
+from tests.integration.consumer.handler_thread import Handling
 from tests.integration.delivery.scenes import GROUP, Scene
+from tests.patience import eventually
 
 
 def nothing(message: ReceivedMessage) -> None:

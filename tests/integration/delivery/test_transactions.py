@@ -15,7 +15,8 @@ import dmq
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.client import Client
 from dmq.testing.processes import BrokerProcess, free_port, read_line
-from tests.integration.consumer.handler_thread import PATIENCE, eventually
+from tests.integration.consumer.handler_thread import PATIENCE
+from tests.patience import eventually
 
 # Prepares three messages of one transaction, and waits for its end.
 PREPARING = """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,15 +12,9 @@ import dmq.aio
 from dmq.client.admin.reports import TraceReport
 from dmq.client.client import Client
 from dmq.testing import TestBroker
+from tests.patience import eventually
 
 PATIENCE = 20.0
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 @pytest.fixture

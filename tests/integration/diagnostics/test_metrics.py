@@ -18,7 +18,7 @@ from dmq.settings import BrokerSettings, Settings
 from dmq.testing import MemoryFiles
 from dmq.testing.clock import RunningClock
 from tests.integration.broker_thread import ServedBroker
-from tests.integration.frame_client import eventually
+from tests.patience import eventually
 
 SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[0-9.e+-]+|NaN)')
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -20,14 +19,6 @@ from dmq.testing import TestBroker
 
 PATIENCE = 30.0
 T = TypeVar("T")
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail if it never does."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 @pytest.fixture

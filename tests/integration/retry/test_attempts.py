@@ -12,13 +12,13 @@ from tests.integration.retry.failure_scene import (
     broker,
     client,
     counts,
-    eventually,
     fail_next,
     lag,
     letters,
     send,
     settle_all,
 )
+from tests.patience import eventually
 
 __all__ = ["broker", "client"]  # fixtures
 

@@ -13,13 +13,13 @@ from tests.integration.retry.failure_scene import (
     broker,
     client,
     counts,
-    eventually,
     lag,
     letters,
     running,
     send,
     settle_all,
 )
+from tests.patience import eventually
 
 __all__ = ["broker", "client"]  # fixtures
 

@@ -16,7 +16,6 @@ from tests.integration.retry.failure_scene import (
     broker,
     client,
     counts,
-    eventually,
     fail_next,
     lag,
     letters,
@@ -25,6 +24,7 @@ from tests.integration.retry.failure_scene import (
     send,
     settle_all,
 )
+from tests.patience import eventually
 
 __all__ = ["broker", "client"]  # fixtures
 

@@ -12,7 +12,8 @@ from dmq.client.client import Client
 from dmq.client.consumer.consumer import Consumer
 from dmq.records import DeadReason
 from dmq.testing import TestBroker
-from tests.integration.retry.failure_scene import counts, eventually, letters, send, settle_all
+from tests.integration.retry.failure_scene import counts, letters, send, settle_all
+from tests.patience import eventually
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -24,16 +24,10 @@ from dmq.settings import StoreSettings
 from dmq.testing import TestBroker
 from tests.integration.broker_thread import ServedBroker
 from tests.integration.frame_client import RawClient, produce
+from tests.patience import eventually
 
 PATIENCE = 20.0
 COMMIT = TransactionOutcome.COMMIT
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 def bodies(client: Client, topic: str = "orders") -> list[bytes]:
