@@ -242,7 +242,7 @@ class AioInbox:
     async def _judge(self, taken: Consumption, gap: Gap) -> None:
         """A gap stays open: returns if the message is to be consumed nevertheless."""
         try:
-            judge_gap(self._gaps, taken, gap, self._clock.now_ms(), self._alert)
+            judge_gap(self._gaps, taken, gap, self._clock.now_ms(), alert=self._alert)
         except Retry:
             if gap.waiting_since_ms is None:
                 async with self.sessions.begin() as session:

@@ -79,7 +79,10 @@ def consumption_of(message: ReceivedMessage, consumer_id: str, now_ms: int) -> C
         send_id, result_to, sequence = str(message.id), "", None
     else:
         raise InvalidMessage("the message has no id: the broker is too old for an inbox; upgrade it")
-    row = Row(send_id, message.group, message.topic, message.business_id, sequence, consumer_id, now_ms)
+    row = Row(
+        send_id, message.group, message.topic, message.business_id,
+        sequence=sequence, consumer_id=consumer_id, at_ms=now_ms,
+    )  # fmt: skip
     return Consumption(row, result_to, message.attempt)
 
 

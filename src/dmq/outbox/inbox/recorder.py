@@ -3,7 +3,7 @@
 A conversation is a generator that yields a statement with its parameters and is sent the cursor's result; `run` holds
 it with a plain session or connection, `aio_run` with one of asyncio. So the steps are written once.
 
-What always holds: everything here happens in the transaction of whoever runs it. `take` either puts the row of a
+What always holds: everything here happens in the transaction of the caller. `take` either puts the row of a
 message into the table, where it waits for a transaction that is putting the same one, or tells what the earlier
 consumption came to; of two that race, one gets `Contended` or the database's own error for that, and starts again.
 Messages of a strict sequence move their position with their row, by one, or not at all.

@@ -32,7 +32,7 @@ from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, InvalidSettings
 from dmq.outbox.alerts import Alert, AlertKind
 from dmq.outbox.engines import background, skips_locked
-from dmq.outbox.repair.confirm_client import Asker
+from dmq.outbox.repair.confirm_client import ConfirmClient
 from dmq.outbox.repair.confirm_wire import Confirmed
 from dmq.outbox.schema import OutboxTables
 from dmq.outbox.sender.envelope import Result, pack_result, result_topic
@@ -175,7 +175,7 @@ class Compensator:
             raise InvalidSettings("times of a compensator are above 0, and tries and batch from 1 on")
         self._service = service
         self._client = found
-        self._asker = Asker(found, timeout)
+        self._asker = ConfirmClient(found, timeout)
         self._overdue = Overdue(service.engine, service.tables)
         self._owner = make_owner()
         self._again_ms, self._alerted_ms = round(again * 1000), round(alerted_again * 1000)

@@ -15,12 +15,12 @@ from dmq.errors import DMQError, NotConnected
 from dmq.outbox.repair.confirm_service import NAMESPACE
 from dmq.outbox.repair.confirm_wire import IDS_MAX, Confirmed, ask_address
 
-__all__ = ["Asker"]
+__all__ = ["ConfirmClient"]
 
 log = logging.getLogger(__name__)
 
 
-class Asker:
+class ConfirmClient:
     """Asks confirm services.
 
     Parameters:

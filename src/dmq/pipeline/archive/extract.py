@@ -23,9 +23,9 @@ from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.key_index import index_rows
 from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.archive.settlements import Settlements
-from dmq.pipeline.decode.journal_reader import Fetched, JournalReader
+from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
-from dmq.pipeline.decode.units import UnitRows, decode_units
+from dmq.pipeline.decode.units import UnitRows, decode_fetched
 from dmq.pipeline.jobs.staged_files import BLOOM, GROUP_ROWS, SORT
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 
@@ -96,6 +96,10 @@ def extract(task: Task) -> Extracted:
 
 def _parts(reader: JournalReader, task: Task, damaged: Callable[[tuple[int, int]], None]) -> Iterator[UnitRows]:
     """The units of a task's range, decoded; around what is damaged."""
+
+    def leave_out(error: Damaged) -> None:
+        damaged((int(error.detail["start"]), int(error.detail["end"])))
+
     at = task.start
     while at < task.end:
         try:
@@ -105,29 +109,14 @@ def _parts(reader: JournalReader, task: Task, damaged: Callable[[tuple[int, int]
                         f"{task.servers} has journal {fetched.journal_id:016x} now, not {task.journal_id:016x}: "
                         "start the run again"
                     )
-                yield from _decoded(fetched, damaged)
+                yield from decode_fetched(fetched, leave_out, columns=_COLUMNS)
                 at = fetched.end
             return
         except Damaged as error:
-            start, end = int(error.detail["start"]), int(error.detail["end"])
-            if end <= at:
+            if int(error.detail["end"]) <= at:
                 raise
-            damaged((start, end))
-            at = end
-
-
-def _decoded(fetched: Fetched, damaged: Callable[[tuple[int, int]], None]) -> Iterator[UnitRows]:
-    body, base = fetched.body, fetched.start
-    while len(body):
-        try:
-            yield decode_units(body, columns=_COLUMNS)
-            return
-        except Damaged as error:
-            start, end = int(error.detail["start"]), int(error.detail["end"])
-            damaged((start, end))
-            if start > base:
-                yield decode_units(body[: start - base], columns=_COLUMNS)
-            body, base = body[end - base :], end
+            leave_out(error)
+            at = int(error.detail["end"])
 
 
 class _Rows:

@@ -11,7 +11,7 @@ stand in the journal's order. Records of one queue that the broker gathered for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dmq.errors import Damaged, RecordCorrupt
 from dmq.pipeline.decode.attributes import NOTHING, Found, walk
-from dmq.pipeline.decode.journal_reader import Peeked
+from dmq.pipeline.decode.journal_reader import Fetched, Peeked
 from dmq.records import layout
 from dmq.records.attributes import (
     ATTEMPT,
@@ -47,6 +47,7 @@ __all__ = [
     "SystemRecord",
     "UnitRows",
     "Wanted",
+    "decode_fetched",
     "decode_peeked",
     "decode_units",
 ]
@@ -346,6 +347,30 @@ def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection
     if len(units.start):
         read = JournalRange(journal_id, int(units.start[0]), int(units.start[-1] + units.end[-1] - units.at[-1]))
     return UnitRows(buffer, rows.of(np.flatnonzero(chosen)), batches, frozenset(columns), read=read, events=events)
+
+
+def decode_fetched(
+    fetched: Fetched, on_damage: Callable[[Damaged], None], *, wanted: Wanted | None = None, columns: Collection[str]
+) -> Iterator[UnitRows]:
+    """The messages and events of an answer of the broker, without the units that are damaged.
+
+    Parameters:
+        on_damage: told of each damaged unit; raises if it may not be left out.
+        wanted, columns: as of `decode_units`.
+    """
+    body, base = fetched.body, fetched.start
+    while len(body):
+        try:
+            yield decode_units(body, wanted=wanted, columns=columns)
+            return
+        except Damaged as error:
+            start, end = int(error.detail["start"]), int(error.detail["end"])
+            if not base <= start < end:
+                raise
+            on_damage(error)
+            if start > base:
+                yield decode_units(body[: start - base], wanted=wanted, columns=columns)
+            body, base = body[end - base :], end
 
 
 class _Rows(NamedTuple):

@@ -148,7 +148,7 @@ class _Partition:
     def _send(self, place: Place, numbered: NumberedRows) -> None:
         limits = self._client.router.home.connection().limits
         made, dues = self._encoder.encode(
-            place, numbered.rows, numbered.mark, self._clock.now_ms(), limits.body_bytes_max
+            place, numbered.rows, numbered.mark, self._clock.now_ms(), body_bytes_max=limits.body_bytes_max
         )
         body = pack_batch(made, dues)
         if sum(map(len, body)) + _HEADER_BYTES > limits.frame_bytes_max:

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from dmq.errors import Damaged, DMQError, OffsetGone
 from dmq.pipeline.decode.bodies import raw_sizes
-from dmq.pipeline.decode.journal_reader import Fetched, JournalReader
-from dmq.pipeline.decode.units import UnitRows, decode_peeked, decode_units
+from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.decode.units import UnitRows, decode_fetched, decode_peeked
 from dmq.pipeline.source.columns import record_batch, table_columns
 from dmq.pipeline.source.partition_plan import JournalPiece, Piece, QueueRange
 
@@ -67,46 +67,38 @@ def _in_steps(rows: UnitRows) -> Iterator[UnitRows]:
 def _of_journal(
     reader: JournalReader, piece: JournalPiece, columns: frozenset[str], strict: bool
 ) -> Iterator[UnitRows]:
+    def leave_out(error: Damaged) -> None:
+        if strict:
+            raise error
+        log.warning("data was lost: %s", error.message)
+
     screen = _Screen(piece)
     at = piece.start
     while at < piece.end:
         try:
             for fetched in reader.units(at, piece.end, with_first=True):
-                for rows in _decoded(fetched, columns, screen, strict):
+                for rows in decode_fetched(fetched, leave_out, wanted=screen.topic_ids, columns=columns):
                     yield screen.wanted(rows)
                 at = fetched.end
             return
         except OffsetGone as error:
-            following = error.detail.get("first", 0)
-            reason: DMQError = error
+            at = _read_on(error, error.detail.get("first", 0), at, strict)
         except Damaged as error:
-            following = error.detail.get("end", 0)
-            reason = error
-        if strict or following <= at:
-            raise _lost(reason) from reason
-        log.warning("data was lost: %s", reason.message)
-        at = following
+            at = _read_on(error, error.detail.get("end", 0), at, strict)
 
 
-def _lost(error: DMQError) -> DMQError:
-    return type(error)(f"{error.message}: set failOnDataLoss to false to read what is left", **error.detail)
+def _read_on(error: DMQError, following: int, at: int, strict: bool) -> int:
+    """Where to read on after data was lost.
 
-
-def _decoded(fetched: Fetched, columns: frozenset[str], screen: _Screen, strict: bool) -> Iterator[UnitRows]:
-    """The rows of an answer; around a unit that is damaged, if that may be."""
-    body, base = fetched.body, fetched.start
-    while body:
-        try:
-            yield decode_units(body, wanted=screen.topic_ids, columns=columns)
-            return
-        except Damaged as error:
-            start, end = error.detail["start"], error.detail["end"]
-            if strict or not base <= start < end:
-                raise
-            log.warning("data was lost: %s", error.message)
-            if start > base:
-                yield decode_units(body[: start - base], wanted=screen.topic_ids, columns=columns)
-            body, base = body[end - base :], end
+    Raises:
+        DMQError: it may not be lost, or nothing says where to read on.
+    """
+    if strict or following <= at:
+        raise type(error)(
+            f"{error.message}: set failOnDataLoss to false to read what is left", **error.detail
+        ) from error
+    log.warning("data was lost: %s", error.message)
+    return following
 
 
 class _Screen:
@@ -146,18 +138,11 @@ def _of_queue(reader: JournalReader, part: QueueRange, columns: frozenset[str], 
         try:
             peeked = reader.peek(part.topic, part.queue, at, min(PEEK_MESSAGES, part.end - at))
         except OffsetGone as error:
-            following = error.detail.get("first", 0)
-            reason: DMQError = error
+            at = _read_on(error, error.detail.get("first", 0), at, strict)
         except Damaged as error:
-            following = error.detail.get("next", 0)
-            reason = error
+            at = _read_on(error, error.detail.get("next", 0), at, strict)
         else:
             if peeked.end_offset <= at:
                 raise OffsetGone(f"queue {part.queue} of {part.topic} ends at {at}, before {part.end}", next=at)
             yield decode_peeked(peeked, part.topic_id, part.queue, columns)
             at = peeked.end_offset
-            continue
-        if strict or following <= at:
-            raise _lost(reason) from reason
-        log.warning("data was lost: %s", reason.message)
-        at = following

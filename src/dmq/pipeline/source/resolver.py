@@ -232,7 +232,7 @@ class Resolver:
     def _record_at(self, part: QueueRange, offset: int) -> tuple[int, int]:
         """Where a message stands in the journal, and its size."""
         try:
-            peeked = self._reader.peek(part.topic, part.queue, offset, 1, 1)
+            peeked = self._reader.peek(part.topic, part.queue, offset, 1, max_bytes=1)
         except Damaged as error:
             # The reader of the piece decides what to do about it.
             return _damaged_range(error)

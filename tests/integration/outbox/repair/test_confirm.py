@@ -15,7 +15,7 @@ import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, ConfirmOptions, Inbox, Rollback
-from dmq.outbox.repair.confirm_client import Asker
+from dmq.outbox.repair.confirm_client import ConfirmClient
 from dmq.outbox.repair.confirm_service import ConfirmServer
 from dmq.outbox.repair.confirm_wire import IDS_MAX, Confirmed, ask_address
 from dmq.testing import TestBroker
@@ -97,7 +97,7 @@ def test_any_live_instance_is_asked_and_many_ids_in_parts(plain: Engine, client:
         for number in range(5):
             client.registry.put("dmq.confirm", f"stock/dead{number}", f"127.0.0.1:{held.getsockname()[1]}")
         client.registry.put("dmq.confirm", "stock/nonsense", "nonsense")
-        asker = Asker(client, 5.0)
+        asker = ConfirmClient(client, 5.0)
         unknown = [f"{number:032x}" for number in range(IDS_MAX + 50)]
         found = asker.ask("stock", [*unknown, *ids])
     assert found is not None

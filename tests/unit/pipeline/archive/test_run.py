@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from dmq.errors import InvalidSettings
+from dmq.errors import Damaged, InvalidSettings
 from dmq.model import Message
 from dmq.pipeline.archive import run as running
-from dmq.pipeline.archive.extract import _decoded
 from dmq.pipeline.archive.run import Run, RunOptions, progress_line, result_lines
 from dmq.pipeline.decode.journal_reader import Fetched, unit_starts
+from dmq.pipeline.decode.units import decode_fetched
 from dmq.pipeline.jobs.job import JobResult, Progress
 from tests.unit.pipeline.journals import batch_of, journal, new_store
 
@@ -83,7 +83,7 @@ def test_a_damaged_unit_is_passed_over_and_said() -> None:
             store.queries.journal_id,
             memoryview(body),
         )
-        damaged: list[tuple[int, int]] = []
-        parts = [*_decoded(fetched, damaged.append)]
-    assert damaged == [(start, end)]
+        damaged: list[Damaged] = []
+        parts = [*decode_fetched(fetched, damaged.append, columns=("body",))]
+    assert [(error.detail["start"], error.detail["end"]) for error in damaged] == [(start, end)]
     assert [len(part) for part in parts] == [1, 1]
