@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from dmq.broker.broker import Broker
-from dmq.broker.wire.commands import HANDLERS
+from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
+from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.clock import SystemClock
 from dmq.model import Durability, Message
 from dmq.net.connection import Connection
@@ -97,9 +98,11 @@ async def measure(connections: int, count: int, size: int, turns: int, seed: int
     with tempfile.TemporaryDirectory() as folder:
         store = MessageStore(OsFiles(folder), settings.store, clock, checkpoint_inline=False, new_epoch=True)
         store.create_topic(TOPIC)
-        broker = Broker(store, settings.broker, clock, HANDLERS, hello)
+        dispatcher = Dispatcher(settings, clock, COMMANDS, hello)
+        broker = Broker(store, settings.broker, clock, dispatcher, outbox=dispatcher.outbox)
+        dispatcher.attach(broker)
         server = Server(
-            broker,
+            dispatcher,
             clock,
             ConnectionLimits(
                 connections_max=10_000,
@@ -109,7 +112,7 @@ async def measure(connections: int, count: int, size: int, turns: int, seed: int
                 partial_bytes_max=1 << 30,
                 silence_seconds=60,
             ),
-            outbox=broker.outbox,
+            outbox=dispatcher.outbox,
         )
         sinks = [Sink(index + 1) for index in range(connections)]
         peers = [server._make() for _ in sinks]

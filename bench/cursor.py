@@ -11,7 +11,8 @@ import random
 import time
 from collections import deque
 
-from dmq.broker.delivery.cursor import WINDOW, Cursor
+from dmq.broker.delivery.cursor import WINDOW, Cursor, LeaseNumbers, Looked
+from dmq.broker.delivery.dequeue_log import CursorKey
 from dmq.broker.delivery.lease import Holder, Lease
 from dmq.storage.state.positions import Position
 
@@ -20,7 +21,7 @@ LEASE_MS = 30_000
 
 
 def cursor() -> Cursor:
-    return Cursor("group", 16, 0, Position(0), epoch=1, numbers=itertools.count(1), visible_next=FAR)
+    return Cursor(CursorKey("group", 16, 0), Position(0), LeaseNumbers(1, itertools.count(1)), visible_next=FAR)
 
 
 def measure(leases: int, size: int, out: int, *, shuffled: bool, every: int = 1) -> float:
@@ -38,7 +39,7 @@ def measure(leases: int, size: int, out: int, *, shuffled: bool, every: int = 1)
         proposal = subject.propose(size, now_ms, FAR, reach)
         if proposal is not None:
             matched = range(proposal.start, proposal.stop, every) if every > 1 else None
-            lease = subject.grant(proposal, holder, now_ms, LEASE_MS, matched=matched, size=size * 200)
+            lease = subject.grant(proposal, holder, now_ms, LEASE_MS, Looked(matched=matched, size=size * 200))
             if lease is not None:
                 held.append(lease)
         if len(held) >= out or proposal is None:

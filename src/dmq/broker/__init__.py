@@ -1,7 +1,8 @@
-"""The broker: what happens to messages between the store and those who send and consume them.
+"""The broker: takes messages, keeps them in its journal, and hands them to consumers.
 
-In reading order: `broker` wires the rooms together and `server` gives them ports; `wire` translates commands into
-calls of the others; `publish` takes messages in, `journal` writes them, `catalog` knows topics and groups, `delivery`
-hands messages out, `retry`, `schedule` and `dead_letters` are for those that come later or never; `maintenance` takes
-a broker out of use; `diagnostics` tells what is going on.
+Rooms from the lowest: `runtime` (clock, tasks, readiness), `journal` (the store's one writer, and reads), `catalog`
+(topics, groups' beginnings, key-values), `delivery` (from the store to consumers), `retry`, `schedule` and
+`dead_letters` (messages that are not where their consumer looks), `publish` (from producers into the journal),
+`maintenance` (drain), `broker` (wires all of it together), `wire` (the protocol) and `diagnostics` (what people see),
+`server` (ports and signals).
 """

@@ -1,4 +1,4 @@
-"""Draining: a broker is taken out of use without being stopped, and put back.
+"""Maintenance: a broker is taken out of use without being stopped, and put back.
 
 What always holds: a drained broker takes no messages and no subscriptions, changes no topics and hands nothing out; it
 goes on to take acks and to answer questions. Its clients are told, those that connect later too. The state lives in
@@ -8,44 +8,82 @@ memory: a broker that is started again is in use.
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple, Protocol
 
-from dmq.broker.broker import Broker
-from dmq.protocol.commands import Command, one_way_head
-from dmq.protocol.session import ServerHealth, ServerReboot
+from dmq.broker.delivery.channels import Channels
+from dmq.broker.runtime.readiness import Readiness
 
-__all__ = ["begin_drain", "end_drain", "reboot_notice", "state_of"]
+__all__ = ["Audience", "ClientRow", "Maintenance"]
 
 log = logging.getLogger(__name__)
 
 
-def reboot_notice(broker: Broker, grace_ms: int, reason: str) -> bytes:
-    """What clients are told."""
-    return one_way_head(Command.SERVER_REBOOT, ServerReboot(broker.settings.name, grace_ms, reason))
+class ClientRow(NamedTuple):
+    """A client that is connected, for people."""
+
+    client_id: str
+    app: str
+    address: str
+    consumes: int  # subscriptions and groups it pulls from
+    silent_seconds: int
 
 
-def begin_drain(broker: Broker, grace_ms: int, reason: str) -> None:
-    """Take it out of use. Said again, clients are told again."""
-    broker.check_open()
-    if not broker.is_draining:
-        log.warning("broker drained", extra={"reason": reason})
-    broker.is_draining = True
-    broker.tell_all(reboot_notice(broker, grace_ms, reason))
+class Audience(Protocol):
+    """The clients that are connected, as far as a broker has to know.
+
+    Attributes:
+        address: where they reach it.
+        counters: connections, requests and errors so far.
+    """
+
+    address: str
+    counters: dict[str, int]
+
+    def __len__(self) -> int: ...
+
+    def rows(self) -> list[ClientRow]:
+        """Each of them."""
+        ...
+
+    def tell_reboot(self, grace_ms: int, reason: str) -> None:
+        """The broker goes out of use, or stops."""
+        ...
+
+    def tell_back(self) -> None:
+        """The broker is back in use."""
+        ...
 
 
-def end_drain(broker: Broker) -> None:
-    """Put it back in use."""
-    broker.check_open()
-    if not broker.is_draining:
-        return
-    log.warning("broker in use again")
-    broker.is_draining = False
-    broker.tell_all(one_way_head(Command.SERVER_HEALTH, ServerHealth(broker.settings.name, broker.address)))
-    for consumption in broker.consumptions.values():
-        broker.pump_soon(consumption)
+class Maintenance:
+    """The drain of one broker."""
 
+    def __init__(self, readiness: Readiness, channels: Channels, audience: Audience) -> None:
+        self._readiness = readiness
+        self._channels = channels
+        self._audience = audience
 
-def state_of(broker: Broker) -> str:
-    """In one word."""
-    if broker.is_stopping:
-        return "stopping"
-    return "drained" if broker.is_draining else "running"
+    def begin_drain(self, grace_ms: int, reason: str) -> None:
+        """Take it out of use. Said again, clients are told again.
+
+        Raises:
+            BrokerStopping: it is stopping.
+        """
+        self._readiness.check_open()
+        if not self._readiness.is_draining:
+            log.warning("broker drained", extra={"reason": reason})
+        self._readiness.is_draining = True
+        self._audience.tell_reboot(grace_ms, reason)
+
+    def end_drain(self) -> None:
+        """Put it back in use.
+
+        Raises:
+            BrokerStopping: it is stopping.
+        """
+        self._readiness.check_open()
+        if not self._readiness.is_draining:
+            return
+        log.warning("broker in use again")
+        self._readiness.is_draining = False
+        self._audience.tell_back()
+        self._channels.pump_all()

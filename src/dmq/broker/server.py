@@ -1,7 +1,11 @@
 """A broker as a server: the store opened, the ports listening, the signals caught.
 
-What always holds: it listens on loopback unless told that another address is meant (`insecure`); ports are open only
-while the store is; a stop, by signal or by `stop`, drains first; a store that failed ends the process with an error.
+The server owns the listener and the dispatcher; the Broker comes and goes (`open_broker`, `close_broker`) while
+connections stay open.
+
+What always holds: it listens on loopback unless told that another address is meant (`insecure`); it begins to listen
+only once the store is open; a stop, by signal or by `stop`, drains first; a store that failed ends the process with an
+error.
 """
 
 from __future__ import annotations
@@ -9,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import logging
 import signal
 import sys
@@ -17,15 +20,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
-from dmq.broker.dead_letters.dead_letters import open_letters
+from dmq.broker.dead_letters.letter_thread import open_letters
 from dmq.broker.diagnostics.metrics import exposition
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
-from dmq.broker.wire.commands import HANDLERS
+from dmq.broker.runtime.address import check_address
+from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
+from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
-from dmq.errors import NotAllowed, StoreFailed
+from dmq.errors import BrokerStopping, StoreFailed
 from dmq.net.pages import Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings
@@ -42,24 +47,7 @@ log = logging.getLogger(__name__)
 _SWEEP_SECONDS = 1.0
 # A writer thread beside a busy loop waits for the interpreter's lock; a shorter turn lets it in sooner.
 _SWITCH_SECONDS = 1e-4
-
-
-def check_address(host: str, insecure: bool) -> None:
-    """Refuse to listen where strangers can reach us, unless that is meant.
-
-    Raises:
-        NotAllowed: the address is not loopback.
-    """
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback and not insecure:
-        raise NotAllowed(
-            f"{host} is not loopback, and there is no authentication yet: anybody who reaches it could read and write "
-            "everything; say --insecure if that is meant",
-            host=host,
-        )
+_NO_BROKER = Page("no broker\n", 503)
 
 
 class BrokerServer:
@@ -70,7 +58,7 @@ class BrokerServer:
         files: where the data goes; the settings' directory if left out.
         insecure: other addresses than loopback are meant.
         letters: makes the store of dead letters; by default it is where the settings say, or in memory if files are.
-        status: serve a status page for people on this port; None for none.
+        status_port: serve a status page for people on this port; None for none.
     """
 
     def __init__(
@@ -91,16 +79,65 @@ class BrokerServer:
         self._status_port = status_port
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
+        self._pages: list[PageServer] = []
         self.port = 0
         self.metrics_port = 0
         self.status_port = 0
         self.telnet_port = 0
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return self.dispatcher.address
+
+    @property
+    def broker(self) -> Broker:
+        """The Broker that serves now.
+
+        Raises:
+            BrokerStopping: there is none.
+        """
+        found = self.dispatcher.broker
+        if found is None:
+            raise BrokerStopping("this server has no broker right now")
+        return found
 
     async def start(self) -> None:
         """Open the store and the ports.
 
         Raises:
             DirectoryInUse, WrongFormat, PortTaken, …: nothing is left open.
+        """
+        settings = self._settings.broker
+        self.dispatcher = Dispatcher(self._settings, self._clock, COMMANDS, hello)
+        self._server = Server(
+            self.dispatcher,
+            self._clock,
+            ConnectionLimits(
+                connections_max=settings.connections_max,
+                output_bytes_max=settings.output_bytes_max,
+                hello_seconds=settings.hello_seconds,
+                partial_seconds=settings.partial_seconds,
+                partial_bytes_max=settings.partial_bytes_max,
+                silence_seconds=3 * settings.heartbeat_seconds,
+            ),
+            outbox=self.dispatcher.outbox,
+        )
+        self._telnet = TelnetServer(lambda: self.dispatcher.broker)
+        self.open_broker()
+        try:
+            await self._listen()
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        self._sweep()
+        self._start_letters()
+
+    def open_broker(self) -> None:
+        """Open the store and serve it; clients that are connected are served by it from now on.
+
+        Raises:
+            DirectoryInUse, WrongFormat, …: the store cannot be opened.
         """
         settings = self._settings.broker
         letters = self._letters or self._settled_letters()
@@ -111,45 +148,33 @@ class BrokerServer:
             checkpoint_inline=False,
             new_epoch=True,
         )
-        self.broker = Broker(store, settings, self._clock, HANDLERS, hello, letters)
-        self._server = Server(
-            self.broker,
-            self._clock,
-            ConnectionLimits(
-                connections_max=settings.connections_max,
-                output_bytes_max=settings.output_bytes_max,
-                hello_seconds=settings.hello_seconds,
-                partial_seconds=settings.partial_seconds,
-                partial_bytes_max=settings.partial_bytes_max,
-                silence_seconds=3 * settings.heartbeat_seconds,
-            ),
-            outbox=self.broker.outbox,
-        )
-        self._pages: list[PageServer] = []
-        self._telnet = TelnetServer(self.broker)
-        try:
-            host, self.port = await self._server.listen(settings.host, settings.port)
-            self.broker.address = f"{host}:{self.port}"
-            self.metrics_port = await self._serve_pages(
-                settings.metrics_port,
-                {
-                    "/metrics": lambda: Page(exposition(self.broker)),
-                    "/healthz": self._health,
-                    "/readyz": self._readiness,
-                },
+        broker = Broker(store, settings, self._clock, self.dispatcher, outbox=self.dispatcher.outbox, letters=letters)
+        self.dispatcher.attach(broker)
+        if self._sweeper is not None:
+            self._start_letters()
+
+    async def close_broker(self, drain_seconds: float = 0.0) -> None:
+        """Drain the Broker and close the store; connections stay open, and are served again by the next Broker."""
+        broker = self.broker
+        await broker.stop(drain_seconds)
+        self.dispatcher.detach()
+
+    def _start_letters(self) -> None:
+        self.broker.dead_letters.start(at_once=self._settings.broker.dead_letters_url is not None)
+
+    async def _listen(self) -> None:
+        settings = self._settings.broker
+        host, self.port = await self._server.listen(settings.host, settings.port)
+        self.dispatcher.address = f"{host}:{self.port}"
+        pages = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        self.metrics_port = await self._serve_pages(settings.metrics_port, pages)
+        if settings.telnet_port is not None:
+            self.telnet_port = await self._telnet.listen(settings.host, settings.telnet_port)
+        if self._status_port is not None:
+            page = StatusPage(lambda: self.broker)
+            self.status_port = await self._serve_pages(
+                self._status_port, {"/": lambda: Page(page(), kind="text/html; charset=utf-8")}
             )
-            if settings.telnet_port is not None:
-                self.telnet_port = await self._telnet.listen(settings.host, settings.telnet_port)
-            if self._status_port is not None:
-                page = StatusPage(self.broker)
-                self.status_port = await self._serve_pages(
-                    self._status_port, {"/": lambda: Page(page(), kind="text/html; charset=utf-8")}
-                )
-        except BaseException:
-            await self.stop(0.0)
-            raise
-        self._sweep()
-        self.broker.dead_letters.start(at_once=settings.dead_letters_url is not None)
 
     def _settled_letters(self) -> Callable[[], DeadLetterStore]:
         """Where the settings say that dead letters are kept; SQLite in the data directory if they say nothing.
@@ -172,15 +197,23 @@ class BrokerServer:
         self._pages.append(server)
         return in_force
 
+    def _metrics(self) -> Page:
+        broker = self.dispatcher.broker
+        return _NO_BROKER if broker is None else Page(exposition(broker))
+
     def _health(self) -> Page:
-        if self.broker.store.has_failed:
+        broker = self.dispatcher.broker
+        if broker is not None and broker.store.has_failed:
             return Page("the store failed\n", 503)
         return Page("ok\n")
 
     def _readiness(self) -> Page:
-        if self.broker.is_stopping or self.broker.store.has_failed:
+        broker = self.dispatcher.broker
+        if broker is None:
+            return _NO_BROKER
+        if broker.readiness.is_stopping or broker.store.has_failed:
             return Page("stopping\n", 503)
-        if self.broker.is_draining:
+        if broker.readiness.is_draining:
             return Page("drained\n", 503)
         return Page("ready\n")
 
@@ -197,9 +230,10 @@ class BrokerServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._server.stop_listening()
-        settings = self._settings.broker
+        settings, broker = self._settings.broker, self.dispatcher.broker
         try:
-            await self.broker.stop(settings.drain_seconds if drain_seconds is None else drain_seconds)
+            if broker is not None:
+                await broker.stop(settings.drain_seconds if drain_seconds is None else drain_seconds)
         finally:
             await self._server.close()
             await self._telnet.close()
@@ -211,7 +245,8 @@ class BrokerServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._server.abort()
-        await self.broker.dead_letters.close()
+        if self.dispatcher.broker is not None:
+            await self.dispatcher.broker.dead_letters.close()
         await self._telnet.close()
         for pages in self._pages:
             await pages.close()
@@ -232,13 +267,14 @@ class BrokerServer:
         gc.freeze()
         if on_ready is not None:
             on_ready(self)
-        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.broker.stop_asked, self.broker.failed)]
+        broker = self.broker
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, broker.stop_asked, broker.failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         # Nothing can be finished on a store that failed.
-        await self.stop(0.0 if self.broker.store.has_failed else None)
-        if self.broker.store.has_failed:
+        await self.stop(0.0 if broker.store.has_failed else None)
+        if broker.store.has_failed:
             raise StoreFailed("the store failed while serving: check the disk, then start again")
 
 

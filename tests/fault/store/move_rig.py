@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
-from dmq.broker.catalog.changes import Changes
-from dmq.broker.delivery.channel import Consumption
-from dmq.broker.delivery.group import Group, Member, Subscription
+from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.delivery.channel import Channel, Failure
+from dmq.broker.delivery.channels import Channels
+from dmq.broker.delivery.group import Member, Subscription
 from dmq.broker.delivery.lease import Lease
-from dmq.broker.retry.mover import Moves
+from dmq.broker.delivery.waiters import Demand
+from dmq.broker.journal.arrivals import Arrivals
+from dmq.broker.journal.disk_reads import DiskReads
+from dmq.broker.journal.journal import Journal
+from dmq.broker.journal.writer import JournalWriter
+from dmq.broker.retry.mover import Mover
+from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError
 from dmq.model import SCHEDULE_TOPIC, Durability, Message, MessageId, TopicConfig
 from dmq.records import RecordView, encode_batch
@@ -50,6 +55,14 @@ class Writer:
             self._store.flush()
         done(placements, None)
 
+    def write_lazily(self, events: Sequence[Event]) -> None:
+        if events:
+            self.submit(events, Durability.STORED, lambda *_: None)
+
+    async def write(self, items: Sequence[Batch | Event]) -> None:
+        self._store.append(items)
+        self._store.flush()
+
 
 class Verdict(NamedTuple):
     """What was said of one message."""
@@ -66,33 +79,26 @@ class Failing:
     def __init__(self, files: MemoryFiles, clock: FakeClock) -> None:
         self.files, self.clock = files, clock
         self.store = MessageStore(files, SETTINGS, clock)
-        self.settings = BrokerSettings()
-        self.writer = Writer(self.store)
-        self.changes = Changes(100, 1 << 20)
-        self.consumptions: dict[tuple[str, str], Consumption] = {}
+        writer = cast(JournalWriter, Writer(self.store))
+        journal = Journal(self.store, self.store.queries, writer, DiskReads(self.store.queries), Arrivals(1))
+        settings, self._runtime = BrokerSettings(), Runtime.on(clock)
+        catalog = Catalog(journal, self._runtime, settings)
         self.acked: set[int] = set()
-        self.moves = Moves(self)  # type: ignore[arg-type]
-        self._tasks: list[asyncio.Task[None]] = []
+        self.mover = Mover(journal, self._runtime, catalog, settings.retry_table)
+        self.channels = Channels(journal, self._runtime, catalog, settings, self.mover)
 
     @property
     def now_ms(self) -> int:
-        return self.clock.now_ms()
+        return self._runtime.clock.now_ms
 
-    def pump_soon(self, consumption: Consumption) -> None:
-        pass
-
-    def run(self, work: Coroutine[Any, Any, None], failed: Callable[[BaseException], None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+    @property
+    def channel(self) -> Channel:
+        return self.channels.channel(self.store.queries.topic("orders"), GROUP)
 
     async def settled(self) -> None:
         """Let everything that was begun come to its end."""
-        self.moves.flush()
-        while self._tasks:
-            await self._tasks.pop()
-
-    async def write(self, events: Sequence[Event]) -> None:
-        self.store.append(events)
-        self.store.flush()
+        self.mover.flush()
+        await self._runtime.tasks.finish(60.0)
 
     def begin(self) -> None:
         """A topic with messages that are durable."""
@@ -103,20 +109,9 @@ class Failing:
         self.store.flush()
 
     def join(self) -> Member:
-        topic = self.store.queries.topic("orders")
-        consumption = Consumption(
-            topic,
-            Group(GROUP, "orders"),
-            self.store.queries,
-            itertools.count(1),
-            lambda events: self.writer.submit(events, Durability.STORED, lambda *_: None) if events else None,
-            100,
-            self.moves.bury_doomed,
-            lambda _: None,
-        )
-        consumption.max_attempts = ATTEMPTS_MAX
-        self.consumptions["orders", GROUP] = consumption
-        return consumption.group.join("m", Subscription(), 100, 1 << 20).member
+        channel = self.channel
+        channel.max_attempts = ATTEMPTS_MAX
+        return channel.group.join("m", Subscription(), 100, 1 << 20).member
 
     async def work(self, rng: random.Random, rounds: int) -> None:
         """Hand out, and fail, and ack, and let time pass."""
@@ -126,17 +121,17 @@ class Failing:
 
     async def step(self, member: Member, rng: random.Random) -> list[Verdict]:
         """Some time, one hand-out, and what is said of its messages."""
-        consumption = self.consumptions["orders", GROUP]
+        channel = self.channel
         self.clock.advance(rng.choice((0.0, 1.0, 4.0)))
         self._fire()
-        for queue in consumption.cursors:
-            consumption.selection.mark(queue)
-        handed = consumption.hand_out(member, rng.randrange(1, 6), 1 << 20, 60_000, self.now_ms)
+        for queue in channel.cursors:
+            channel.selection.mark(queue)
+        handed = channel.hand_out(Demand(member, rng.randrange(1, 6), 1 << 20, 60_000), self.now_ms)
         verdicts: list[Verdict] = []
         if handed is None:
             return verdicts
         lease = handed.lease
-        queue_of = consumption.queue_of(handed.topic, handed.queue)
+        queue_of = channel.queue_of(handed.topic, handed.queue)
         assert queue_of is not None
         for offset, piece in zip(_offsets(lease.start, lease.mask), _records(handed), strict=True):
             record = RecordView(piece)
@@ -144,25 +139,25 @@ class Failing:
             before = (record.attributes.attempt or 0) if handed.topic else 0
             word = rng.choice(("ack", "reject", "now", "later", "later"))
             verdicts.append(Verdict(body, before + lease.attempt, word, self.now_ms))
-            self._say(consumption, queue_of, lease, [(offset, offset + 1)], body, word)
+            self._say(channel, queue_of, lease, [(offset, offset + 1)], body, word)
         await self.settled()
         return verdicts
 
     def _say(
-        self, consumption: Consumption, queue: int, lease: Lease, span: list[tuple[int, int]], body: int, word: str
+        self, channel: Channel, queue: int, lease: Lease, span: list[tuple[int, int]], body: int, word: str
     ) -> None:
         match word:
             case "ack":
                 # Before it is said: what was acked may come again, but nothing may come that was not.
                 self.acked.add(body)
-                acked = consumption.cursor(queue).ack(lease.epoch, lease.number, span, self.now_ms)
-                consumption.settled(queue, acked)
+                acked = channel.cursor(queue).ack(lease.epoch, lease.number, span, self.now_ms)
+                channel.settled(queue, acked)
             case "reject":
-                self.moves.reject(consumption, queue, lease.epoch, lease.number, span, "no")
+                self.mover.reject(channel, queue, Failure(lease.epoch, lease.number, span, "no"))
             case "now":
-                self.moves.nack(consumption, queue, lease.epoch, lease.number, span, 0, "boom")
+                self.mover.nack(channel, queue, Failure(lease.epoch, lease.number, span, "boom", delay_ms=0))
             case _:
-                self.moves.nack(consumption, queue, lease.epoch, lease.number, span, -1, "boom")
+                self.mover.nack(channel, queue, Failure(lease.epoch, lease.number, span, "boom"))
 
     def _fire(self) -> None:
         due = self.store.take_due(self.now_ms, 100)
@@ -176,7 +171,7 @@ class Failing:
                 topic=name, queue=released.queue, data=released.record, lengths=[len(released.record)], moved=True
             )
             self.store.append([batch, DelaysDone(pack_offsets([delay.offset]))], Durability.STORED, atomic=True)
-            self.moves.arrived(name, released.queue)
+            self.channels.retries_visible(name, released.queue)
 
 
 def _records(handed: Any) -> list[memoryview]:

@@ -280,7 +280,7 @@ def test_a_rejected_message_that_cannot_be_kept_comes_again() -> None:
         files.fail("write", lambda path, number: True, 28)  # ENOSPC
         message.reject("bad")
         with RawClient(port_of(broker.url)) as peer:
-            eventually(lambda: broker.broker.consumptions["orders", "billing"].cursors[0].redelivering == 1)
+            eventually(lambda: broker.broker.channels.open["orders", "billing"].cursors[0].redelivering == 1)
             peer.ask(Command.OFFSETS, Offsets("orders"))
         files.heal()
         (again,) = consumer.pull(1, wait=30)
@@ -300,10 +300,10 @@ def test_a_member_that_is_back_before_its_old_connection_is_gone_keeps_waiting()
         with old, new:
             old.request(Command.PULL, Pull("orders", "g", "worker", wait_ms=60_000))
             correlation = new.request(Command.PULL, Pull("orders", "g", "worker", wait_ms=60_000))
-            eventually(lambda: len(broker.broker.consumptions) == 1)
-            sessions = len(broker.broker.sessions)
+            eventually(lambda: len(broker.broker.channels.open) == 1)
+            sessions = len(broker.server.dispatcher.sessions)
             old.close()
-            eventually(lambda: len(broker.broker.sessions) < sessions)
+            eventually(lambda: len(broker.server.dispatcher.sessions) < sessions)
             with RawClient(port) as sender:
                 sender.ask(Command.PRODUCE, *produce("orders", b"x"))
             answer = new.read()
@@ -376,17 +376,17 @@ def test_a_group_that_nobody_uses_costs_no_memory_and_loses_nothing() -> None:
         consumer.pull(1).ack()
         consumer.close()
         server = broker.broker
-        assert len(server.consumptions) == 50
+        assert len(server.channels.open) == 50
 
         def leave_them_alone() -> None:
-            for consumption in server.consumptions.values():
-                consumption.group.members.clear()
-                if consumption.idle_since_ms is not None:
-                    consumption.idle_since_ms -= 3_600_000
+            for channel in server.channels.open.values():
+                channel.group.members.clear()
+                if channel.idle_since_ms is not None:
+                    channel.idle_since_ms -= 3_600_000
 
         def is_forgotten() -> bool:
             broker.loop.call_soon_threadsafe(leave_them_alone)
-            return not server.consumptions
+            return not server.channels.open
 
         eventually(is_forgotten)
         assert client.admin.lag("orders", "g-0").total == 9

@@ -74,7 +74,7 @@ def test_a_consumer_settles_what_it_has_and_gets_more_when_the_broker_is_back() 
         assert admin.drain().out == 1
         first.ack()
         eventually(lambda: admin.drain_progress().is_idle)
-        assert broker.broker.consumptions["orders", "g"].delivered == 1, "nothing is handed out any more"
+        assert broker.broker.channels.open["orders", "g"].delivered == 1, "nothing is handed out any more"
         admin.undrain()
         bodies = {first.body}
         for _ in range(2):
@@ -90,13 +90,13 @@ def test_producers_go_to_another_broker_meanwhile() -> None:
         with dmq.connect(f"dmq://{ports}") as client:
             producer = client.producer()
             producer.send("orders", b"x")
-            used, other = (one, two) if one.broker.counters["messages_in"] else (two, one)
+            used, other = (one, two) if one.broker.publisher.messages_in else (two, one)
             with dmq.connect(used.url) as operator:
                 operator.admin.drain()
             for _ in range(5):
                 producer.send("orders", b"y")
-            assert other.broker.counters["messages_in"] == 5
-            assert used.broker.counters["messages_in"] == 1
+            assert other.broker.publisher.messages_in == 5
+            assert used.broker.publisher.messages_in == 1
 
 
 def test_the_command_waits_until_it_is_safe_and_can_undo_it(tmp_path: Path) -> None:

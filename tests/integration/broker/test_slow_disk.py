@@ -177,7 +177,7 @@ def test_a_subscription_that_is_given_up_while_it_waits_is_none() -> None:
         disk.flushes.open()
         answers = [peer.read(), peer.read()]
         assert [answer.command for answer in answers if answer] == [Command.SUBSCRIBE, Command.UNSUBSCRIBE]
-        assert not broker.broker.consumptions["orders", "billing"].sinks
+        assert not broker.broker.channels.open["orders", "billing"].subscribers
 
 
 def test_whoever_hangs_up_while_it_waits_does_not_join() -> None:
@@ -187,10 +187,10 @@ def test_whoever_hangs_up_while_it_waits_does_not_join() -> None:
             disk.flushes.close()
             peer.request(Command.SUBSCRIBE, Subscribe(1, "orders", "billing", "member"))
             eventually(lambda: broker.broker.changes.waiting == 1)
-        eventually(lambda: not broker.broker.sessions)
+        eventually(lambda: not broker.server.dispatcher.sessions)
         disk.flushes.open()
         eventually(lambda: not broker.broker.changes.under_way)
-        assert not broker.broker.consumptions
+        assert not broker.broker.channels.open
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

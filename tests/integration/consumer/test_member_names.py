@@ -134,18 +134,18 @@ def test_the_place_of_a_broadcast_member_is_kept_while_it_is_used_and_for_a_whil
         assert server is not None
         store = server.broker.store
         eventually(lambda: set(store.queries.groups()) == kept)
-        eventually(lambda: all(not c.group.members for (_, g), c in server.broker.consumptions.items() if "goes" in g))
+        eventually(lambda: all(not c.group.members for (_, g), c in server.broker.channels.open.items() if "goes" in g))
         broker.clock.advance(60)
-        eventually(lambda: broadcast_name("news", "goes") in server.broker._broadcasts._away_since_ms)
+        eventually(lambda: broadcast_name("news", "goes") in server.broker.channels._broadcasts._away_since_ms)
         broker.clock.advance(WEEK - 61)
         with dmq.connect(broker.url, client_id="goes") as client:
             producer.send("orders", b"b")
             message = next(client.consumer("orders", "news", broadcast=True))
             assert message.body == b"b", "it goes on where it was"
             message.ack()
-        eventually(lambda: all(not c.group.members for (_, g), c in server.broker.consumptions.items() if "goes" in g))
+        eventually(lambda: all(not c.group.members for (_, g), c in server.broker.channels.open.items() if "goes" in g))
         broker.clock.advance(120)
-        eventually(lambda: broadcast_name("news", "goes") in server.broker._broadcasts._away_since_ms)
+        eventually(lambda: broadcast_name("news", "goes") in server.broker.channels._broadcasts._away_since_ms)
         broker.clock.advance(WEEK + 1)
         eventually(lambda: store.queries.groups() == [broadcast_name("news", "stays")])
         message = next(stays)

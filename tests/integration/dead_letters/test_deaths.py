@@ -67,7 +67,7 @@ def test_a_broker_that_dies_between_putting_and_settling_makes_no_second_row(
     """D-16."""
     served = broker._server
     assert served is not None
-    monkeypatch.setattr(served.broker, "write_events", lambda events: None)
+    monkeypatch.setattr(served.broker.writer, "write_soon", lambda events: None)
     rejected(client, 5)
     drained(client, 5)
     assert waiting(client) == 5, "put, and not settled"
@@ -173,7 +173,7 @@ def test_a_broker_that_dies_between_claiming_and_sending_leaves_it_waiting(
     async def fails(letter: DeadLetter) -> None:
         raise dmq.DiskFull("no space left")
 
-    monkeypatch.setattr(served.broker.dead_letters.resends, "_send", fails)
+    monkeypatch.setattr(served.broker.dead_letters.resend, "_send", fails)
     database.down.update(("release", "claims"))
     with pytest.raises(dmq.DatabaseDown):
         client.admin.resend_dead_letters(letters)

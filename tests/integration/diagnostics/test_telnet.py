@@ -129,7 +129,7 @@ def test_what_is_empty_is_answered_with_a_prompt_alone(terminal: Terminal) -> No
 
 def test_no_more_than_so_many_are_served_and_who_types_nothing_is_closed(served: ServedBroker) -> None:
     async def serve() -> TelnetServer:
-        server = TelnetServer(served.broker, connections_max=1, idle_seconds=0.3)
+        server = TelnetServer(lambda: served.broker, connections_max=1, idle_seconds=0.3)
         ports.append(await server.listen("127.0.0.1", 0))
         return server
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 from dmq.broker.broker import Broker
-from dmq.broker.wire.commands import HANDLERS
+from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
+from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.model import Durability, Message, TopicConfig
 from dmq.net.connection import Connection
 from dmq.net.server import ConnectionLimits, Server
@@ -17,7 +18,7 @@ from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, decode_re
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello
 from dmq.records import encode_batch
-from dmq.settings import BrokerSettings
+from dmq.settings import BrokerSettings, Settings
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 
@@ -111,13 +112,14 @@ class Peer:
 class Rig:
     """The broker, its store and its connections."""
 
-    def __init__(self, broker: Broker, files: MemoryFiles) -> None:
+    def __init__(self, dispatcher: Dispatcher, broker: Broker, files: MemoryFiles) -> None:
+        self.dispatcher = dispatcher
         self.broker = broker
         self.files = files
         self.store = broker.store
         self._server = Server(
-            broker,
-            broker.clock,
+            dispatcher,
+            dispatcher.clock,
             ConnectionLimits(
                 connections_max=1000,
                 output_bytes_max=1 << 20,
@@ -126,7 +128,7 @@ class Rig:
                 partial_bytes_max=1 << 20,
                 silence_seconds=60,
             ),
-            outbox=broker.outbox,
+            outbox=dispatcher.outbox,
         )
         self.peers: list[Peer] = []
 
@@ -165,8 +167,10 @@ async def running(**settings: Any) -> AsyncIterator[Rig]:
     store = MessageStore(files, clock=clock, checkpoint_inline=False, new_epoch=True)
     for topic in ("orders", "bills"):
         store.create_topic(topic, TopicConfig(queues=4))
-    broker = Broker(store, BrokerSettings(**settings), clock, HANDLERS, hello)
-    rig = Rig(broker, files)
+    dispatcher = Dispatcher(Settings(broker=BrokerSettings(**settings)), clock, COMMANDS, hello)
+    broker = Broker(store, dispatcher.settings.broker, clock, dispatcher, outbox=dispatcher.outbox)
+    dispatcher.attach(broker)
+    rig = Rig(dispatcher, broker, files)
     try:
         yield rig
     finally:

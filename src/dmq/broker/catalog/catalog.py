@@ -1,117 +1,335 @@
-"""What is made when it is first needed: topics, and the places where groups begin.
+"""The catalog: topics by name, and the positions with which groups begin.
 
-Both are written like any change, so whoever needs them waits: the request is put off (`Later`), and served once what it
-needs is durable.
+A topic or a group that is needed and missing is made, if the settings allow it. Making it is written like any change,
+so the request that needs it is put off (`Later`) and served once it is durable.
 
 What always holds: no more topics and groups are made than the settings allow; a group has durable positions in all
-queues before any member joins.
+queues before any member joins; one change at a time goes on for one name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
-from dmq.broker.catalog.changes import Change, Later
-from dmq.errors import DMQError, NotAllowed, ServerError
-from dmq.model import TopicConfig, check_name, check_target, topic_of_results
-from dmq.storage.state.events import PositionSet
+import msgspec
+
+from dmq.broker.catalog.changes import Change, Changes, Later
+from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.runtime import Runtime
+from dmq.errors import DMQError, InvalidSettings, NotAllowed, ServerError, TopicExists, UnknownTopic
+from dmq.model import (
+    PRIORITIES,
+    RESULT_PREFIX,
+    SYSTEM_PREFIX,
+    TopicConfig,
+    check_name,
+    check_target,
+    retry_topic_parts,
+    topic_of_results,
+)
+from dmq.settings import BrokerSettings
+from dmq.storage.queries import Queries
+from dmq.storage.state.events import PositionSet, TopicDropped
 from dmq.storage.state.state import Topic
 
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-
-__all__ = ["begin_group", "create_topic", "make_result_topic", "make_topic"]
+__all__ = ["Catalog", "TopicListener", "retry_topics"]
 
 
-def make_topic(broker: Broker, name: str) -> Later:
-    """A topic is used that is not there: begin to create it.
+class TopicListener(Protocol):
+    """Whom the catalog tells what became of a topic."""
 
-    Raises:
-        BrokerStopping, InvalidName: it cannot be.
-    """
-    check_name(name, "topic")
-    return _make(broker, name, TopicConfig(queues=broker.settings.auto_create_queues), system=False)
+    def topic_changed(self, topic: Topic) -> None:
+        """It has other settings."""
+        ...
 
-
-def make_result_topic(broker: Broker, name: str) -> Later:
-    """A results topic is named for the first time: it is there with its topic, so begin to create it (T-04).
-
-    Raises:
-        Later: its topic is being changed, or made.
-        UnknownTopic: there is no such topic, and none is made by itself.
-        BrokerStopping, InvalidName: it cannot be.
-    """
-    of = topic_of_results(check_target(name)) or ""
-    broker.changes.check(("topic", of))  # it may be about to go
-    broker.topic(of)
-    return _make(broker, name, TopicConfig(queues=1), system=True)
+    def topic_deleted(self, name: str, error: DMQError) -> None:
+        """It is gone; `error` is what its users are told."""
+        ...
 
 
-def _make(broker: Broker, name: str, config: TopicConfig, *, system: bool) -> Later:
-    broker.check_running()
-    change = broker.changes.begin(("topic", name))
-
-    async def make() -> None:
-        await create_topic(broker, name, config, system=system)
-        broker.changes.end(change)
-
-    broker.run(make(), lambda error: _failed(broker, change, error))
-    return Later(change)
-
-
-async def create_topic(broker: Broker, name: str, config: TopicConfig, *, system: bool = False) -> Topic:
-    """Make a topic; durable when this is over. The caller sees that nobody else makes one of that name.
-
-    Raises:
-        NotAllowed: there are too many.
-        TopicExists, InvalidName, StorageError.
-    """
-    store = broker.store
-    event = store.creation(name, config, system=system)
-    if not system and store.queries.topic_count >= broker.settings.topics_max:
-        raise NotAllowed(
-            f"this broker has {store.queries.topic_count} topics, and broker.topics_max allows no more: "
-            "delete some, or raise the setting"
-        )
-    await broker.write([event])
-    return store.queries.topic(name)
-
-
-def begin_group(broker: Broker, topic: Topic, group: str, name: str, offset: Callable[[int], int]) -> None:
-    """See that a group has a position in every queue.
+class Catalog:
+    """The topics of one broker.
 
     Parameters:
-        group: what its positions are kept under.
-        name: what requests call it.
-        offset: where it begins in a queue; may need the disk.
+        check_config: raises InvalidSettings where other rooms cannot work with the settings of a topic.
+
+    Attributes:
+        listeners: told when a topic has changed or is gone.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        runtime: Runtime,
+        settings: BrokerSettings,
+        check_config: Callable[[TopicConfig], None] = lambda config: None,
+    ) -> None:
+        self._store = journal.store
+        self._queries = journal.queries
+        self._writer = journal.writer
+        self._reads = journal.reads
+        self._runtime = runtime
+        self._settings = settings
+        self._check_config = check_config
+        self._round_robin = itertools.count(time.monotonic_ns() & 0xFFFF)
+        self.changes = Changes(settings.pulls_waiting_max, settings.waiting_bytes_max)
+        self.listeners: list[TopicListener] = []
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """The topic.
+
+        Raises:
+            UnknownTopic: there is none.
+            Later: it is being created, because the settings say so.
+        """
+        try:
+            return self._queries.topic(name)
+        except UnknownTopic:
+            if name.startswith(RESULT_PREFIX):
+                raise self._make_result_topic(name) from None
+            if not self._settings.auto_create or name.startswith(SYSTEM_PREFIX):
+                raise
+        check_name(name, "topic")
+        raise self._make(name, TopicConfig(queues=self._settings.auto_create_queues), system=False)
+
+    def choose_queue(self, topic: Topic) -> int:
+        """A queue for a message that may go to any."""
+        return next(self._round_robin) % topic.config.queues
+
+    def page(self, prefix: str, after: str, limit: int, *, system: bool) -> tuple[list[Topic], bool]:
+        """Topics by name, and whether there are more.
+
+        Parameters:
+            system: also those of DMQ itself.
+        """
+        chosen = [
+            topic
+            for topic in self._queries.topics()
+            if topic.name.startswith(prefix)
+            and topic.name > after
+            and (system or not topic.name.startswith(SYSTEM_PREFIX))
+        ]
+        return chosen[:limit], len(chosen) > limit
+
+    def kept(self, topic: Topic) -> int:
+        """How many messages of a topic are kept."""
+        bounds = [self._queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
+        return sum(following - first for first, following in bounds)
+
+    # --- changing ---------------------------------------------------------------------------------------------------
+
+    def create(self, name: str, config: TopicConfig, *, allow_existing: bool = False) -> Coroutine[Any, Any, Topic]:
+        """Make a topic; durable when the coroutine is over, and under way from this call on.
+
+        Parameters:
+            allow_existing: one that exists with the same settings is as good.
+
+        Raises:
+            BrokerStopping, InvalidSettings, Later: it cannot be made now.
+        """
+        self._runtime.readiness.check_running()
+        config = _with_priorities(config)
+        self._check_config(config)
+        change = self.changes.begin(("topic", name))
+
+        async def create() -> Topic:
+            try:
+                return await self._create(name, config)
+            except TopicExists:
+                topic = self._queries.topic(name)
+                if not allow_existing or topic.config != config:
+                    raise
+                return topic
+            finally:
+                self.changes.end(change)
+
+        return create()
+
+    def update(self, name: str, alter: Callable[[TopicConfig], TopicConfig]) -> Coroutine[Any, Any, Topic]:
+        """Change the settings of a topic; durable when the coroutine is over, and under way from this call on.
+
+        Parameters:
+            alter: gives the new settings for the old ones.
+
+        Raises:
+            BrokerStopping, NotAllowed, UnknownTopic, InvalidSettings, Later: they cannot be changed now.
+        """
+        self._runtime.readiness.check_running()
+        _check_own(name)
+        before = self._queries.topic(name).config
+        config = _with_priorities(alter(before), before)
+        self._check_config(config)
+        change = self.changes.begin(("topic", name))
+
+        async def update() -> Topic:
+            try:
+                await self._writer.write([self._store.change(name, config)])
+                topic = self._queries.topic(name)
+                for listener in self.listeners:
+                    listener.topic_changed(topic)
+            finally:
+                self.changes.end(change)
+            return topic
+
+        return update()
+
+    def delete(self, name: str) -> Coroutine[Any, Any, None]:
+        """Take a topic away with its results topic and its retry topics; under way from this call on.
+
+        Raises:
+            BrokerStopping, NotAllowed, UnknownTopic, Later: it cannot be deleted now.
+        """
+        self._runtime.readiness.check_running()
+        _check_own(name)
+        topic = self._queries.topic(name)
+        results = RESULT_PREFIX + name
+        self.changes.check(("topic", results))
+        change = self.changes.begin(("topic", name))
+
+        async def delete() -> None:
+            try:
+                kept = [topic, self._queries.find_topic(results)]
+                gone = [found for found in kept if found is not None]
+                gone += [retry for found in gone for retry in retry_topics(self._queries, topic_id=found.id)]
+                await self._writer.write([TopicDropped(found.id) for found in gone])
+                error = UnknownTopic(f"topic {name!r} was deleted", topic=name)
+                for listener in self.listeners:
+                    listener.topic_deleted(name, error)
+                    listener.topic_deleted(results, error)
+            finally:
+                self.changes.end(change)
+
+        return delete()
+
+    async def see_to_topic(self, name: str, config: TopicConfig) -> None:
+        """See that a topic of DMQ itself exists and has as many queues as asked for."""
+        while self.lacks(name, config):
+            try:
+                change = self.changes.begin(("topic", name))
+            except Later as later:
+                done = asyncio.get_running_loop().create_future()
+                self.changes.wait(later.change, done.set_result, 0)
+                await done
+                continue
+            try:
+                if self._queries.find_topic(name) is not None:
+                    await self._writer.write([self._store.change(name, config)])
+                else:
+                    await self._writer.write([self._store.creation(name, config, system=True)])
+            finally:
+                self.changes.end(change)
+
+    def lacks(self, name: str, config: TopicConfig) -> bool:
+        """Whether a topic is missing, or has fewer queues than asked for."""
+        found = self._queries.find_topic(name)
+        return found is None or found.config.queues < config.queues
+
+    def _make_result_topic(self, name: str) -> Later:
+        """Begin to create a results topic: it exists with its topic, and is made when it is first named (T-04)."""
+        of = topic_of_results(check_target(name)) or ""
+        self.changes.check(("topic", of))  # it may be about to go
+        self.topic(of)
+        return self._make(name, TopicConfig(queues=1), system=True)
+
+    def _make(self, name: str, config: TopicConfig, *, system: bool) -> Later:
+        self._runtime.readiness.check_running()
+        change = self.changes.begin(("topic", name))
+
+        async def make() -> None:
+            await self._create(name, config, system=system)
+            self.changes.end(change)
+
+        self._runtime.tasks.run(make(), lambda error: self._failed(change, error))
+        return Later(change)
+
+    async def _create(self, name: str, config: TopicConfig, *, system: bool = False) -> Topic:
+        event = self._store.creation(name, config, system=system)
+        if not system and self._queries.topic_count >= self._settings.topics_max:
+            raise NotAllowed(
+                f"this broker has {self._queries.topic_count} topics, and broker.topics_max allows no more: delete "
+                "some, or raise the setting"
+            )
+        await self._writer.write([event])
+        return self._queries.topic(name)
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def begin_group(self, topic: Topic, group: str, name: str, offset: Callable[[int], int]) -> None:
+        """See that a group has a position in every queue.
+
+        Parameters:
+            group: what its positions are kept under.
+            name: what requests call it.
+            offset: where it begins in a queue; may need the disk.
+
+        Raises:
+            Later: it gets its first positions now.
+            NotAllowed: there are too many groups.
+        """
+        queries = self._queries
+        queues = [queue for queue in range(topic.config.queues) if queries.position(group, topic.name, queue) is None]
+        if not queues:
+            return
+        if queries.group_count >= self._settings.groups_max and not queries.positions_of(group):
+            raise NotAllowed(
+                f"this broker keeps {queries.group_count} groups, and broker.groups_max allows no more: delete some, "
+                "or raise the setting"
+            )
+        change = self.changes.begin(("group", name))
+
+        async def begin() -> None:
+            offsets = await self._reads.ask(lambda: [offset(queue) for queue in queues])
+            places = zip(queues, offsets, strict=True)
+            await self._writer.write([PositionSet(group, topic.id, queue, place) for queue, place in places])
+            self.changes.end(change)
+
+        self._runtime.tasks.run(begin(), lambda error: self._failed(change, error))
+        raise Later(change)
+
+    def _failed(self, change: Change, error: BaseException) -> None:
+        """Requests that waited for the change are refused with the reason."""
+        told = error if isinstance(error, DMQError) else ServerError(f"{error}: the broker's log has more")
+        self.changes.end(change, told)
+
+
+def retry_topics(queries: Queries, *, group: str | None = None, topic_id: int | None = None) -> list[Topic]:
+    """The retry topics of a group, of a topic, or of both."""
+    found = []
+    for topic in queries.topics():
+        parts = retry_topic_parts(topic.name)
+        if parts is not None and group in (None, parts[0]) and topic_id in (None, parts[1]):
+            found.append(topic)
+    return found
+
+
+def _with_priorities(config: TopicConfig, before: TopicConfig | None = None) -> TopicConfig:
+    """Settings of a topic, with a queue for each priority if it has priorities (A-02).
+
+    Parameters:
+        before: what it has now.
 
     Raises:
-        Later: it gets its first positions now.
-        NotAllowed: there are too many groups.
+        InvalidSettings: a topic that exists would have to move its messages.
     """
-    queries = broker.store.queries
-    queues = [queue for queue in range(topic.config.queues) if queries.position(group, topic.name, queue) is None]
-    if not queues:
-        return
-    if queries.group_count >= broker.settings.groups_max and not queries.positions_of(group):
-        raise NotAllowed(
-            f"this broker keeps {queries.group_count} groups, and broker.groups_max allows no more: delete some, or "
-            "raise the setting"
+    if before is None:
+        return msgspec.structs.replace(config, queues=PRIORITIES) if config.priority else config
+    if config.priority != before.priority:
+        raise InvalidSettings(
+            "whether a topic goes by priority is decided when it is created: make another one", keys=["priority"]
         )
-    change = broker.changes.begin(("group", name))
-
-    async def begin() -> None:
-        offsets = await broker.reads.ask(lambda: [offset(queue) for queue in queues])
-        places = zip(queues, offsets, strict=True)
-        await broker.write([PositionSet(group, topic.id, queue, place) for queue, place in places])
-        broker.changes.end(change)
-
-    broker.run(begin(), lambda error: _failed(broker, change, error))
-    raise Later(change)
+    if config.priority and config.queues != before.queues:
+        raise InvalidSettings(
+            f"a topic that goes by priority has {before.queues} queues, one for each: leave queues out", keys=["queues"]
+        )
+    return config
 
 
-def _failed(broker: Broker, change: Change, error: BaseException) -> None:
-    """Those who waited for it are told why."""
-    told = error if isinstance(error, DMQError) else ServerError(f"{error}: the broker's log has more")
-    broker.changes.end(change, told)
+def _check_own(name: str) -> None:
+    if name.startswith(SYSTEM_PREFIX):
+        raise NotAllowed(f"topic {name!r} is DMQ's own and cannot be changed")

@@ -5,15 +5,16 @@ Requests that name the topic or the group it is about wait here until it is done
 which they came. So a topic that is created twice at once is created once, a message sent right behind `create` finds
 its topic, and nobody joins a group in the middle of a seek.
 
-What always holds: one change at a time for one name; whoever waits is called exactly once; no more than `waiting_max`
-changes are under way, no more than as many requests and `waiting_bytes_max` of their bytes wait, and beyond that they
-are refused with `Busy`.
+What always holds: one change at a time for one name; each request that waits is called exactly once; no more than
+`waiting_max` changes are under way, no more than as many requests and `waiting_bytes_max` of their bytes wait, and
+beyond that they are refused with `Busy`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from dmq.errors import Busy, DMQError
 
@@ -22,6 +23,7 @@ __all__ = ["Change", "Changes", "Later", "Name"]
 _AGAIN_MS: Final = 50
 
 Name: TypeAlias = tuple[str, str]  # ("topic" or "group", its name)
+T = TypeVar("T")
 Resume: TypeAlias = Callable[[DMQError | None], None]
 
 
@@ -44,7 +46,7 @@ class Later(Exception):
 
 
 class Changes:
-    """See the module."""
+    """The changes of one broker."""
 
     def __init__(self, waiting_max: int, waiting_bytes_max: int) -> None:
         self._waiting_max = waiting_max
@@ -97,6 +99,22 @@ class Changes:
         self.waiting += 1
         self.waiting_bytes += size
         change.waiting.append((resume, size))
+
+    async def after(self, operation: Callable[[], T]) -> T:
+        """Do something that may raise `Later`: again after each change that it has to wait for.
+
+        Raises:
+            DMQError: the operation failed, or a change that it waited for.
+        """
+        while True:
+            try:
+                return operation()
+            except Later as later:
+                done: asyncio.Future[DMQError | None] = asyncio.get_running_loop().create_future()
+                self.wait(later.change, done.set_result, 0)
+            error = await done
+            if error is not None:
+                raise error
 
     def end(self, change: Change, error: DMQError | None = None) -> None:
         """The change is done, or failed: serve who waited, in order.

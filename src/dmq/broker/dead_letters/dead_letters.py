@@ -1,164 +1,77 @@
 """The broker's dead letters: drained into SQL, listed, resent, deleted, and taken straight from producers (D-16).
 
-What always holds: nothing here makes the loop wait; what producers bring goes into the database or is refused, within
-a bound on bytes and on how many come in a second.
-
-The thread that talks to the database of dead letters, behind an interface of coroutines.
-
-SQLAlchemy is heavy, so it is imported in that thread, and when it is first needed: a broker without dead letters never
-loads it.
-
-What always holds: one call at a time reaches the database; the loop never waits for it; no more than `waiting_max`
-calls wait, and beyond that they are refused with `Busy`.
+What always holds: nothing here makes the loop wait; a batch that a producer brings goes into the database or is
+refused, within a bound on bytes and on how many come in a second.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dmq.broker.dead_letters.resend import Resends
-from dmq.broker.dead_letters.sql_drain import Drainer, put_records
-from dmq.errors import BrokerStopping, Busy, DatabaseDown, DeadLettered, DMQError
+from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.dead_letters.letter_thread import LetterThread
+from dmq.broker.dead_letters.resend import Resend
+from dmq.broker.dead_letters.sql_drain import SqlDrain, put_records
+from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.runtime import Runtime
+from dmq.errors import Busy, DatabaseDown, DeadLettered, DMQError, InvalidRequest
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId
 from dmq.records import DeadReason, RecordView, moved_record
+from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
     from dmq.deadletters.letter import LetterFilter
     from dmq.deadletters.store import DeadLetterStore, Page
 
-__all__ = ["DeadLetters", "LetterThread", "open_letters"]
+__all__ = ["DeadLetters"]
 
 log = logging.getLogger(__name__)
 
 
-_WAITING_MAX: Final = 256
-_AGAIN_MS: Final = 100
-
-T = TypeVar("T")
-
-
-def open_letters(url: str) -> DeadLetterStore:
-    """The store at a URL; not connected yet."""
-    from dmq.deadletters.store import DeadLetterStore
-
-    return DeadLetterStore(url)
+_WAITING_BYTES_MAX: Final = 32 << 20
+_DOWN_SECONDS: Final = 1.0
+_REASONS: Final = [reason.name for reason in DeadReason]
 
 
-class LetterThread:
-    """See the module.
+class _Refused(NamedTuple):
+    """Messages that are not stored."""
+
+    data: bytes
+    lengths: list[int]
+    first_id: MessageId
+    reason: DeadReason
+    error: str
+
+
+class DeadLetters:
+    """The dead letters of one broker.
 
     Parameters:
-        make: makes the store; called in the thread, and again if it failed.
-        on_back: called on the loop when the database answers again, or for the first time.
+        make: makes the database's store, in the thread that uses it.
     """
 
     def __init__(
         self,
+        journal: Journal,
+        runtime: Runtime,
+        catalog: Catalog,
+        settings: BrokerSettings,
         make: Callable[[], DeadLetterStore],
-        on_back: Callable[[], None] = lambda: None,
-        *,
-        waiting_max: int = _WAITING_MAX,
     ) -> None:
-        self._make = make
-        self._on_back = on_back
-        self._waiting_max = waiting_max
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="dmq-sql")
-        self._store: DeadLetterStore | None = None
-        self._was_up = False
-        self._is_closed = False
-        self.waiting = 0
-        self.error: DMQError | None = None  # why it is down
-        self.failures = 0
-
-    @property
-    def is_down(self) -> bool:
-        return self.error is not None
-
-    async def call(self, work: Callable[[DeadLetterStore], T]) -> T:
-        """Do something with the store.
-
-        Raises:
-            DatabaseDown: the database cannot be used; nothing was done.
-            Busy: too many calls wait.
-        """
-        if self._is_closed:
-            raise BrokerStopping("the broker is stopping: use another one, or this one when it is back")
-        if self.waiting >= self._waiting_max:
-            raise Busy(f"{self.waiting} calls wait for the database of dead letters", retry_after_ms=_AGAIN_MS)
-        self.waiting += 1
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
-        except DMQError as error:
-            if isinstance(error, DatabaseDown) or self._store is None:
-                self._went_down(error)
-            raise
-        finally:
-            self.waiting -= 1
-        self._came_back()
-        return result
-
-    def _run(self, work: Callable[[DeadLetterStore], T]) -> T:
-        if self._store is None:
-            store = self._make()
-            store.open()
-            self._store = store
-        return work(self._store)
-
-    def _went_down(self, error: DMQError) -> None:
-        self.failures += 1
-        if self.error is None:
-            log.error("dead letters wait in the journal", extra={"error": error.message})
-        self.error = error
-
-    def _came_back(self) -> None:
-        if self.error is not None:
-            log.warning("the database of dead letters is back", extra={"failures": self.failures})
-        if self.error is not None or not self._was_up:
-            self.error, self._was_up = None, True
-            self._on_back()
-
-    async def close(self) -> None:
-        """End what is under way, and let go of the database."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        loop = asyncio.get_running_loop()
-
-        def end() -> None:
-            if self._store is not None:
-                self._store.close()
-
-        await loop.run_in_executor(self._threads, end)
-        self._threads.shutdown(wait=False)
-
-
-_WAITING_BYTES_MAX: Final = 32 << 20
-_DOWN_SECONDS: Final = 1.0
-
-
-class DeadLetters:
-    """See the module.
-
-    Parameters:
-        make: makes the store, in the thread that uses it.
-        per_second: how many are taken from producers in a second, and as many resent.
-    """
-
-    def __init__(self, broker: Broker, make: Callable[[], DeadLetterStore], per_second: float) -> None:
-        self._broker = broker
+        self._queries = journal.queries
+        self._runtime = runtime
+        self._name = settings.name
         self._thread = LetterThread(make, self._is_back)
-        now = broker.clock.monotonic()
+        per_second, now = settings.dead_letters_per_second, runtime.clock.wall.monotonic()
         self._intake = TokenBucket(per_second, now)
-        self.drainer = Drainer(broker, self._thread)
-        self.resends = Resends(broker, self._thread, TokenBucket(per_second, now))
+        self.drain = SqlDrain(journal, runtime, self._thread, settings.name)
+        bucket = TokenBucket(per_second, now)
+        self.resend = Resend(journal, runtime, catalog, self._thread, bucket=bucket, name=settings.name)
         self._waiting_bytes = 0
         self._down_at = 0.0
         self._is_closing = False
@@ -171,28 +84,35 @@ class DeadLetters:
         Parameters:
             at_once: ask the database now, so that the log says at once if it is not there.
         """
-        self.drainer.start()
+        self.drain.start()
         if at_once:
-            self._broker.run(self._thread.call(lambda _: None), lambda _: None)
+            self._runtime.tasks.run(self._thread.call(lambda _: None), lambda _: None)
 
     def _is_back(self) -> None:
         if not self._is_closing:
-            self._broker.run(
-                self.resends.recover(), lambda error: log.error("claims wait", extra={"error": str(error)})
+            self._runtime.tasks.run(
+                self.resend.recover(), lambda error: log.error("claims wait", extra={"error": str(error)})
             )
 
     async def close(self) -> None:
         """Stop draining, finish what was taken, let go of the database."""
         self._is_closing = True
-        await self.drainer.stop()
+        await self.drain.stop()
         await self._thread.close()
 
     async def page(self, wanted: LetterFilter, after: int, limit: int, with_bodies: bool) -> Page:
         """Some letters, by number.
 
         Raises:
+            InvalidRequest: there is no such reason or state.
             DatabaseDown: the database cannot be used.
         """
+        from dmq.deadletters.letter import LetterState
+
+        if wanted.reason and wanted.reason not in _REASONS:
+            raise InvalidRequest(f"{wanted.reason!r} is no reason of a dead letter: there are {', '.join(_REASONS)}")
+        if wanted.state and wanted.state not in tuple(LetterState):
+            raise InvalidRequest(f"{wanted.state!r} is no state of a dead letter: there are {', '.join(LetterState)}")
         return await self._thread.call(lambda store: store.page(wanted, after, limit, with_bodies=with_bodies))
 
     # --- from producers ---------------------------------------------------------------------------------------------
@@ -200,19 +120,41 @@ class DeadLetters:
     def instead(self, batch: Batch, reason: DeadReason, error: DMQError, refuse: Callable[[DMQError], None]) -> None:
         """Keep a producer's batch that is refused among the dead letters, and tell the producer what became of it.
 
+        It goes into the database, without the journal. A producer without an id gets one.
+
         Parameters:
             batch: as it came, verified.
             reason: RATE_LIMITED or STORE_FAILED.
             error: what the producer is told if this fails too.
-            refuse: called once, with `DeadLettered` or with `error`.
+            refuse: called once, on the loop, with `DeadLettered` or with `error`.
         """
+        now = self._runtime.clock.wall.monotonic()
+        size, count = len(batch.data), len(batch.lengths)
+        if self._waiting_bytes + size > _WAITING_BYTES_MAX or not self._intake.take(count, now):
+            self.turned_away += count
+            too_many = Busy("dead letters come faster than broker.dead_letters_per_second allows")
+            _turn_away(reason, too_many)
+            refuse(error)
+            return
+        if self._thread.error is not None and now - self._down_at < _DOWN_SECONDS:
+            self.turned_away += count
+            _turn_away(reason, self._thread.error)
+            refuse(error)
+            return
+        self._waiting_bytes += size
+        # Copied: the frame's buffer is used again.
+        refused = _Refused(
+            bytes(batch.data),
+            [*map(int, batch.lengths)],
+            MessageId(batch.producer_id, batch.first_sequence),
+            reason,
+            error=error.message,
+        )
 
-        def done(failure: DMQError | None) -> None:
-            if failure is not None:
-                log.warning("messages cannot be dead letters", extra={"reason": reason.name, "error": failure.message})
-                refuse(error)
-                return
-            count = len(batch.lengths)
+        async def keep() -> None:
+            await self._keep(refused)
+            self._waiting_bytes -= size
+            self.taken += count
             refuse(
                 DeadLettered(
                     f"{count} messages are kept among the dead letters ({reason.name}: {error.message}): do not send "
@@ -223,107 +165,60 @@ class DeadLetters:
                 )
             )
 
-        first_id = MessageId(batch.producer_id, batch.first_sequence)
-        self.put_now(batch.data, [*map(int, batch.lengths)], first_id, reason, error.message, done)
+        def failed(failure: BaseException) -> None:
+            self._waiting_bytes -= size
+            self._down_at = self._runtime.clock.wall.monotonic()
+            _turn_away(reason, failure if isinstance(failure, DMQError) else DatabaseDown(str(failure)))
+            refuse(error)
 
-    def put_now(
-        self,
-        data: bytes | bytearray | memoryview,
-        lengths: Sequence[int],
-        first_id: MessageId,
-        reason: DeadReason,
-        error: str,
-        done: Callable[[DMQError | None], None],
-    ) -> None:
-        """Keep a batch of messages that is not stored: in the database, without the journal.
+        self._runtime.tasks.run(keep(), failed)
 
-        Parameters:
-            data: the records as the client sent them, verified.
-            first_id: of the first one; the others follow. A producer without an id gets one.
-            reason: RATE_LIMITED or STORE_FAILED.
-            error: why, in words.
-            done: called once, on the loop, with None when all are in the database: the producer is told DeadLettered.
-                With an error they are not, and the producer is told what it would have been told without this.
-        """
-        now = self._broker.clock.monotonic()
-        size = len(data)
-        if self._waiting_bytes + size > _WAITING_BYTES_MAX or not self._intake.take(len(lengths), now):
-            self.turned_away += len(lengths)
-            done(Busy("dead letters come faster than broker.dead_letters_per_second allows"))
-            return
-        if self._thread.error is not None and now - self._down_at < _DOWN_SECONDS:
-            self.turned_away += len(lengths)
-            done(self._thread.error)
-            return
-        self._waiting_bytes += size
-        copied = bytes(data)  # the frame's buffer is used again
-        self._broker.run(
-            self._put_now(copied, [*map(int, lengths)], first_id, reason, error, done),
-            lambda failure: self._put_failed(failure, size, done),
-        )
-
-    async def _put_now(
-        self,
-        data: bytes,
-        lengths: list[int],
-        first_id: MessageId,
-        reason: DeadReason,
-        error: str,
-        done: Callable[[DMQError | None], None],
-    ) -> None:
-        name, at_ms = self._broker.settings.name, self._broker.clock.now_ms()
+    async def _keep(self, refused: _Refused) -> None:
+        at_ms = self._runtime.clock.wall.now_ms()
+        first_id = refused.first_id
         producer = first_id.producer_id or secrets.randbits(63) | 1 << 62
 
         def put(store: DeadLetterStore) -> dict[int, str]:
             records, at = [], 0
-            for index, length in enumerate(lengths):
-                message_id = MessageId(producer, first_id.sequence + index)
-                record = RecordView(data, at, at + length)
+            for index, length in enumerate(refused.lengths):
+                record = RecordView(refused.data, at, at + length)
                 at += length
                 records.append(
                     moved_record(
                         record,
                         DLQ_PREFIX,
                         sent_at_ms=at_ms,
-                        message_id=message_id,
-                        reason=error,
-                        reason_code=reason,
-                        first_error=error,
+                        message_id=MessageId(producer, first_id.sequence + index),
+                        reason=refused.error,
+                        reason_code=refused.reason,
+                        first_error=refused.error,
                     )
                 )
-            return put_records(store, records, name)
+            return put_records(store, records, self._name)
 
-        refused = await self._thread.call(put)
-        if refused:
-            raise DatabaseDown(f"the database of dead letters does not take it: {next(iter(refused.values()))}")
-        self._waiting_bytes -= len(data)
-        self.taken += len(lengths)
-        done(None)
-
-    def _put_failed(self, failure: BaseException, size: int, done: Callable[[DMQError | None], None]) -> None:
-        self._waiting_bytes -= size
-        self._down_at = self._broker.clock.monotonic()
-        done(failure if isinstance(failure, DMQError) else DatabaseDown(str(failure)))
+        problems = await self._thread.call(put)
+        if problems:
+            raise DatabaseDown(f"the database of dead letters does not take it: {next(iter(problems.values()))}")
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, float]:
         """Counters and gauges, by name."""
         return {
-            "dead_letters_drained": self.drainer.drained,
+            "dead_letters_drained": self.drain.drained,
             "dead_letters_taken": self.taken,
             "dead_letters_turned_away": self.turned_away,
-            "dead_letters_resent": self.resends.resent,
-            "dead_letters_deleted": self.resends.deleted,
+            "dead_letters_resent": self.resend.resent,
+            "dead_letters_deleted": self.resend.deleted,
             "dead_letters_failures": self._thread.failures,
             "dead_letters_waiting": self._waiting(),
-            "dead_letters_refused": self.drainer.refused,
+            "dead_letters_refused": self.drain.refused,
             "dead_letters_database_down": float(self._thread.is_down),
         }
 
     def _waiting(self) -> int:
         """How many of the journal's are not in the database yet."""
-        queries = self._broker.store.queries
+        queries = self._queries
         total = 0
         for topic in queries.topics():
             if not topic.name.startswith(DLQ_PREFIX):
@@ -339,3 +234,7 @@ class DeadLetters:
                 )
                 total += max(0, following - floor - settled)
         return total
+
+
+def _turn_away(reason: DeadReason, failure: DMQError) -> None:
+    log.warning("messages cannot be dead letters", extra={"reason": reason.name, "error": failure.message})

@@ -18,42 +18,63 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.dead_letters.letter_thread import LetterThread
+from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError, UnknownMessage, UnknownTopic, Unsupported
-from dmq.model import SYSTEM_PREFIX, Durability, TopicConfig, parse_broadcast_name, retry_topic_name
+from dmq.model import SYSTEM_PREFIX, TopicConfig, parse_broadcast_name, retry_topic_name
 from dmq.records import business_hash, id_hash, key_hash, moved_record
 from dmq.storage.journal.unit_draft import Batch
+from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-    from dmq.broker.dead_letters.dead_letters import LetterThread
     from dmq.deadletters.letter import DeadLetter
-    from dmq.token_bucket import TokenBucket
 
-__all__ = ["Resends"]
+__all__ = ["Resend"]
 
 log = logging.getLogger(__name__)
 
 _TOGETHER: Final = 100
 
 
-class Resends:
-    """See the module."""
+class Resend:
+    """The resends of one broker.
 
-    def __init__(self, broker: Broker, thread: LetterThread, bucket: TokenBucket) -> None:
-        self._broker = broker
+    Parameters:
+        bucket: how many are sent in a second.
+        name: the broker's.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        runtime: Runtime,
+        catalog: Catalog,
+        thread: LetterThread,
+        *,
+        bucket: TokenBucket,
+        name: str,
+    ) -> None:
+        self._store = journal.store
+        self._queries = journal.queries
+        self._writer = journal.writer
+        self._reads = journal.reads
+        self._runtime = runtime
+        self._catalog = catalog
         self._thread = thread
         self._bucket = bucket
+        # What our claims say; with the journal's id, since a name may be used twice.
+        self._name = f"{name[:200]}/{journal.queries.journal_id:016x}"
         self._under_way: set[int] = set()
         self.resent = 0
         self.deleted = 0
 
-    @property
-    def _name(self) -> str:
-        """What our claims say; the journal's id, since a name may be used twice."""
-        return f"{self._broker.settings.name[:200]}/{self._broker.store.queries.journal_id:016x}"
-
     async def resend(self, numbers: Sequence[int], who: str) -> dict[int, DMQError | None]:
         """Send letters again.
+
+        Parameters:
+            who: the client that asks, for the record.
 
         Returns:
             For each what went wrong, None if nothing did.
@@ -61,6 +82,7 @@ class Resends:
         Raises:
             DatabaseDown: the database cannot be used; those that were sent already are marked when it is back.
         """
+        self._runtime.readiness.check_running()
         outcomes: dict[int, DMQError | None] = {}
         for number in numbers:
             if number in self._under_way:
@@ -80,13 +102,13 @@ class Resends:
     async def delete(self, numbers: Sequence[int], who: str) -> dict[int, DMQError | None]:
         """Mark letters deleted; as `resend`."""
         await self._keep_pace(len(numbers))
-        at_ms = self._broker.clock.now_ms()
+        at_ms = self._runtime.clock.wall.now_ms()
         problems = await self._thread.call(lambda store: store.delete(numbers, who, at_ms))
         self.deleted += len(set(numbers)) - len(problems)
         return {n: UnknownMessage(problems[n]) if n in problems else None for n in numbers}
 
     async def _keep_pace(self, count: int) -> None:
-        seconds = self._bucket.wait(count, self._broker.clock.monotonic())
+        seconds = self._bucket.wait(count, self._runtime.clock.wall.monotonic())
         if seconds:
             await asyncio.sleep(seconds)
 
@@ -107,7 +129,7 @@ class Resends:
             else:
                 outcomes[letter.number] = None
                 sent.append(letter.number)
-        at_ms = self._broker.clock.now_ms()
+        at_ms = self._runtime.clock.wall.now_ms()
         if sent:
             await self._thread.call(lambda store: store.mark_resent(sent, me, at_ms))
             self.resent += len(sent)
@@ -119,7 +141,7 @@ class Resends:
         """Send one, unless the journal has it: then a claim of ours from before stood in the database."""
         if letter.claimed_by is not None and await self._is_sent(letter):
             return
-        await self._write(await self._batch(letter))
+        await self._writer.write([await self._batch(letter)])
 
     async def _batch(self, letter: DeadLetter) -> Batch:
         from dmq.deadletters.letter import record_of
@@ -130,7 +152,7 @@ class Resends:
         raw = moved_record(
             record,
             topic,
-            sent_at_ms=self._broker.clock.now_ms(),
+            sent_at_ms=self._runtime.clock.wall.now_ms(),
             attempt=0 if letter.group else None,
             group=letter.group or None,
             attempts_before=letter.attempts,
@@ -149,8 +171,7 @@ class Resends:
         )
 
     async def _target(self, letter: DeadLetter) -> tuple[str, int]:
-        broker = self._broker
-        topic = broker.store.queries.find_topic(letter.topic)
+        topic = self._queries.find_topic(letter.topic)
         if topic is None:
             raise UnknownTopic(
                 f"topic {letter.topic!r} of letter {letter.number} is gone: create it, or delete the letter"
@@ -161,32 +182,22 @@ class Resends:
                 return topic.name, min(letter.priority, queues - 1)
             if letter.business_id:
                 return topic.name, business_hash(letter.business_id) % queues
-            return topic.name, broker.choose_queue(topic)
+            return topic.name, self._catalog.choose_queue(topic)
         if self._is_broadcast(letter.group, topic.id):
             raise Unsupported(
                 f"letter {letter.number} is of the broadcast group {letter.group!r}, whose members have no retry "
                 "topic: send its body anew"
             )
         name = retry_topic_name(letter.group, topic.id)
-        await broker.moves.see_to_topic(name, TopicConfig(queues=queues, carry_for=letter.group))
+        await self._catalog.see_to_topic(name, TopicConfig(queues=queues, carry_for=letter.group))
         return name, min(letter.queue or 0, queues - 1)
 
     def _is_broadcast(self, group: str, topic_id: int) -> bool:
-        queries = self._broker.store.queries
+        queries = self._queries
         if any(key[0] == topic_id for key in queries.positions_of(group)):
             return False
         names = (name for name in queries.groups() if name.startswith(SYSTEM_PREFIX))
         return any((parts := parse_broadcast_name(name)) is not None and parts[0] == group for name in names)
-
-    async def _write(self, batch: Batch) -> None:
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(_: object, error: DMQError | None) -> None:
-            if not written.done():
-                written.set_exception(error) if error is not None else written.set_result(None)
-
-        self._broker.writer.submit([batch], Durability.FLUSHED, done, size=len(batch.data))
-        await written
 
     # --- claims of before -------------------------------------------------------------------------------------------
 
@@ -202,15 +213,15 @@ class Resends:
             unsent: list[int] = []
             for letter in idle:
                 (sent if await self._is_sent(letter) else unsent).append(letter.number)
-            at_ms = self._broker.clock.now_ms()
+            at_ms = self._runtime.clock.wall.now_ms()
             await self._thread.call(lambda store: store.mark_resent(sent, me, at_ms))  # noqa: B023
             await self._thread.call(lambda store: store.release(unsent, me))  # noqa: B023
             log.info("claims of dead letters settled", extra={"sent": len(sent), "unsent": len(unsent)})
 
     async def _is_sent(self, letter: DeadLetter) -> bool:
         """Whether the journal has what a resend of this letter writes."""
-        queries = self._broker.store.queries
-        found = await self._broker.reads.ask(lambda: queries.find(message_id=letter.message_id))
+        queries = self._queries
+        found = await self._reads.ask(lambda: queries.find(message_id=letter.message_id))
         for place in found:
             said = place.record.attributes
             if place.record.moved and said.attempts_before == letter.attempts and (said.group or "") == letter.group:

@@ -1,4 +1,4 @@
-"""The drainer: from the dead-letter topics of the journal into SQL (D-16).
+"""The drain: from the dead-letter topics of the journal into SQL (D-16).
 
 It reads `%DLQ%` topics as the group `%DRAIN%`, puts batches into the database, and settles what was put. Retention
 carries along what that group has not settled.
@@ -16,18 +16,19 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dmq.broker.dead_letters.letter_thread import LetterThread
+from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import Damaged, DMQError, OffsetGone, StorageError, UnknownTopic
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP
 from dmq.offset_runs import offset_runs
 from dmq.storage.state.events import Event, Outcome, Settled
 
 if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-    from dmq.broker.dead_letters.dead_letters import LetterThread
     from dmq.deadletters.store import DeadLetterStore
     from dmq.storage.state.state import Topic
 
-__all__ = ["Drainer"]
+__all__ = ["SqlDrain"]
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,20 @@ class _Read(NamedTuple):
     following: int  # where to read on
 
 
-class Drainer:
-    """See the module."""
+class SqlDrain:
+    """The drain of one broker.
 
-    def __init__(self, broker: Broker, thread: LetterThread) -> None:
-        self._broker = broker
+    Parameters:
+        name: the broker's.
+    """
+
+    def __init__(self, journal: Journal, runtime: Runtime, thread: LetterThread, name: str) -> None:
+        self._store = journal.store
+        self._queries = journal.queries
+        self._writer = journal.writer
+        self._reads = journal.reads
+        self._clock = runtime.clock.wall
+        self._name = name
         self._thread = thread
         self._woken = asyncio.Event()
         self._waiting: dict[str, None] = {}  # topics that may have something, in turn
@@ -84,13 +94,13 @@ class Drainer:
     def _look_again(self) -> None:
         self._next.clear()
         self._refused.clear()
-        for topic in self._broker.store.queries.topics():
+        for topic in self._queries.topics():
             if topic.name.startswith(DLQ_PREFIX):
                 self.wake(topic.name)
 
     async def _run(self) -> None:
         pause = _PAUSE_SECONDS
-        clock = self._broker.clock
+        clock = self._clock
         looked_at = clock.monotonic()
         while True:
             try:
@@ -135,7 +145,7 @@ class Drainer:
         return False
 
     async def _read(self, name: str) -> _Read | None:
-        queries = self._broker.store.queries
+        queries = self._queries
         try:
             topic = queries.topic(name)
         except UnknownTopic:
@@ -152,7 +162,7 @@ class Drainer:
 
     def _place(self, topic: Topic, queue: int) -> tuple[int, int]:
         """The first offset that was not offered yet, and the one after the last there is."""
-        queries = self._broker.store.queries
+        queries = self._queries
         first, following = queries.bounds(topic.name, queue)
         position = queries.position(DRAIN_GROUP, topic.name, queue)
         at = max(first, self._next.get((topic.id, queue), 0))
@@ -164,9 +174,9 @@ class Drainer:
         return at, following
 
     async def _records(self, topic: Topic, queue: int, at: int) -> _Read | None:
-        queries = self._broker.store.queries
+        queries = self._queries
         try:
-            found = await self._broker.reads.ask(lambda: queries.read(topic.name, queue, at, _BATCH, _BATCH_BYTES))
+            found = await self._reads.ask(lambda: queries.read(topic.name, queue, at, _BATCH, _BATCH_BYTES))
         except (OffsetGone, Damaged) as error:
             is_gone = isinstance(error, OffsetGone)
             resume = max(at + 1, int(error.detail["first"] if is_gone else error.detail["next"]))
@@ -184,11 +194,9 @@ class Drainer:
         return _Read(topic, queue, offsets, records, found.next_offset)
 
     async def _put(self, read: _Read) -> None:
-        broker = self._broker
         refused: dict[int, str] = {}
         if read.records:
-            name = broker.settings.name
-            refused = await self._thread.call(lambda store: put_records(store, read.records, name))
+            refused = await self._thread.call(lambda store: put_records(store, read.records, self._name))
         key = (read.topic.id, read.queue)
         self._next[key] = max(self._next.get(key, 0), read.following)
         for index, error in refused.items():
@@ -198,12 +206,12 @@ class Drainer:
                 extra={"topic": read.topic.name, "offset": read.offsets[index], "error": error},
             )
         kept = [offset for index, offset in enumerate(read.offsets) if index not in refused]
-        now_ms = broker.clock.now_ms()
+        now_ms = self._clock.now_ms()
         events: list[Event] = [
             Settled(DRAIN_GROUP, read.topic.id, read.queue, start, stop - start, Outcome.ACKED, settled_at_ms=now_ms)
             for start, stop in offset_runs(kept)
         ]
-        broker.write_events(events)
+        self._writer.write_soon(events)
         self.drained += len(kept)
 
 

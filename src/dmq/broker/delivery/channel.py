@@ -1,89 +1,370 @@
-"""Consumption: one group at one topic, with its cursors, its members and whoever waits.
+"""The channel: one consumer group at one topic, with its cursors, its members and what waits for messages.
 
-It joins the pure parts (group, cursors, selection) with the store: it decides what is handed to whom, and reads it. It
-sends nothing itself: members have sinks, waiting pulls have callbacks. Reading is in `fetching`; here is who is served,
-and what is said of messages.
+It joins the pure parts (group, cursors, queue selection) with the store: it decides what is handed to whom, and reads
+it. It sends nothing itself: subscribers have sinks, pulls have callbacks.
 
 The group's retry topic belongs to it as well: its queues stand beside those of the topic, `RETRY` numbers higher, and
 queue `n` of it has what failed in queue `n`. What holds for a queue (turns, credit, filter, priority) holds for both.
 
-What always holds: what is leased was read and handed to a sink or a pull in the same step, but for what must not go
-out, which goes to the dead letters; an event for everything settled goes to the writer; a queue is marked whenever it
-may have something to hand out.
+What always holds: leased messages were read and handed to a sink or a pull in the same step, except for doomed ones,
+which go to the dead letters; messages that are gone or damaged are passed over, and so are those that a filter does not
+let through; an event for everything settled goes to the writer; a queue is marked whenever it may have something to
+hand out. A filter looks at a bounded number of index entries in one turn of the loop, whatever it finds.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
-from dmq.broker.delivery.bitmap import full
-from dmq.broker.delivery.group import Group, Member
-from dmq.broker.delivery.hand_out import LOOK, LOOK_TURN, PUSH_BYTES, RETRY, Doomed, Fetching
-from dmq.broker.delivery.lease import Lease
-from dmq.broker.delivery.queue_selection import with_retries
-from dmq.broker.delivery.waiters import ConsumedWatch, Sink, WaitingPull, Watches
-from dmq.broker.retry.record_copy import read_origins
-from dmq.errors import Busy
+from dmq.broker.delivery.bitmap import Ranges, full, lowest
+from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseNumbers, Looked, Proposal
+from dmq.broker.delivery.dequeue_log import GONE, CursorKey
+from dmq.broker.delivery.doomed import Doomed, Terms, find_doomed
+from dmq.broker.delivery.group import Group, Member, hashes_of
+from dmq.broker.delivery.lease import Holder, Lease
+from dmq.broker.delivery.origin import origins_of, read_origins
+from dmq.broker.delivery.queue_selection import RETRY_QUEUES, QueueSelection
+from dmq.broker.delivery.waiters import ConsumedWatch, Demand, Handed, Lengths, Subscriber, WaitingPull, Watches
+from dmq.errors import Busy, Damaged, DMQError, LeaseLost, OffsetGone
 from dmq.offset_runs import mask_runs
+from dmq.protocol.consume import Outcome as Verdict
+from dmq.protocol.consume import Settlement
 from dmq.storage.queries import Queries
+from dmq.storage.read.reader import Slice, TagFilter
 from dmq.storage.state.events import Outcome, Settled
+from dmq.storage.state.positions import Position
 from dmq.storage.state.state import Topic
 
-__all__ = ["RETRY", "Consumption", "Doomed"]
+__all__ = ["RETRY", "Channel", "ChannelParts", "Failure", "FailureMover"]
 
-Bury = Callable[["Consumption", int, Lease, Doomed, int], None]
+log = logging.getLogger(__name__)
+
+# How many index entries a filter looks at for one hand-out, and how many in one turn of the loop.
+LOOK: Final = WINDOW
+LOOK_TURN: Final = 4 * WINDOW
+HANDED_MAX: Final = 32_768  # messages of one hand-out: their ids fit into the head of a frame, whatever they are
+PUSH_BYTES: Final = 256 << 10  # of one push; what waits for a slow reader is not much more
+DAMAGED: Final = "damaged"
+RETRY: Final = RETRY_QUEUES  # a queue of the retry topic is its number and this
+# Of messages that must not go out, so many are looked through at a time, so often in one go.
+_DOOMED_BATCH: Final = 1024
+_DOOMED_ROUNDS: Final = 8
+_NOBODY: Final = Holder("")
 
 
-class Consumption(Fetching):
-    """See the module.
+class Failure(NamedTuple):
+    """Messages of a lease that a consumer failed at.
 
-    Parameters:
-        lease_numbers: one counter for all cursors of the broker.
-        write: takes events for the journal.
-        bury: takes messages of a lease for the dead letters.
-        pump_soon: has `pump` called in another turn of the loop.
-        look: how many index entries a filter looks at for one hand-out.
-        look_turn: so many in one turn of the loop; then others have theirs.
+    Attributes:
+        ranges: which of them; None is all that are out.
+        delay_ms: until their next attempt; below 0 the policy says.
     """
 
-    def __init__(
-        self,
-        topic: Topic,
-        group: Group,
-        queries: Queries,
-        lease_numbers: Iterator[int],
-        write: Callable[[list[Settled]], None],
-        pulls_waiting_max: int,
-        bury: Bury,
-        pump_soon: Callable[[Consumption], None],
-        *,
-        look: int = LOOK,
-        look_turn: int = LOOK_TURN,
-    ) -> None:
-        super().__init__(topic, group, queries, lease_numbers, write, look, look_turn)
-        self._bury = bury
-        self._pump_soon = pump_soon
-        self._pulls_waiting_max = pulls_waiting_max
-        self.sinks: dict[str, Sink] = {}
+    epoch: int
+    lease: int
+    ranges: Ranges | None
+    error: str = ""
+    delay_ms: int = -1
+
+
+class FailureMover(Protocol):
+    """Takes messages that failed to their retry or to the dead letters."""
+
+    def nack(self, channel: Channel, key: int, failure: Failure) -> None:
+        """Messages are to be tried again, if they have attempts left."""
+        ...
+
+    def reject(self, channel: Channel, key: int, failure: Failure) -> None:
+        """No attempt will help these messages."""
+        ...
+
+    def bury_doomed(self, channel: Channel, key: int, lease: Lease, doomed: Doomed, now_ms: int) -> None:
+        """These messages were about to be handed out, and must not be."""
+        ...
+
+
+class ChannelParts(NamedTuple):
+    """What all channels of a broker share.
+
+    Attributes:
+        leases: numbers for the leases of all cursors.
+        write: takes events for the journal.
+        pump_soon: has `pump` called in another turn of the loop.
+        lease_ms: how long a lease is extended if the consumer does not say.
+        look: how many index entries a filter looks at for one hand-out.
+        look_turn: so many in one turn of the loop; then other channels have theirs.
+    """
+
+    queries: Queries
+    leases: LeaseNumbers
+    write: Callable[[list[Settled]], None]
+    failures: FailureMover
+    pump_soon: Callable[[Channel], None]
+    pulls_waiting_max: int = 1000
+    lease_ms: int = 30_000
+    look: int = LOOK
+    look_turn: int = LOOK_TURN
+
+
+class Channel:
+    """One group at one topic.
+
+    Attributes:
+        subscribers: members that get messages pushed, by name.
+        max_attempts: how many attempts a message gets; 0 is any number.
+        retry_topic: None before the first failure.
+    """
+
+    def __init__(self, topic: Topic, group: Group, parts: ChannelParts) -> None:
+        self.topic = topic
+        self.group = group
+        self._parts = parts
+        self._queries = parts.queries
+        self._looked = 0  # index entries that filters looked at in this turn
+        self.cursors: dict[int, Cursor] = {}
+        self.selection = QueueSelection(by_priority=topic.config.priority)
+        self.parallel: int | None = None
+        self.max_attempts = 0
+        self.retry_topic: Topic | None = None
+        self.subscribers: dict[str, Subscriber] = {}
         self._pulls: deque[WaitingPull] = deque()
-        self.watches = Watches(pulls_waiting_max)
+        self.watches = Watches(parts.pulls_waiting_max)
         self.idle_since_ms: int | None = None
+        self.delivered = 0
         self.acked = 0
         self.retried = 0
         self.dead = 0
+        self._dooming = 0  # messages that were about to go out and became dead letters instead
+        for queue in range(topic.config.queues):
+            self.selection.mark(queue)
 
-    def _bury_doomed(self, queue: int, lease: Lease, doomed: Doomed, now_ms: int) -> None:
-        self._bury(self, queue, lease, doomed, now_ms)
+    # --- queues and cursors -----------------------------------------------------------------------------------------
 
-    def _look_on_soon(self) -> None:
-        self._pump_soon(self)
+    def is_retry(self, queue: int) -> bool:
+        """Whether a queue is one of the retry topic."""
+        return queue >= RETRY
+
+    def place(self, queue: int) -> tuple[Topic, int]:
+        """The topic a queue is of, and its number there."""
+        if queue < RETRY:
+            return self.topic, queue
+        assert self.retry_topic is not None, "its queues are not known before it exists"
+        return self.retry_topic, queue - RETRY
+
+    def queue_of(self, topic: str, queue: int) -> int | None:
+        """What a queue is called here that a member knows by its topic ("" is the group's) and number."""
+        if topic in ("", self.topic.name):
+            return queue if queue < self.topic.config.queues else None
+        if self.retry_topic is None or topic != self.retry_topic.name or queue >= self.retry_topic.config.queues:
+            return None
+        return queue + RETRY
+
+    def set_topic(self, topic: Topic) -> None:
+        """The topic has other settings: new queues may have something."""
+        for queue in range(self.topic.config.queues, topic.config.queues):
+            self.selection.mark(queue)
+        self.topic = topic
+
+    def set_retry_topic(self, topic: Topic) -> None:
+        """The retry topic exists, or has more queues than before."""
+        self.retry_topic = topic
+        for queue in range(topic.config.queues):
+            self.selection.mark(queue + RETRY)
+
+    @property
+    def keeps_in_place(self) -> bool:
+        """Whether what fails stays in its queue: it does in order, and where the cursor is one member's own."""
+        subscription = self.group.subscription
+        return subscription is not None and (subscription.is_ordered or subscription.is_broadcast)
+
+    def cursor(self, queue: int) -> Cursor:
+        """The cursor of a queue, made from what is durable when it is first needed."""
+        cursor = self.cursors.get(queue)
+        if cursor is None:
+            topic, number = self.place(queue)
+            first, following = self._queries.bounds(topic.name, number)
+            position = self._queries.position(self.group.name, topic.name, number) or Position(first)
+            subscription = self.group.subscription
+            cursor = self.cursors[queue] = Cursor(
+                CursorKey(self.group.name, topic.id, number),
+                position,
+                self._parts.leases,
+                visible_next=following,
+                rules=HandOutRules(bool(subscription and subscription.is_ordered), self.parallel),
+            )
+            cursor.sought = self._queries.sought(self.group.name, topic.id, number)
+        return cursor
+
+    def set_ordered(self, ordered: bool, now_ms: int) -> None:
+        """What the members agreed on holds for cursors, too, that were there before them."""
+        for cursor in self.cursors.values():
+            cursor.set_ordered(ordered, now_ms)
+
+    def set_parallel(self, parallel: int) -> None:
+        """No more messages than this are out at once in each queue."""
+        self.parallel = parallel
+        for cursor in self.cursors.values():
+            cursor.parallel = parallel
+
+    def lag(self) -> int:
+        """Visible messages the group has not settled."""
+        name = self.topic.name
+        return sum(self.cursor(q).lag(self._queries.bounds(name, q)[1]) for q in range(self.topic.config.queues))
+
+    @property
+    def out(self) -> int:
+        """How many messages are leased."""
+        return sum(cursor.out for cursor in self.cursors.values())
+
+    # --- handing out ------------------------------------------------------------------------------------------------
+
+    def hand_out(self, demand: Demand, now_ms: int) -> Handed | None:
+        """Lease the next messages to a member; None if there are none for it now."""
+        if not self.topic.config.can_consume:
+            return None  # everybody waits until it is switched on again
+        rounds = 0
+        limit = min(demand.limit, HANDED_MAX)
+        tags = self._tags()
+        look = None if tags is None else self._parts.look
+        while not self.is_looking and (queue := self.selection.pick(demand.allowed)) is not None:
+            cursor = self.cursor(queue)
+            topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
+            following = self._queries.bounds(topic.name, number)[1]
+            wanted = limit if not rounds else max(limit, _DOOMED_BATCH)
+            proposal = cursor.propose(wanted, now_ms, following, look)
+            if proposal is None:
+                self.selection.unmark(queue)
+                continue
+            dead = self._dooming
+            handed = self._fetch(queue, cursor, proposal, demand, tags=tags, now_ms=now_ms)
+            if tags is not None:
+                self._count_look(proposal.stop - proposal.start)
+            if handed is not None:
+                self.delivered += len(handed.lengths)
+                return handed
+            if self._dooming != dead:
+                rounds += 1
+                if rounds >= _DOOMED_ROUNDS:
+                    # The rest when these are written, which marks the queue: others want to be served, too.
+                    self.selection.unmark(queue)
+                    return None
+        return None
+
+    @property
+    def is_looking(self) -> bool:
+        """A filter has looked at many entries, and goes on when others had their turn: what comes is not known yet."""
+        return self._looked >= self._parts.look_turn
+
+    def begin_turn(self) -> None:
+        """Others had their turn: filters may look on."""
+        self._looked = 0
+
+    def _count_look(self, entries: int) -> None:
+        was_looking = self.is_looking
+        self._looked += entries
+        if self.is_looking and not was_looking:
+            self.pump_soon()
+
+    def _tags(self) -> list[int] | None:
+        subscription = self.group.subscription
+        return None if subscription is None else hashes_of(subscription.filter)
+
+    def _fetch(
+        self, queue: int, cursor: Cursor, proposal: Proposal, demand: Demand, *, tags: list[int] | None, now_ms: int
+    ) -> Handed | None:
+        """Read what was proposed and lease what is there; what is gone or damaged is passed over."""
+        is_fresh = proposal.is_fresh
+        count = proposal.limit if is_fresh else proposal.stop - proposal.start
+        filtered = tags if is_fresh else None
+        topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
+        limit, max_bytes = demand.limit if demand.limit < HANDED_MAX else HANDED_MAX, demand.max_bytes
+        if proposal.limit > limit:
+            max_bytes = max(max_bytes, PUSH_BYTES)
+        try:
+            found = self._queries.read(
+                topic.name,
+                number,
+                proposal.start,
+                count,
+                max_bytes=max_bytes,
+                tags=None if filtered is None else TagFilter(filtered, proposal.stop - proposal.start),
+            )
+        except (OffsetGone, Damaged) as error:
+            self._pass_over(queue, cursor, proposal, error, now_ms)
+            return None
+        except BaseException:
+            cursor.release(proposal, now_ms)
+            raise
+        # Without a filter one follows the other, and a range says so without naming each.
+        offsets: Sequence[int] = (
+            range(proposal.start, proposal.start + len(found)) if filtered is None else found.offsets.tolist()
+        )
+        lengths: Lengths = found.lengths
+        pieces = found.pieces
+        size = sum(map(len, pieces))
+        looked = Looked(found.next_offset, None if filtered is None else offsets, size)
+        lease = cursor.grant(proposal, demand.member, now_ms, demand.lease_ms, looked)
+        if lease is None:
+            return None
+        if (
+            queue >= RETRY
+            or topic.config.ttl_ms is not None
+            or topic.id in self._queries.expiring
+            or 0 < self.max_attempts < proposal.attempt
+        ):
+            self._doom(queue, lease, found, offsets, now_ms)
+            if lease.count > limit:
+                more = list(mask_runs(lease.start, lease.mask ^ lowest(lease.mask, limit)))
+                cursor.nack(lease.epoch, lease.number, more, now_ms, was_tried=False)
+            if not lease.mask:
+                return None
+        if lease.count != len(offsets):
+            wanted = {offset for first, last in mask_runs(lease.start, lease.mask) for offset in range(first, last)}
+            offsets, lengths, pieces = _part(found, offsets, wanted)
+            size = sum(lengths)
+        ids = self._queries.id_runs(topic, number, offsets, pieces)
+        name = "" if queue < RETRY else topic.name
+        return Handed(number, lease, lengths, pieces, size=size, ids=ids, sought=cursor.sought, topic=name)
+
+    def _pass_over(self, queue: int, cursor: Cursor, proposal: Proposal, error: DMQError, now_ms: int) -> None:
+        """The messages of a proposal cannot be read: settle them as passed over."""
+        is_gone = isinstance(error, OffsetGone)
+        resume = int(error.detail["first"] if is_gone else error.detail["next"])
+        log.warning(
+            "messages passed over",
+            extra={"topic": self.topic.name, "group": self.group.name, "queue": queue, "error": str(error)},
+        )
+        looked = Looked(min(resume, proposal.stop), (), reason=GONE if is_gone else DAMAGED)
+        cursor.grant(proposal, _NOBODY, now_ms, 0, looked)
+        self._parts.write(cursor.take_skipped(now_ms))
+
+    def _doom(self, queue: int, lease: Lease, found: Slice, offsets: Sequence[int], now_ms: int) -> None:
+        """Take out of a lease what must not go out."""
+        topic, number = self.place(queue)
+        is_retry = queue >= RETRY
+        ids = self._queries.id_runs(topic, number, offsets, found.pieces)
+        doomed = find_doomed(
+            origins_of(found, offsets, ids, is_retry=is_retry),
+            Terms(lease.attempt, self.max_attempts, now_ms, None if is_retry else topic.config.ttl_ms),
+        )
+        if doomed is not None:
+            out = {offset for first, last in mask_runs(lease.start, lease.mask) for offset in range(first, last)}
+            doomed = Doomed(*([origin for origin in origins if origin.offset in out] for origins in doomed))
+            self._dooming += len(doomed.expired) + len(doomed.exhausted)
+            self._parts.failures.bury_doomed(self, queue, lease, doomed, now_ms=now_ms)
 
     # --- pumping ----------------------------------------------------------------------------------------------------
 
+    def pump_soon(self) -> None:
+        """Have `pump` called at the end of this turn of the loop."""
+        self._parts.pump_soon(self)
+
     def pump(self, now_ms: int) -> None:
         """Serve everybody who waits as long as there is something for them."""
-        self.begin_turn()
+        self._looked = 0
         self._serve_pulls(now_ms)
         misses = 0
         while (
@@ -92,18 +373,19 @@ class Consumption(Fetching):
             and misses <= len(self.group.members)
             and (member := self.group.next_taker(now_ms)) is not None
         ):
-            sink = self.sinks.get(member.name)
-            if sink is None or not sink.is_ready:
+            subscriber = self.subscribers.get(member.name)
+            if subscriber is None or not subscriber.sink.is_ready:
                 misses += 1
                 continue
-            limit = min(sink.batch, member.credit(now_ms))
+            limit = min(subscriber.batch, member.credit(now_ms))
             room = min(max(1, member.prefetch_bytes - member.bytes_out), PUSH_BYTES)
-            handed = self.hand_out(member, limit, room, sink.lease_ms, now_ms, sink.allowed)
+            demand = Demand(member, limit, room, subscriber.lease_ms, allowed=subscriber.allowed)
+            handed = self.hand_out(demand, now_ms)
             if handed is None:
                 misses += 1
             else:
                 misses = 0
-                sink.push(handed)
+                subscriber.sink.push(handed)
 
     def _serve_pulls(self, now_ms: int) -> None:
         for _ in range(len(self._pulls)):
@@ -120,14 +402,11 @@ class Consumption(Fetching):
 
     def try_pull(self, pull: WaitingPull, now_ms: int) -> bool:
         """Answer a pull if there is something for it."""
-        if not pull.member.may_pull:
-            pull.is_done = True
-            pull.answer(None)
-            return True
-        allowed = -1 if pull.queue is None else with_retries(1 << pull.queue)
-        handed = self.hand_out(pull.member, pull.limit, pull.max_bytes, pull.lease_ms, now_ms, allowed)
-        if handed is None:
-            return False
+        handed = None
+        if pull.demand.member.may_pull:
+            handed = self.hand_out(pull.demand, now_ms)
+            if handed is None:
+                return False
         pull.is_done = True
         pull.answer(handed)
         return True
@@ -138,7 +417,7 @@ class Consumption(Fetching):
         Raises:
             Busy: too many wait already.
         """
-        if len(self._pulls) >= self._pulls_waiting_max:
+        if len(self._pulls) >= self._parts.pulls_waiting_max:
             raise Busy(
                 f"{len(self._pulls)} pulls of group {self.group.name!r} wait already: try again shortly",
                 retry_after_ms=100,
@@ -146,21 +425,54 @@ class Consumption(Fetching):
         self._pulls.append(pull)
 
     def cancel_pulls(self, owner: object) -> None:
-        """Whoever waited is gone."""
+        """The client that waited is gone."""
         self._pulls = deque(pull for pull in self._pulls if pull.owner is not owner)
 
     def end_pulls(self, owner: object, member: Member) -> None:
-        """A member pulls no more: what it still waits for is answered."""
+        """A member pulls no more: its pulls that still wait are answered."""
         for pull in self._pulls:
-            if pull.owner is owner and pull.member is member and not pull.is_done:
+            if pull.owner is owner and pull.demand.member is member and not pull.is_done:
                 pull.is_done = True
                 pull.answer(None)
 
+    def end_subscriptions(self, error: DMQError) -> None:
+        """Tell all subscribers that nothing more comes, and why."""
+        for subscriber in self.subscribers.values():
+            subscriber.sink.end(error)
+
     # --- settling ---------------------------------------------------------------------------------------------------
+
+    def settle(self, said: Settlement, now_ms: int) -> None:
+        """What a consumer says of messages it has: ack, nack, reject, extend or release.
+
+        Raises:
+            LeaseLost: the lease is gone.
+        """
+        queue = self.queue_of(said.topic, said.queue)
+        if queue is None:
+            raise LeaseLost(f"{said.topic or self.topic.name!r} has no queue {said.queue} of this group")
+        cursor = self.cursor(queue)
+        ranges: Ranges | None = [(first, first + count) for first, count in said.ranges] or None
+        match said.outcome:
+            case Verdict.ACK:
+                self.settled(queue, cursor.ack(said.epoch, said.lease, ranges, now_ms))
+            case Verdict.NACK:
+                failure = Failure(said.epoch, said.lease, ranges, said.reason, delay_ms=said.delay_ms)
+                self._parts.failures.nack(self, queue, failure)
+            case Verdict.RELEASE:
+                delay_ms = max(0, said.delay_ms)
+                cursor.nack(said.epoch, said.lease, ranges, now_ms, delay_ms=delay_ms, was_tried=False)
+                self.selection.mark(queue)
+            case Verdict.EXTEND:
+                cursor.extend(
+                    said.epoch, said.lease, now_ms, said.delay_ms if said.delay_ms >= 0 else self._parts.lease_ms
+                )
+            case Verdict.REJECT:
+                self._parts.failures.reject(self, queue, Failure(said.epoch, said.lease, ranges, said.reason))
 
     def settled(self, queue: int, events: list[Settled]) -> None:
         """Something was settled: write it, tell who waited for it, and let the next be handed out."""
-        self._write(events)
+        self._parts.write(events)
         for event in events:
             count = int.from_bytes(event.bitmap, "little").bit_count() if event.bitmap else event.count
             if event.outcome == Outcome.ACKED:
@@ -175,7 +487,7 @@ class Consumption(Fetching):
         if queue < RETRY:
             self.watches.settled(queue, events)
             return
-        # Whoever waits knows the message by the place it had before it failed.
+        # A producer that waits knows the message by the place it had before it failed.
         topic, number = self.place(queue)
         for event in events:
             bits = int.from_bytes(event.bitmap, "little") if event.bitmap else full(event.count)
@@ -199,6 +511,13 @@ class Consumption(Fetching):
         else:
             self.watches.add(watch)
 
+    def seek(self, queue: int, offset: int) -> None:
+        """The position of a queue was set: begin anew there."""
+        cursor = self.cursor(queue)
+        cursor.seek(offset)
+        cursor.sought = self._queries.sought(self.group.name, self.topic.id, queue)
+        self.selection.mark(queue)
+
     # --- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:
@@ -212,7 +531,7 @@ class Consumption(Fetching):
             if deadline is not None and deadline <= now_ms:
                 for entry in cursor.expire(now_ms):
                     if (holder := self.group.members.get(entry.member)) is not None:
-                        self.group.wake(holder)  # what was out with it is so no more
+                        self.group.wake(holder)  # the lease that ended gave its credit back
                 self.selection.mark(queue)
                 woken = True
         deadline = self.group.next_deadline()
@@ -235,12 +554,23 @@ class Consumption(Fetching):
                 pull.is_done = True
                 pull.answer(None)
 
+    def away(self, name: str, now_ms: int, grace_ms: int) -> None:
+        """The connection of a member broke: its leases stay its own for the grace time."""
+        member = self.group.disconnect(name, now_ms, grace_ms)
+        if member is not None:
+            for cursor in self.cursors.values():
+                cursor.disconnect(member, now_ms, grace_ms)
+
     def forget(self, member: Member, now_ms: int, *, is_clean: bool) -> None:
         """A member will not come back: what it had goes to others."""
-        self.sinks.pop(member.name, None)
+        self.subscribers.pop(member.name, None)
         for queue, cursor in self.cursors.items():
             if cursor.member_gone(member, now_ms, is_clean=is_clean):
                 self.selection.mark(queue)
+
+    def take_skipped(self, now_ms: int) -> list[Settled]:
+        """The events of what filters passed over, which else wait for the next thing that is settled."""
+        return [event for cursor in self.cursors.values() for event in cursor.take_skipped(now_ms)]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -249,7 +579,7 @@ class Consumption(Fetching):
 
     @property
     def is_idle(self) -> bool:
-        """Nobody is there, nothing is out, nobody waits."""
+        """It has no members, nothing is out, nothing waits."""
         return not (
             self.group.members
             or self._pulls
@@ -264,10 +594,29 @@ class Consumption(Fetching):
         return self.is_idle and (subscription is None or not (subscription.version or subscription.filter))
 
     def close(self) -> None:
-        """The group or the topic is no more: nobody waits for it any longer."""
+        """The group or the topic is gone: whatever waits is answered."""
         pulls, self._pulls = self._pulls, deque()
         for pull in pulls:
             if not pull.is_done:
                 pull.is_done = True
                 pull.answer(None)
         self.watches.expire()
+
+
+def _part(found: Slice, offsets: Sequence[int], wanted: set[int]) -> tuple[list[int], list[int], list[memoryview]]:
+    """Only some of what was read: offsets, lengths and records, each record a piece of its own."""
+    kept: list[int] = []
+    lengths: list[int] = []
+    pieces: list[memoryview] = []
+    at = 0
+    rest = iter(found.pieces)
+    piece = next(rest)
+    for offset, size in zip(offsets, found.lengths.tolist(), strict=True):
+        if at >= len(piece):
+            piece, at = next(rest), 0
+        if offset in wanted:
+            kept.append(offset)
+            lengths.append(size)
+            pieces.append(piece[at : at + size])
+        at += size
+    return kept, lengths, pieces

@@ -1,10 +1,16 @@
 """The cursor: one group in one queue, from "what is next" to "all of it is settled".
 
-Pure code: events in, decisions out. Time comes in as `now_ms`, the broker's own time, which must not run backwards (the
-wall clock at the start plus the monotonic clock since). The caller reads the store, sends, and writes the events.
+Pure code: events in, decisions out. Time comes in as `now_ms`, the broker's own time, which must not run backwards. The
+caller reads the store, sends, and writes the events.
 
-Handing out is in `handout`; here is everything that happens to a lease once it is out. What always holds:
+Hand-out has two steps, because only the store's read tells which offsets of a range pass the filter, and the read may
+take a while: `propose` reserves offsets, `grant` turns those that matched into a lease and settles the others silently
+(see `dequeue_log`), `release` gives them back. Other calls may come in between.
 
+What always holds:
+
+- every unsettled offset below `next` is in exactly one place: reserved by a proposal, out in a lease, or waiting in the
+  redelivery list;
 - nothing settled is handed out again, except after `seek`; nothing unsettled is lost;
 - nothing is handed out at or above `floor + window`, or at or above the visible end of the queue;
 - with `parallel`, no more than that many messages are out at once;
@@ -21,119 +27,23 @@ come from one counter for all cursors of a broker, so a cursor knows which lease
 dropped and created again) or than its last `seek`; their acks say nothing about the offsets as they are now, and raise
 `LeaseLost` too. (A restart forgets that there was a seek, so an ack may settle what was replayed if it is older than
 both; only a client that held a lease over both can send one.)
-
-The dequeue log: what a cursor settles, as the events that make it durable.
-
-Pure code. Everything a member settles becomes events at once. What the filter passed over is different: nobody waits
-for it, and finding it again costs one look at the index. So it is settled in the cursor's memory at once, and its
-events wait here until something else is settled, or until somebody asks (at a checkpoint, say). A crash before that
-loses no message: the new cursor looks at those offsets once more, and its filter passes over them again.
-
-What always holds: an offset that is in an event of this log is settled in its cursor; what waits is bounded, since it
-lies within the cursor's window, or is one unbroken range below it.
-
-Handing out: which offsets of a queue come next, and what becomes of them until they are leased.
-
-Pure code, the first half of a cursor (see `cursor`, which has its rules). Hand-out has two steps, because only the
-store's read tells which offsets of a range pass the filter, and the read may take a while: `propose` reserves offsets,
-`grant` turns those that matched into a lease and settles the others silently (see `dequeue`), `release` gives them
-back. Other calls may come in between.
-
-What always holds: every unsettled offset below `next` is in exactly one place: reserved by a proposal, out in a lease,
-or waiting in the redelivery list.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
-from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges, pieces
-from dmq.broker.delivery.lease import Held, Holder, Lease, LeaseTable, Redelivery, RedeliveryList
+from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges
+from dmq.broker.delivery.dequeue_log import FILTERED, CursorKey, DequeueLog
+from dmq.broker.delivery.lease import Held, Holder, Lease, LeaseTable, Redelivery, RedeliveryList, redelivery
 from dmq.errors import LeaseLost
 from dmq.offset_runs import mask_runs
 from dmq.storage.state.events import Outcome, Settled
 from dmq.storage.state.positions import Position
 
-__all__ = ["FILTERED", "GONE", "WINDOW", "Cursor", "DequeueLog", "HandOut", "Proposal"]
-
-
-# Why messages were passed over without being handed out, in the event's `error`.
-FILTERED = "filtered"
-GONE = "gone"  # retention took them before the group came to them
-
-
-class DequeueLog:
-    """Makes the `Settled` events of one cursor."""
-
-    def __init__(self, group: str, topic_id: int, queue: int) -> None:
-        self._group = group
-        self._topic_id = topic_id
-        self._queue = queue
-        self._masks: list[tuple[int, int, str]] = []  # start, mask, reason
-        self._ranges: list[tuple[int, int, str]] = []  # start, stop, reason
-        self.waiting = 0  # messages passed over whose events wait
-
-    def settled(
-        self,
-        start: int,
-        mask: int,
-        outcome: Outcome,
-        now_ms: int,
-        *,
-        member: str = "",
-        attempt: int = 1,
-        leased_at_ms: int = 0,
-        error: str = "",
-    ) -> list[Settled]:
-        """The events for the offsets of a mask, after those that waited."""
-        group, topic_id, queue, value = self._group, self._topic_id, self._queue, int(outcome)
-        events = self.take(now_ms) if self.waiting else []
-        if mask & (mask + 1) == 0:  # unbroken: the usual case, a whole lease
-            count = mask.bit_length()
-            events.append(
-                Settled(group, topic_id, queue, start, count, value, b"", member, attempt, leased_at_ms, now_ms, error)
-            )
-            return events
-        events.extend(
-            Settled(group, topic_id, queue, at, count, value, bitmap, member, attempt, leased_at_ms, now_ms, error)
-            for at, count, bitmap in pieces(start, mask)
-        )
-        return events
-
-    def pass_over(self, start: int, mask: int, reason: str) -> None:
-        """Note that nobody will get the offsets of a mask."""
-        if mask:
-            self.waiting += mask.bit_count()
-            self._masks.append((start, mask, reason))
-
-    def pass_over_range(self, start: int, stop: int, reason: str) -> None:
-        """Note that nobody will get [start, stop). Ranges that follow each other become one."""
-        self.waiting += stop - start
-        if self._ranges and self._ranges[-1][1:] == (start, reason):
-            start = self._ranges.pop()[0]
-        self._ranges.append((start, stop, reason))
-
-    def take(self, now_ms: int) -> list[Settled]:
-        """The events that waited; they no longer do."""
-        masks, ranges = self._masks, self._ranges
-        self.forget()
-        skipped = int(Outcome.SKIPPED)
-        events = [
-            Settled(
-                self._group, self._topic_id, self._queue, start, stop - start, skipped, b"", "", 1, 0, now_ms, reason
-            )
-            for start, stop, reason in ranges
-        ]
-        for start, mask, reason in masks:
-            events += self.settled(start, mask, Outcome.SKIPPED, now_ms, error=reason)
-        return events
-
-    def forget(self) -> None:
-        """Drop what waited: the position was set by hand, and what lay around it means nothing any more."""
-        self._masks, self._ranges, self.waiting = [], [], 0
-
+__all__ = ["WINDOW", "Cursor", "HandOutRules", "LeaseNumbers", "Looked", "Proposal"]
 
 WINDOW: Final = 65_536
 
@@ -144,49 +54,87 @@ class Proposal(Held):
     Attributes:
         start, stop: what to read.
         mask: which of them, from `start`; a redelivery may have holes.
-        limit: how many may match at most.
         attempt: which attempt their hand-out will be.
+        limit: how many may match at most.
         is_fresh: they were never handed out, and all of [start, stop) is reserved.
     """
 
-    __slots__ = ("is_fresh", "limit")
-
-    def __init__(self, start: int, stop: int, mask: int, attempt: int, limit: int, is_fresh: bool) -> None:
-        self.start = start
-        self.stop = stop
-        self.mask = mask
-        self.attempt = attempt
-        self.limit = limit
-        self.is_fresh = is_fresh
+    limit: int
+    is_fresh: bool
 
     def __repr__(self) -> str:
         return f"Proposal([{self.start}, {self.stop}), at most {self.limit}, attempt {self.attempt})"
 
 
-class HandOut:
-    """See the module; `cursor.Cursor` is the whole."""
+class Looked(NamedTuple):
+    """What the store's read found of a proposal.
+
+    Attributes:
+        scanned_to: everything below it was looked at; None means all of the proposal.
+        matched: the offsets that pass the filter; None means all that was looked at.
+        size: bytes of the messages that matched, for the holder's credit.
+        reason: why the others are passed over.
+    """
+
+    scanned_to: int | None = None
+    matched: Iterable[int] | None = None
+    size: int = 0
+    reason: str = FILTERED
+
+
+class LeaseNumbers(NamedTuple):
+    """Where the leases of a broker get their names from.
+
+    Attributes:
+        epoch: the broker's; leases of older epochs are those of before a restart.
+        numbers: one counter for all cursors of the broker.
+    """
+
+    epoch: int
+    numbers: Iterator[int]
+
+
+class HandOutRules(NamedTuple):
+    """How a cursor hands out.
+
+    Attributes:
+        ordered: one lease at a time, in strict order.
+        parallel: how many messages may be out at once; None: as many as the window takes.
+        window: how far hand-out may run ahead of the floor.
+    """
+
+    ordered: bool = False
+    parallel: int | None = None
+    window: int = WINDOW
+
+
+_ALL: Final = Looked()
+_RULES: Final = HandOutRules()
+NEVER_MS: Final = 1 << 62
+
+
+class Cursor:
+    """One group in one queue.
+
+    Parameters:
+        key: whose cursor it is, for the events.
+        position: what is durable; it is copied, and the store goes on by the events.
+        visible_next: the visible end of the queue as it is now; without it, acks of older epochs wait for a propose.
+    """
 
     def __init__(
         self,
-        group: str,
-        topic_id: int,
-        queue: int,
+        key: CursorKey,
         position: Position,
+        leases: LeaseNumbers,
         *,
-        epoch: int,
-        numbers: Iterator[int],
-        ordered: bool = False,
-        parallel: int | None = None,
         visible_next: int = 0,
-        window: int = WINDOW,
+        rules: HandOutRules = _RULES,
     ) -> None:
-        self.epoch = epoch
-        self.ordered = ordered
-        self.parallel = parallel
-        self._numbers = numbers
-        self._window = window
+        self.epoch, self._numbers = leases
+        self.ordered, self.parallel, self._window = rules
         self._visible = visible_next
-        self._log = DequeueLog(group, topic_id, queue)
+        self._log = DequeueLog(key)
         self.sought = 0  # which seek was the last, as the store counts them; members learn of it with their leases
         self._takes_older_epochs = True  # until a seek: what was acked before it says nothing about what comes after
         self._begin(Position(position.floor, position.ranges))
@@ -235,7 +183,8 @@ class HandOut:
         if self._redeliveries.count:
             held = self._redeliveries.take(limit, now_ms)
             if held is not None:
-                proposal = Proposal(held.start, held.stop, held.mask, held.attempt, held.mask.bit_count(), False)
+                count = held.mask.bit_count()
+                proposal = Proposal(held.start, held.stop, held.mask, held.attempt, limit=count, is_fresh=False)
             elif self.ordered:
                 return None  # the first one waits for its time, and all wait behind it
         if proposal is None:
@@ -248,36 +197,23 @@ class HandOut:
             if stop <= start:
                 return None
             self._next = stop
-            proposal = Proposal(start, stop, (1 << (stop - start)) - 1, 1, min(limit, stop - start), True)
+            count = stop - start
+            proposal = Proposal(start, stop, (1 << count) - 1, 1, limit=min(limit, count), is_fresh=True)
         self._proposals.add(proposal)
         self._reserved += proposal.limit
         return proposal
 
     def grant(
-        self,
-        proposal: Proposal,
-        holder: Holder,
-        now_ms: int,
-        lease_ms: int,
-        *,
-        scanned_to: int | None = None,
-        matched: Iterable[int] | None = None,
-        size: int = 0,
-        reason: str = FILTERED,
+        self, proposal: Proposal, holder: Holder, now_ms: int, lease_ms: int, looked: Looked = _ALL
     ) -> Lease | None:
         """Hand out what matched, settle what did not, and give back what was not looked at.
 
         Messages that turn out to be expired are granted like others and then settled as EXPIRED.
 
-        Parameters:
-            scanned_to: everything below it was looked at; None means all of the proposal.
-            matched: the offsets that pass the filter; None means all that was looked at.
-            size: bytes of the messages that matched, for the holder's credit.
-            reason: why the others are passed over.
-
         Returns:
             The lease, or None: nothing matched, or all was settled or the position set in the meantime.
         """
+        scanned_to, matched, size, reason = looked
         if proposal not in self._proposals:
             return None  # a seek came in between
         start, stop, mask, is_whole = proposal.start, proposal.stop, proposal.mask, proposal.is_fresh
@@ -298,9 +234,20 @@ class HandOut:
             mask = found >> (start - proposal.start)
         if not mask:
             return None
-        number = next(self._numbers)
+        deadline_ms = now_ms + lease_ms
         lease = Lease(
-            number, self.epoch, start, stop, mask, proposal.attempt, holder, now_ms, now_ms + lease_ms, size, is_whole
+            start,
+            stop,
+            mask,
+            proposal.attempt,
+            number=next(self._numbers),
+            epoch=self.epoch,
+            holder=holder,
+            leased_at_ms=now_ms,
+            deadline_ms=deadline_ms,
+            due_ms=deadline_ms,
+            size=size,
+            is_whole=is_whole,
         )
         self._leases.add(lease)
         return lease
@@ -321,7 +268,7 @@ class HandOut:
             if bits.bit_count() != proposal.stop - first:
                 self._ahead_stale = True  # some of it was settled meanwhile
         else:
-            self._redeliveries.add(Redelivery(proposal.start, bits, proposal.attempt, now_ms), now_ms)
+            self._redeliveries.add(redelivery(proposal.start, bits, proposal.attempt, now_ms), now_ms)
 
     def _pass_over(self, start: int, stop: int, mask: int, found: int, is_whole: bool, reason: str) -> int:
         """Settle what did not match; returns where the lease begins."""
@@ -402,24 +349,6 @@ class HandOut:
         fresh = max(visible_next - self._next, 0) - sum(end - start for start, end in self._ahead)
         return fresh + self.out + self.redelivering + sum(proposal.mask.bit_count() for proposal in self._proposals)
 
-
-NEVER_MS: Final = 1 << 62
-
-
-class Cursor(HandOut):
-    """See the module.
-
-    Parameters:
-        group, topic_id, queue: whose cursor it is, for the events.
-        position: what is durable; it is copied, and the store goes on by the events.
-        epoch: the broker's; leases of older epochs are those of before a restart.
-        numbers: where lease numbers come from, one for all cursors of a broker.
-        ordered: one lease at a time, in strict order.
-        parallel: how many messages may be out at once; None: as many as the window takes.
-        visible_next: the visible end of the queue as it is now; without it, acks of older epochs wait for a propose.
-        window: how far hand-out may run ahead of the floor.
-    """
-
     # --- settling ---------------------------------------------------------------------------------------------------
 
     def ack(self, epoch: int, number: int, ranges: Ranges | None, now_ms: int) -> list[Settled]:
@@ -481,16 +410,7 @@ class Cursor(HandOut):
         if not bits:
             return None
         entry = self._move(lease, bits, lease.attempt, NEVER_MS, now_ms)
-        events = self._log.settled(
-            entry.start,
-            entry.mask,
-            outcome,
-            now_ms,
-            member=lease.holder.name,
-            attempt=lease.attempt,
-            leased_at_ms=lease.leased_at_ms,
-            error=error,
-        )
+        events = self._log.settled(entry.start, entry.mask, outcome, now_ms, lease=lease, error=error)
         return entry, events
 
     def conclude(self, entry: Redelivery, now_ms: int, again_at_ms: int | None = None) -> None:
@@ -500,7 +420,7 @@ class Cursor(HandOut):
         start, bits = entry.start, entry.mask
         self._redeliveries.drop(entry, bits)
         if again_at_ms is not None:
-            self._redeliveries.add(Redelivery(start, bits, entry.attempt + 1, again_at_ms), now_ms)
+            self._redeliveries.add(redelivery(start, bits, entry.attempt + 1, again_at_ms), now_ms)
             return
         for first, last in mask_runs(start, bits):
             self._position.settle(first, last)
@@ -594,16 +514,7 @@ class Cursor(HandOut):
                 self._position.settle(first, last)
         else:
             self._close(lease, bits)
-        return self._log.settled(
-            start,
-            bits,
-            outcome,
-            now_ms,
-            member=lease.holder.name,
-            attempt=lease.attempt,
-            leased_at_ms=lease.leased_at_ms,
-            error=error,
-        )
+        return self._log.settled(start, bits, outcome, now_ms, lease=lease, error=error)
 
     def _close(self, lease: Lease, bits: int) -> None:
         """Settle what is left to settle of a lease that ended: its last bits, and what its filter passed over."""
@@ -699,7 +610,7 @@ class Cursor(HandOut):
         lease.moved |= bits
         if not lease.mask:
             self._close(lease, 0)
-        entry = Redelivery(lease.start, bits, attempt, ready_at_ms, lease.number, lease.holder.name)
+        entry = redelivery(lease.start, bits, attempt, ready_at_ms, lease=lease.number, member=lease.holder.name)
         self._redeliveries.add(entry, now_ms)
         return entry
 

@@ -1,7 +1,15 @@
-"""The group: who consumes a topic together, by which subscription, and whose turn it is.
+"""The consumer group: who consumes a topic together, by which subscription, and whose turn it is.
 
-Pure code; one per (topic, group). The cursors belong to the caller: what the group says about members (gone, away,
-back) the caller tells the cursors.
+Pure code; one `Group` per topic and group. The cursors belong to the caller, who tells them what the group says about
+its members (gone, away, back). Credit is not a counter of its own: it is what a member asked for less what is out with
+it, so whatever ends a lease returns credit, and nothing can be returned twice.
+
+In a broadcast group every member gets every message, so each has cursors of its own. A member is known by its client
+id; the name its positions are kept under is made of group and client id, and begins with a percent sign, which no group
+of a user can. Cursors that no member uses expire, or they would pile up with every client that ever came.
+
+A tag filter is "a || b", as RocketMQ writes it. The broker compares 2-byte hashes out of the index and may let a
+stranger through; the client compares the tags themselves (R-07).
 
 What always holds:
 
@@ -9,29 +17,10 @@ What always holds:
   the conflict, unless its version is higher: then its subscription holds, and the members that disagree are superseded;
 - the version that holds never falls, also when the group is empty or the broker starts anew, so that an old deployment
   that comes back while the new one is away cannot pass over messages the new one wants;
-- members with credit take turns.
-
-Broadcast: every member of the group gets every message, so each has cursors of its own.
-
-Pure code. A member is known by its client id; the name its positions are kept under is made of group and client id, and
-begins with a percent sign, which no group of a user can. Cursors that nobody uses expire, or they would pile up with
-every client that ever came; what the caller is told to drop it drops with a `PositionDropped` event.
-
-What always holds: a name is dropped only after its member was away at every look of the whole expiry time. The times
-are not durable: after a restart of the broker the expiry time begins anew.
-
-Members: the consumers of a group, what each asked for and how much it can still take.
-
-Pure code. Credit is not a counter of its own: it is what a member asked for less what is out with it, so whatever ends
-a lease returns credit, and nothing can be returned twice.
-
-What always holds: a member gets nothing pushed while it is away, superseded, before its backlog may begin, or while as
-many messages or bytes are out with it as it asked for.
-
-Tag filters: "a || b", as RocketMQ writes them.
-
-Pure code. The broker compares 2-byte hashes out of the index and may let a stranger through; the client compares the
-tags themselves (R-07).
+- members with credit take turns; a member gets nothing pushed while it is away, superseded, before its backlog may
+  begin, or while as many messages or bytes are out with it as it asked for;
+- positions of a broadcast member are dropped only after the member was away at every look of the whole expiry time,
+  which begins anew after a restart of the broker.
 """
 
 from __future__ import annotations
@@ -60,6 +49,7 @@ __all__ = [
     "Member",
     "MemberState",
     "Subscription",
+    "group_of",
     "hashes_of",
     "kept_subscription",
     "must_keep",
@@ -68,6 +58,12 @@ __all__ = [
 
 
 _LOOK_MS: Final = 60_000
+
+
+def group_of(name: str) -> str:
+    """The group that a name of positions belongs to: what dead letters are of, and what requests call it."""
+    alone = parse_broadcast_name(name)
+    return name if alone is None else alone[0]
 
 
 class BroadcastCursors:
@@ -154,7 +150,15 @@ class Member(Holder):
         prefetch_bytes: how many bytes; one more batch may go out while it is below.
     """
 
-    __slots__ = ("away_until_ms", "backlog_at_ms", "is_superseded", "prefetch", "prefetch_bytes", "subscription")
+    __slots__ = (
+        "away_until_ms",
+        "backlog_at_ms",
+        "is_superseded",
+        "prefetch",
+        "prefetch_bytes",
+        "pullers",
+        "subscription",
+    )
 
     def __init__(self, name: str, subscription: Subscription, prefetch: int, prefetch_bytes: int) -> None:
         super().__init__(name)
@@ -164,6 +168,7 @@ class Member(Holder):
         self.away_until_ms: int | None = None
         self.backlog_at_ms: int | None = None  # not before the acknowledgement of its subscription is on its way
         self.is_superseded = False
+        self.pullers = 0  # clients that pull as this member
 
     @property
     def state(self) -> MemberState:
@@ -218,7 +223,7 @@ class Due(NamedTuple):
 
 
 class Group:
-    """See the module.
+    """One consumer group at one topic.
 
     Parameters:
         name: the group's name.

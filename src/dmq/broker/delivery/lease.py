@@ -1,18 +1,13 @@
-"""Leases: what is out, with whom, until when.
+"""Leases, and redeliveries: messages that are out with a member, and messages that go out again.
 
 Pure code. A lease is a range of one queue's offsets handed to one holder; its mask says which of them are still out.
-The table of a cursor's leases finds one by number, by holder, by offset, and those whose time is over.
+The table of a cursor's leases finds one by number, by holder, by offset, and those whose time is over. A redelivery is
+a claim on offsets that were out and are not settled, with the attempt that their next hand-out will be and the time
+before which that must not happen.
 
 What always holds: a lease is in its table exactly while its mask is not empty; a holder's counts are the sums over its
-leases in all tables; no offset is in two masks of one table.
-
-Redelivery: what was out, is not settled, and waits to be handed out again.
-
-Pure code. Each entry is a claim on some offsets, with the attempt its next hand-out will be and the time before which
-that must not happen.
-
-What always holds: `count` is the number of set bits over all entries; in the order of an ordered group nothing is taken
-before everything below it was taken, whatever its time.
+leases in all tables; no offset is in two masks of one table. The count of a redelivery list is the number of set bits
+over all entries; in an ordered group nothing is taken before everything below it was taken, whatever its time.
 """
 
 from __future__ import annotations
@@ -21,10 +16,12 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from dmq.broker.delivery.bitmap import Ranges, lowest
 from dmq.offset_runs import mask_runs
 
-__all__ = ["Held", "Holder", "Lease", "LeaseTable", "Pages", "Redelivery", "RedeliveryList"]
+__all__ = ["Held", "Holder", "Lease", "LeaseTable", "Pages", "Redelivery", "RedeliveryList", "redelivery"]
 
 
 _PAGE_BITS: Final = 8
@@ -45,16 +42,13 @@ class Holder:
         return f"{type(self).__name__}({self.name!r}, {self.messages_out} out)"
 
 
-class Held:
+class Held(msgspec.Struct, eq=False):
     """Offsets of [start, stop) that somebody has a claim on: those in the mask."""
 
-    __slots__ = ("attempt", "mask", "start", "stop")
-
-    def __init__(self, start: int, stop: int, mask: int, attempt: int) -> None:
-        self.start = start
-        self.stop = stop
-        self.mask = mask
-        self.attempt = attempt
+    start: int
+    stop: int
+    mask: int
+    attempt: int
 
 
 class Lease(Held):
@@ -62,42 +56,22 @@ class Lease(Held):
 
     Attributes:
         mask: what is still out.
-        moved: what was given back for another hand-out, and is neither out nor settled by this lease.
         is_whole: the lease has all of [start, stop) to itself; what is in no mask was passed over by the filter.
         size: bytes out, for the holder's credit.
         deadline_ms: when its time is over; never earlier through a disconnect.
         due_ms: when it ends: the deadline, or the end of the grace time of a holder that is away.
+        moved: what was given back for another hand-out, and is neither out nor settled by this lease.
     """
 
-    __slots__ = ("deadline_ms", "due_ms", "epoch", "holder", "is_whole", "leased_at_ms", "moved", "number", "size")
-
-    def __init__(
-        self,
-        number: int,
-        epoch: int,
-        start: int,
-        stop: int,
-        mask: int,
-        attempt: int,
-        holder: Holder,
-        leased_at_ms: int,
-        deadline_ms: int,
-        size: int,
-        is_whole: bool,
-    ) -> None:
-        self.start = start
-        self.stop = stop
-        self.mask = mask
-        self.attempt = attempt
-        self.number = number
-        self.epoch = epoch
-        self.holder = holder
-        self.leased_at_ms = leased_at_ms
-        self.deadline_ms = deadline_ms
-        self.due_ms = deadline_ms
-        self.size = size
-        self.is_whole = is_whole
-        self.moved = 0
+    number: int
+    epoch: int
+    holder: Holder
+    leased_at_ms: int
+    deadline_ms: int
+    due_ms: int
+    size: int
+    is_whole: bool
+    moved: int = 0
 
     @property
     def count(self) -> int:
@@ -250,18 +224,16 @@ _SPARE_ENTRIES: Final = 64
 
 
 class Redelivery(Held):
-    """Offsets that wait for another hand-out."""
+    """Offsets that wait for another hand-out; made by `redelivery`.
 
-    __slots__ = ("lease", "member", "ready_at_ms")
+    Attributes:
+        lease: the number of the lease they were in, for logs.
+        member: who held it.
+    """
 
-    def __init__(self, start: int, mask: int, attempt: int, ready_at_ms: int, lease: int = 0, member: str = "") -> None:
-        # Tight around its offsets, so that entries of an ordered group sort by what they really hold.
-        shift = (mask & -mask).bit_length() - 1
-        mask >>= shift
-        super().__init__(start + shift, start + shift + mask.bit_length(), mask, attempt)
-        self.ready_at_ms = ready_at_ms
-        self.lease = lease  # the number of the lease they were in, for logs
-        self.member = member
+    ready_at_ms: int
+    lease: int = 0
+    member: str = ""
 
     @property
     def ranges(self) -> Ranges:
@@ -269,6 +241,18 @@ class Redelivery(Held):
 
     def __repr__(self) -> str:
         return f"Redelivery({self.ranges}, attempt {self.attempt}, from {self.ready_at_ms})"
+
+
+def redelivery(
+    start: int, mask: int, attempt: int, ready_at_ms: int, *, lease: int = 0, member: str = ""
+) -> Redelivery:
+    """An entry that is tight around its offsets, so that those of an ordered group sort by what they really hold."""
+    shift = (mask & -mask).bit_length() - 1
+    mask >>= shift
+    start += shift
+    return Redelivery(
+        start, start + mask.bit_length(), mask, attempt, ready_at_ms=ready_at_ms, lease=lease, member=member
+    )
 
 
 class RedeliveryList:
@@ -327,7 +311,10 @@ class RedeliveryList:
             rest = entry.mask ^ bits
             self.drop(entry, entry.mask)
             if rest:
-                self.add(Redelivery(entry.start, rest, attempt, entry.ready_at_ms, entry.lease, entry.member), now_ms)
+                again = redelivery(
+                    entry.start, rest, attempt, entry.ready_at_ms, lease=entry.lease, member=entry.member
+                )
+                self.add(again, now_ms)
             if limit == 0:
                 break
             entry = self._first_ready(now_ms)

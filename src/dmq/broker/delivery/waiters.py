@@ -1,31 +1,30 @@
-"""Watching for acks: producers that wait until a group has consumed what they sent (D-20).
+"""What waits for messages: subscribers that are pushed to, pulls, and producers that wait for an ack (D-20).
 
-Pure code. Only an ack counts: what was rejected, passed over or moved away is settled too, but nobody consumed it, and
-whoever waits for it hears so when its time is over. What failed may be acked at a later attempt, which counts.
+Pure code. A producer that waits counts only acks: messages that were rejected, passed over or moved away are settled
+too, but no consumer has consumed them, and the producer hears so when its time is over. A message that failed may be
+acked at a later attempt, which counts.
 
-What always holds: a watch is answered exactly once; there are never more than `watches_max`.
-
-Where messages go: the sinks of members that are pushed to, and pulls that wait.
-
-What always holds: a pull is answered once, or its session is gone.
+What always holds: a pull is answered once, unless its client is gone; a watch is answered exactly once, and there are
+never more than `watches_max`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dmq.broker.delivery.bitmap import full
 from dmq.broker.delivery.group import Member
 from dmq.broker.delivery.lease import Lease
-from dmq.errors import Busy
+from dmq.errors import Busy, DMQError
 from dmq.storage.read.record_origin import IdRun
 from dmq.storage.state.events import Outcome, Settled
 
-__all__ = ["ConsumedWatch", "Handed", "Lengths", "Sink", "WaitingPull", "Watches"]
+__all__ = ["ConsumedWatch", "Demand", "Handed", "Lengths", "Sink", "Subscriber", "WaitingPull", "Watches"]
 
 
 Lengths: TypeAlias = list[int] | npt.NDArray[np.uint32]
@@ -44,47 +43,91 @@ class Handed(NamedTuple):
     topic: str = ""  # the retry topic, if it is of that
 
 
-class Sink(Protocol):
-    """Where a member's messages go."""
+class Demand(msgspec.Struct, frozen=True, gc=False):
+    """What one hand-out may take.
 
-    batch: int
+    Attributes:
+        limit: how many messages at most.
+        max_bytes: how many bytes; one message always fits.
+        allowed: a bit for each queue it may take from; all by default.
+    """
+
+    member: Member
+    limit: int
+    max_bytes: int
     lease_ms: int
-    allowed: int  # a bit for each queue it takes
+    allowed: int = -1
+
+
+class Sink(Protocol):
+    """Where a subscription's messages go: a connection, or whatever a gateway has."""
 
     @property
     def is_ready(self) -> bool:
         """Whether more may be pushed now."""
         ...
 
-    def push(self, handed: Handed) -> None: ...
+    @property
+    def address(self) -> str:
+        """Where its client is, for people."""
+        ...
+
+    def push(self, handed: Handed) -> None:
+        """Take leased messages."""
+        ...
+
+    def tell_members(self, queues: int, names: Sequence[str]) -> None:
+        """Members that divide the queues among themselves hear who they are, and how many queues there are."""
+        ...
+
+    def end(self, error: DMQError) -> None:
+        """Nothing more comes, and why."""
+        ...
+
+
+class SubscriberOwner(Protocol):
+    """The client of a subscriber."""
+
+    def lost(self, number: int) -> None:
+        """Another client has taken over one of its subscriptions."""
+        ...
+
+
+class Subscriber:
+    """A member that gets messages pushed.
+
+    Attributes:
+        number: what its client calls the subscription.
+        batch: how many messages one push has at most.
+        allowed: a bit for each queue it takes.
+    """
+
+    __slots__ = ("allowed", "batch", "lease_ms", "member", "number", "owner", "sink")
+
+    def __init__(self, owner: SubscriberOwner, number: int, member: Member, sink: Sink, batch: int) -> None:
+        self.owner = owner
+        self.number = number
+        self.member = member
+        self.sink = sink
+        self.batch = batch
+        self.lease_ms = 0
+        self.allowed = -1
 
 
 class WaitingPull:
     """A pull that waits for messages.
 
     Parameters:
-        owner: the session it came from; a member may be back on another one before its first is noticed to be gone.
+        owner: the client it came from; a member may be back as another one before its first is noticed to be gone.
     """
 
-    __slots__ = ("answer", "deadline_ms", "is_done", "lease_ms", "limit", "max_bytes", "member", "owner", "queue")
+    __slots__ = ("answer", "deadline_ms", "demand", "is_done", "owner")
 
     def __init__(
-        self,
-        owner: object,
-        member: Member,
-        queue: int | None,
-        limit: int,
-        max_bytes: int,
-        lease_ms: int,
-        deadline_ms: int,
-        answer: Callable[[Handed | None], None],
+        self, owner: object, demand: Demand, deadline_ms: int, answer: Callable[[Handed | None], None]
     ) -> None:
         self.owner = owner
-        self.member = member
-        self.queue = queue
-        self.limit = limit
-        self.max_bytes = max_bytes
-        self.lease_ms = lease_ms
+        self.demand = demand
         self.deadline_ms = deadline_ms
         self.answer = answer
         self.is_done = False

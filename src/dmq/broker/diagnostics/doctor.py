@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.broker.server import check_address
+from dmq.broker.runtime.address import check_address
 from dmq.errors import DMQError, NotAllowed
 from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
 from dmq.storage.files import OsFiles
@@ -138,7 +138,7 @@ def _port(host: str, port: int, key: str) -> Finding:
         try:
             sock.bind((host, port))
         except OSError as error:
-            advice = f"stop the program that has it (ss -ltnp 'sport = :{port}' tells), or set {key} to another"
+            advice = f"stop the process that has it (ss -ltnp 'sport = :{port}' tells), or set {key} to another"
             return Finding(key, State.PROBLEM, f"port {port} on {host}: {error.strerror}", advice)
     return Finding(key, State.OK, f"port {port} is free")
 

@@ -1,7 +1,7 @@
-"""The life of one message: everything the journal, the cursors and the database of dead letters have of it.
+"""The history of one message: everything the journal, the cursors and the database of dead letters have of it.
 
 What always holds: looking changes nothing; the disk is read through `DiskReads`, and the journal is searched in a
-thread, within a bound on bytes and time; what was not searched is said so.
+thread, within a bound on bytes and time; an answer says what was not searched.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from dmq.broker.broker import Broker
 from dmq.errors import DMQError, UnknownMessage
 from dmq.model import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.records import Attributes
 from dmq.storage.offline.event_search import SeenEvent, Wanted, covers, find_events
 from dmq.storage.queries import Queries
 from dmq.storage.state.events import PositionSet, Settled
-
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
 
 __all__ = ["Copy", "Letter", "Life", "look_up"]
 
@@ -73,7 +71,7 @@ class Letter(NamedTuple):
 
 
 class Life(NamedTuple):
-    """See the module."""
+    """All that is kept of one message."""
 
     message_id: MessageId
     copies: list[Copy]

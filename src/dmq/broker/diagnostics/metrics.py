@@ -1,6 +1,4 @@
-"""The broker's numbers in Prometheus' text format.
-
-Figures: what a broker counts and measures, for STATS, for the metrics and for the status page.
+"""What a broker counts and measures, for STATS and the status page, and in Prometheus' text format.
 
 What always holds: what counts up never falls while the broker runs.
 """
@@ -8,25 +6,34 @@ What always holds: what counts up never falls while the broker runs.
 from __future__ import annotations
 
 from dmq.broker.broker import Broker
+from dmq.broker.maintenance import Audience
 
 __all__ = ["exposition", "lags", "numbers"]
 
 
-def numbers(broker: Broker) -> dict[str, float]:
-    """Counters and gauges by name."""
-    values: dict[str, float] = {f"broker_{name}": value for name, value in broker.counters.items()}
+def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
+    """Counters and gauges by name; without a Broker those of its clients."""
+    values: dict[str, float] = {f"broker_{name}": value for name, value in audience.counters.items()}
+    values["broker_sessions"] = len(audience)
+    if broker is None:
+        return values
+    publisher, writer, channels = broker.publisher, broker.writer, broker.channels
+    values |= {
+        "broker_messages_in": publisher.messages_in,
+        "broker_bytes_in": publisher.bytes_in,
+        "broker_duplicates": publisher.duplicates,
+        "broker_limited": broker.limits.limited,
+        "broker_waiting_bytes": writer.waiting_bytes,
+        "broker_flushes": writer.flushes,
+        "broker_units": writer.units,
+        "broker_out": channels.out,
+    }
     values |= {f"store_{name}": float(value) for name, value in broker.store.stats().items()}
-    values["broker_sessions"] = len(broker.sessions)
-    values["broker_waiting_bytes"] = broker.writer.waiting_bytes
-    values["broker_flushes"] = broker.writer.flushes
-    values["broker_units"] = broker.writer.units
-    live = broker.consumptions.values()
     for name in ("delivered", "acked", "dead"):
-        values[f"broker_{name}"] = broker.ended[name] + sum(consumption.counts[name] for consumption in live)
+        values[f"broker_{name}"] = channels.ended[name] + sum(one.counts[name] for one in channels.open.values())
     values |= {f"broker_{name}": value for name, value in broker.dead_letters.figures().items()}
     values |= {f"broker_{name}": value for name, value in broker.delays.figures().items()}
     values |= {f"broker_{name}": value for name, value in broker.transactions.figures().items()}
-    values["broker_out"] = sum(cursor.out for consumption in live for cursor in consumption.cursors.values())
     return values
 
 
@@ -42,7 +49,7 @@ def lags(broker: Broker) -> dict[tuple[str, str], int]:
                 settled = sum(end - max(start, first) for start, end in position.ranges if end > first)
                 key = (names[topic_id], group)
                 found[key] = found.get(key, 0) + max(following - max(position.floor, first) - settled, 0)
-    return found | {key: consumption.lag() for key, consumption in broker.consumptions.items()}
+    return found | {key: channel.lag() for key, channel in broker.channels.open.items()}
 
 
 _COUNTERS = frozenset(
@@ -81,7 +88,7 @@ _COUNTERS = frozenset(
 def exposition(broker: Broker) -> str:
     """Everything `numbers` has, and the lag of every group, whether its consumers are there or not."""
     lines: list[str] = []
-    for name, value in sorted(numbers(broker).items()):
+    for name, value in sorted(numbers(broker.audience, broker).items()):
         is_counter = name in _COUNTERS
         full = f"dmq_{name}_total" if is_counter else f"dmq_{name}"
         lines += [f"# TYPE {full} {'counter' if is_counter else 'gauge'}", f"{full} {_number(value)}"]

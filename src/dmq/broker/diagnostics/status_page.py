@@ -6,7 +6,7 @@ What always holds: it remembers a bounded number of samples, however often someb
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from typing import Final, NamedTuple
@@ -48,26 +48,24 @@ class Sample(NamedTuple):
 class StatusPage:
     """The page, made anew for each look. Rates are those of the last seconds, as far as somebody looked."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Callable[[], Broker]) -> None:
         self._broker = broker
         self._samples: deque[Sample] = deque()
 
     def __call__(self) -> str:
         """The whole page."""
-        broker = self._broker
+        broker = self._broker()
         consumed = {key: lag for key, lag in lags(broker).items() if not key[1].startswith(SYSTEM_PREFIX)}
         queues = {
             topic.name: topic.config.queues
             for topic in broker.store.queries.topics()
             if not topic.name.startswith(SYSTEM_PREFIX)
         }
-        kept = {
-            name: [broker.store.queries.bounds(name, queue) for queue in range(count)] for name, count in queues.items()
-        }
-        values = numbers(broker)
+        kept = {name: [broker.queries.bounds(name, queue) for queue in range(count)] for name, count in queues.items()}
+        values = numbers(broker.audience, broker)
         ever = {name: sum(following for _, following in bounds) for name, bounds in kept.items()}
         done = {key: ever[key[0]] - lag for key, lag in consumed.items() if key[0] in ever}
-        now = Sample(broker.clock.monotonic(), values, ever, done)
+        now = Sample(broker.clock.wall.monotonic(), values, ever, done)
         before = self._before(now)
         rate = partial(_rate, max(now.at - before.at, 0.0))
         counts = Counter(topic for topic, _ in consumed)
@@ -84,9 +82,9 @@ class StatusPage:
         ]
         groups = []
         for (name, group), lag in sorted(consumed.items()):
-            live = broker.consumptions.get((name, group))
+            live = broker.channels.open.get((name, group))
             members = 0 if live is None else len(live.group.members)
-            out = 0 if live is None else sum(cursor.out for cursor in live.cursors.values())
+            out = 0 if live is None else live.out
             speed = rate(before.consumed.get((name, group)), done.get((name, group), 0))
             groups.append((group, name, members, out, speed, lag))
         rates = [(what, rate(before.totals.get(name), values[name])) for what, name in _RATES.items()]
@@ -94,7 +92,7 @@ class StatusPage:
             "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"
             f"<title>DMQ {escape(broker.settings.name)}</title><style>{_STYLE}</style>"
             f"<h1>DMQ broker {escape(broker.settings.name)}</h1>"
-            f"<p>{escape(broker.address)}, epoch {broker.store.queries.epoch}, {len(broker.sessions)} clients</p>"
+            f"<p>{escape(broker.audience.address)}, epoch {broker.queries.epoch}, {len(broker.audience)} clients</p>"
             + _table("Rates", ("what", "per second"), rates)
             + _table("Topics", ("topic", "queues", "messages kept", "messages ever", "in per second", "groups"), topics)
             + _table("Groups", ("group", "topic", "members", "out", "consumed per second", "lag"), groups)

@@ -1,12 +1,9 @@
 """The telnet port (D-11): a person with `telnet` or `nc` sees how the broker is. Read only.
 
-What always holds: at most `connections_max` are served at a time; one that types nothing for `idle_seconds`, sends a
-line without an end, or does not take its answer in time is closed; whoever talks HTTP is sent away.
-
-What the telnet port answers: a broker's numbers, topics, groups, clients and what waits, as plain text. Read only.
-
-What always holds: no command changes anything; an answer has at most `ROWS_MAX` rows and says how many it left out;
-what a stranger chose as a name cannot steer the terminal.
+What always holds: no command changes anything; an answer has at most `ROWS_MAX` rows and says how many it left out; a
+name that a client chose cannot steer the terminal. At most `connections_max` are served at a time; one that types
+nothing for `idle_seconds`, sends a line without an end, or does not take its answer in time is closed, and so is one
+that talks HTTP.
 """
 
 from __future__ import annotations
@@ -22,10 +19,7 @@ from dmq import __version__
 from dmq.broker.broker import Broker
 from dmq.broker.diagnostics.explanation import moment, until
 from dmq.broker.diagnostics.metrics import lags, numbers
-from dmq.broker.maintenance import state_of
-from dmq.broker.publish.rate_limits import kept_limits
 from dmq.broker.schedule.transactions import half_target
-from dmq.broker.wire.delays import delay_page
 from dmq.errors import DMQError, UnknownTopic
 from dmq.model import SYSTEM_PREFIX, TopicConfig
 from dmq.net.lines import LineReader, LineTooLong
@@ -42,8 +36,10 @@ _CELL_MAX: Final = 80
 
 
 def greeting(broker: Broker) -> str:
-    """What whoever connects sees first."""
-    return f"DMQ {__version__} broker {_plain(broker.settings.name)} at {broker.address}. Type help, or quit.\n"
+    """What a person who connects sees first."""
+    return (
+        f"DMQ {__version__} broker {_plain(broker.settings.name)} at {broker.audience.address}. Type help, or quit.\n"
+    )
 
 
 async def answer(broker: Broker, line: str) -> str:
@@ -68,22 +64,24 @@ async def _help(broker: Broker, argument: str) -> str:
 
 
 async def _stats(broker: Broker, prefix: str) -> str:
-    values = {name: value for name, value in sorted(numbers(broker).items()) if name.startswith(prefix)}
+    values = {
+        name: value for name, value in sorted(numbers(broker.audience, broker).items()) if name.startswith(prefix)
+    }
     return _table(("number", "value"), [(name, f"{value:g}") for name, value in values.items()])
 
 
 async def _status(broker: Broker, argument: str) -> str:
     facts = [
         ("broker", broker.settings.name),
-        ("state", state_of(broker)),
-        ("address", broker.address),
+        ("state", broker.readiness.state),
+        ("address", broker.audience.address),
         ("epoch", broker.store.queries.epoch),
-        ("clients", len(broker.sessions)),
+        ("clients", len(broker.audience)),
         ("topics", broker.store.queries.topic_count),
         ("groups", broker.store.queries.group_count),
-        ("messages out", broker.out),
+        ("messages out", broker.channels.out),
         ("bytes waiting to be written", broker.writer.waiting_bytes),
-        ("time", moment(broker.clock.now_ms())),
+        ("time", moment(broker.clock.wall.now_ms())),
     ]
     return _table(("what", "value"), facts)
 
@@ -120,9 +118,9 @@ async def _groups(broker: Broker, name: str) -> str:
     for (topic, group), lag in sorted(lags(broker).items(), key=lambda item: (item[0][1], item[0][0])):
         if group.startswith(SYSTEM_PREFIX) or topic.startswith(SYSTEM_PREFIX) or name not in ("", group):
             continue
-        live = broker.consumptions.get((topic, group))
+        live = broker.channels.open.get((topic, group))
         members = 0 if live is None else len(live.group.members)
-        out = 0 if live is None else sum(cursor.out for cursor in live.cursors.values())
+        out = 0 if live is None else live.out
         rows.append((group, topic, members, out, lag))
     return _table(("group", "topic", "members", "out", "lag"), rows)
 
@@ -138,21 +136,13 @@ async def _lag(broker: Broker, group: str) -> str:
 
 
 async def _clients(broker: Broker, prefix: str) -> str:
-    now = broker.clock.monotonic()
-    rows = []
-    for session in broker.sessions:
-        if session.client_id.startswith(prefix):
-            connection = session.connection
-            host, port = connection.address
-            seconds = 0 if connection.is_heard else int(now - connection.heard_at)
-            consumes = len(session.pushers) + len(session.pulling)
-            rows.append((session.client_id, session.app, f"{host}:{port}", consumes, seconds))
-    return _table(("client", "app", "address", "consumes", "silent s"), sorted(rows))
+    rows = sorted(row for row in broker.audience.rows() if row.client_id.startswith(prefix))
+    return _table(("client", "app", "address", "consumes", "silent s"), rows)
 
 
 async def _delays(broker: Broker, topic: str) -> str:
-    _, infos = await broker.reads.ask(partial(delay_page, broker, (0, 0), 1000, topic))
-    now_ms = broker.now_ms
+    _, infos = await broker.reads.ask(partial(broker.delays.page, (0, 0), 1000, topic))
+    now_ms = broker.clock.now_ms
     rows = [(until(info.due_at_ms, now_ms), moment(info.due_at_ms), info.topic) for info in infos]
     total = f"{broker.store.queries.delays_pending} wait, retries among them.\n"
     return total + _table(("due", "at", "topic"), rows)
@@ -179,7 +169,7 @@ async def _limits(broker: Broker, argument: str) -> str:
             "-" if limit.bytes is None else limit.bytes,
             "dead-letter" if limit.is_dead_letter else "refuse",
         )
-        for limit in kept_limits(broker.store.queries)
+        for limit in broker.limits.kept()
     ]
     return _table(("topic", "app", "messages/s", "bytes/s", "policy"), rows)
 
@@ -231,15 +221,24 @@ _IDLE_SECONDS: Final = 300.0
 _WRITE_SECONDS: Final = 10.0
 _READ_BYTES: Final = 1024
 _PROMPT: Final = "> "
+_NO_BROKER: Final = "This server has no broker right now.\n"
 # A page that a person's browser was lured to could ask, too, and would get an answer on their behalf.
 _HTTP: Final = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "CONNECT", "PATCH")
 
 
 class TelnetServer:
-    """See the module."""
+    """The telnet port of one server.
+
+    Parameters:
+        broker: gives the Broker, if there is one now.
+    """
 
     def __init__(
-        self, broker: Broker, *, connections_max: int = _CONNECTIONS_MAX, idle_seconds: float = _IDLE_SECONDS
+        self,
+        broker: Callable[[], Broker | None],
+        *,
+        connections_max: int = _CONNECTIONS_MAX,
+        idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
         self._broker = broker
         self._connections_max = connections_max
@@ -269,7 +268,7 @@ class TelnetServer:
             self._serving.add(task)
             await self._serve(reader, writer)
         except (TimeoutError, OSError, LineTooLong):
-            pass  # whoever was there is gone, asleep, or no person
+            pass  # the person is gone or asleep, or it is no person
         except asyncio.CancelledError:
             pass  # the broker stops
         except Exception:  # a defect here must harm nobody else
@@ -280,7 +279,7 @@ class TelnetServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = LineReader()
-        await self._say(writer, greeting(self._broker) + _PROMPT)
+        await self._say(writer, self._greeting() + _PROMPT)
         while True:
             async with asyncio.timeout(self._idle_seconds):
                 data = await reader.read(_READ_BYTES)
@@ -292,9 +291,15 @@ class TelnetServer:
                 word = line.split(maxsplit=1)[0] if line.split() else ""
                 if word.lower() in QUIT or word in _HTTP:
                     return
-                await self._say(writer, await answer(self._broker, line) + _PROMPT)
+                broker = self._broker()
+                said = _NO_BROKER if broker is None else await answer(broker, line)
+                await self._say(writer, said + _PROMPT)
             if lines.is_over:
                 return
+
+    def _greeting(self) -> str:
+        broker = self._broker()
+        return _NO_BROKER if broker is None else greeting(broker)
 
     async def _say(self, writer: asyncio.StreamWriter, text: str) -> None:
         async with asyncio.timeout(_WRITE_SECONDS):

@@ -6,9 +6,9 @@ failed is looked for among the retries, and one that was given up among the dead
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dmq.broker.delivery.channel import Consumption
+from dmq.broker.broker import Broker
+from dmq.broker.delivery.channel import Channel
+from dmq.broker.delivery.group import group_of
 from dmq.broker.delivery.lease import Lease, Redelivery
 from dmq.broker.diagnostics.explanation import Dead, Facts, Out, Retry, SettledHow
 from dmq.broker.diagnostics.message_history import Copy, Life
@@ -18,19 +18,16 @@ from dmq.records import DeadReason
 from dmq.storage.offline.event_search import covers
 from dmq.storage.state.events import PositionSet, Settled
 from dmq.storage.state.positions import Position
+from dmq.storage.state.state import Topic
 
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-    from dmq.storage.state.state import Topic
-
-__all__ = ["base", "facts_of", "groups_at", "label", "leases_of", "unsettled_before"]
+__all__ = ["facts_of", "groups_at", "label", "leases_of", "unsettled_before"]
 
 _REASONS = {int(reason): reason.name for reason in DeadReason}
 
 
 def groups_at(broker: Broker, topic: Topic) -> list[str]:
     """The groups that consume a topic, the members of broadcast groups each for itself; by name."""
-    live = {group for name, group in broker.consumptions if name == topic.name}
+    live = {group for name, group in broker.channels.open if name == topic.name}
     kept = broker.store.queries.groups_at(topic.id)
     return sorted(
         group for group in live.union(kept) if not group.startswith(SYSTEM_PREFIX) or parse_broadcast_name(group)
@@ -41,12 +38,6 @@ def label(group: str) -> str:
     """What people call a group."""
     alone = parse_broadcast_name(group)
     return group if alone is None else f"{alone[0]} (broadcast to {alone[1]})"
-
-
-def base(group: str) -> str:
-    """The group that dead letters are of."""
-    alone = parse_broadcast_name(group)
-    return group if alone is None else alone[0]
 
 
 def unsettled_before(position: Position, first: int, offset: int) -> int:
@@ -66,7 +57,7 @@ def _last_place(life: Life, topic: Topic, group: str) -> Copy | None:
         for copy in life.copies
         if copy.topic in (topic.name, retries)
         or copy.target == retries
-        or (copy.topic.startswith(DLQ_PREFIX) and copy.group == base(group))
+        or (copy.topic.startswith(DLQ_PREFIX) and copy.group == group_of(group))
     ]
     return mine[-1] if mine else None
 
@@ -78,12 +69,12 @@ def facts_of(broker: Broker, life: Life, topic: Topic, group: str) -> Facts | No
         return None
     facts = Facts(label(group), topic.name, copy.queue, copy.offset, tag=copy.tag, is_complete=life.is_complete)
     if copy.topic.startswith(DLQ_PREFIX):
-        state = next((row.state for row in reversed(life.letters) if row.group == base(group)), "")
+        state = next((row.state for row in reversed(life.letters) if row.group == group_of(group)), "")
         reason = _REASONS.get(copy.reason_code, str(copy.reason_code))
         return facts._replace(dead=Dead(reason, copy.error, copy.stored_at_ms, copy.attempt, state))
     if copy.due_ms:
         return facts._replace(retry=Retry(copy.due_ms, copy.attempt, copy.error))
-    live = broker.consumptions.get((topic.name, group))
+    live = broker.channels.open.get((topic.name, group))
     facts = _with_group(broker, facts, topic, group, live)
     is_retry = copy.topic.startswith(RETRY_PREFIX)
     if is_retry:
@@ -94,7 +85,7 @@ def facts_of(broker: Broker, life: Life, topic: Topic, group: str) -> Facts | No
     return _with_place(broker, facts._replace(expires_ms=expires_ms), life, copy, group, live)
 
 
-def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Consumption | None) -> Facts:
+def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Channel | None) -> Facts:
     kept = broker.store.queries.subscription(group, topic.id)
     tags = "" if kept is None else kept.filter
     members = connected = 0
@@ -111,11 +102,11 @@ def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Co
         connected=connected,
         is_ordered=is_ordered,
         can_consume=topic.config.can_consume,
-        is_draining=broker.is_draining or broker.is_stopping,
+        is_draining=not broker.readiness.is_running,
     )
 
 
-def _with_place(broker: Broker, facts: Facts, life: Life, copy: Copy, group: str, live: Consumption | None) -> Facts:
+def _with_place(broker: Broker, facts: Facts, life: Life, copy: Copy, group: str, live: Channel | None) -> Facts:
     first = broker.store.queries.bounds(copy.topic, copy.queue)[0]
     position = broker.store.queries.position(group, copy.topic, copy.queue) or Position(first)
     claim: Lease | Redelivery | None = None
@@ -156,7 +147,7 @@ def leases_of(broker: Broker, life: Life, topic: Topic) -> list[Leased]:
     """The leases that have the message now."""
     found = []
     for group in groups_at(broker, topic):
-        live = broker.consumptions.get((topic.name, group))
+        live = broker.channels.open.get((topic.name, group))
         retries = retry_topic_name(group, topic.id)
         for copy in life.copies:
             if (

@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from dmq.broker.journal.disk import DiskThreads
+from dmq.broker.journal.arrivals import Arrivals
+from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
 from dmq.model import Durability
@@ -43,6 +44,14 @@ _LAZY_SECONDS: Final = 0.005
 _LAZY_MAX: Final = 256
 
 Done = Callable[[list[Placement], DMQError | None], None]
+
+
+def _ignore(_: object) -> None:
+    """Until the broker is wired."""
+
+
+def _size_of(items: Iterable[Batch | Event]) -> int:
+    return sum(len(item.data) for item in items if isinstance(item, Batch))
 
 
 def nobody_waits(placements: list[Placement], error: DMQError | None) -> None:
@@ -89,30 +98,28 @@ class _Called(Submission):
 
 
 class JournalWriter:
-    """See the module.
+    """The writer of one store.
 
     Parameters:
         store: opened with `checkpoint_inline=False`.
         outbox: held while answers are made, so that those of one turn go out together.
+        arrivals: woken when more has become visible.
+
+    Attributes:
         on_visible: told which (topic, queue) pairs have new messages.
         on_failed: told once when the store failed for good.
     """
 
     def __init__(
-        self,
-        store: MessageStore,
-        clock: Clock,
-        waiting_bytes_max: int,
-        outbox: WriteCoalescer,
-        on_visible: Callable[[set[tuple[str, int]]], None],
-        on_failed: Callable[[DMQError], None],
+        self, store: MessageStore, clock: Clock, waiting_bytes_max: int, outbox: WriteCoalescer, arrivals: Arrivals
     ) -> None:
         self.store = store
         self._clock = clock
         self._waiting_bytes_max = waiting_bytes_max
         self._outbox = outbox
-        self._on_visible = on_visible
-        self._on_failed = on_failed
+        self._arrivals = arrivals
+        self.on_visible: Callable[[set[tuple[str, int]]], None] = _ignore
+        self.on_failed: Callable[[DMQError], None] = _ignore
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThreads(self._loop)
         self._submitted: list[Submission] = []
@@ -151,7 +158,11 @@ class JournalWriter:
         self.put(_Called(items, durability, done, size, atomic))
 
     def put(self, submission: Submission) -> None:
-        """`submit`, for something that has a class of its own."""
+        """`submit`, for a submission that has a class of its own.
+
+        Raises:
+            Busy: too much is waiting.
+        """
         size = submission.size
         if size and self.waiting_bytes and self.waiting_bytes + size > self._waiting_bytes_max:
             raise Busy(
@@ -176,6 +187,43 @@ class JournalWriter:
         elif not self._late_turn_planned:
             self._late_turn_planned = True
             self._loop.call_later(_LAZY_SECONDS, self._turn_late)
+
+    def write_lazily(self, events: Sequence[Event]) -> None:
+        """`submit_lazily`, if there are any."""
+        if events:
+            self.submit_lazily(events)
+
+    def write_soon(self, events: Iterable[Event]) -> None:
+        """Write events with the next unit; no caller waits for them."""
+        items = [*events]
+        if items:
+            self.submit(items, Durability.STORED, nobody_waits)
+
+    async def write(self, items: Sequence[Batch | Event], *, atomic: bool = False) -> list[Placement]:
+        """Write items with the next unit; durable and visible when this is over.
+
+        Parameters:
+            atomic: all of them in one unit, or none.
+
+        Raises:
+            DMQError: they could not be written.
+        """
+        written: asyncio.Future[list[Placement]] = self._loop.create_future()
+
+        def done(placements: list[Placement], error: DMQError | None) -> None:
+            if not written.done():
+                written.set_exception(error) if error is not None else written.set_result(placements)
+
+        self.submit(items, Durability.FLUSHED, done, size=_size_of(items), atomic=atomic)
+        return await written
+
+    def write_together(self, items: Sequence[Batch | Event], done: Callable[[DMQError | None], None]) -> None:
+        """Write items in one unit, flushed.
+
+        Raises:
+            Busy: too much is waiting.
+        """
+        self.submit(items, Durability.FLUSHED, lambda _, error: done(error), size=_size_of(items), atomic=True)
 
     def hurry(self) -> None:
         """What was submitted lazily is written at the end of this turn of the loop after all."""
@@ -298,7 +346,8 @@ class JournalWriter:
                     touched.add((placement.topic, placement.queue))
             self._end(submission, placements, None)
         if touched:
-            self._on_visible(touched)
+            self._arrivals.wake()
+            self.on_visible(touched)
         if not waiting and not self._submitted:
             self._idle.set()
 
@@ -389,7 +438,7 @@ class JournalWriter:
         self._idle.set()
         if not self._failed:
             self._failed = True
-            self._on_failed(error)
+            self.on_failed(error)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -417,7 +466,7 @@ class JournalWriter:
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Write what waits and close the store; whoever comes later is told so."""
+        """Write what waits and close the store; later submissions fail with `BrokerStopping`."""
         if self.is_closed:
             return
         await self.drain()

@@ -1,1 +1,5 @@
-"""Publish: `rate_limits`."""
+"""From producers into the journal.
+
+In reading order: `publisher` (plain, delayed, half and replayed messages, one way for all), `rate_limits` (how much a
+second a topic or an app may send), `producer_states` (how far producers have come).
+"""

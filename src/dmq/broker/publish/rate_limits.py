@@ -1,23 +1,31 @@
-"""Limits: how many messages and bytes a second producers may send, by topic and by app (D-16, J-11). Pure code.
+"""Rate limits: how many messages and bytes a second producers may send, by topic and by app (D-16, J-11).
 
-Each limit has a bucket that fills with time and holds one second's worth. What is sent takes from the buckets of its
-topic and of its app.
+Each limit has a bucket that fills with time and holds one second's worth. A batch takes from the buckets of its topic
+and of its app.
 
 What always holds: over any time no more passes than the rate, one second's worth, and what is left of one batch, since
-a batch passes whole; what does not pass takes nothing from any bucket; a limit that is changed keeps what its bucket
-holds, so changing it gives nothing away. Without limits `rules` is empty, and nothing else needs to be asked.
+a batch passes whole; a batch that does not pass takes nothing from any bucket; a limit that is changed keeps what its
+bucket holds, so changing it gives nothing away. Without limits `rules` is empty, and nothing else needs to be asked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final, NamedTuple
 
+from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.runtime import Runtime
+from dmq.errors import DMQError, InvalidRequest, InvalidSettings, LimitReached, RateLimited
+from dmq.model import check_name
+from dmq.records import RecordView
+from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.queries import Queries
+from dmq.storage.state.events import LimitPut
+from dmq.storage.state.state import Topic
 from dmq.token_bucket import TokenBucket
 
-__all__ = ["LIMITS_MAX", "Limit", "Limits", "Over", "kept_limits"]
+__all__ = ["LIMITS_MAX", "Limit", "Limits", "Over", "RateLimits", "kept_limits"]
 
 LIMITS_MAX: Final = 2000  # all of them fit into one answer
 _ROUNDING_SECONDS: Final = 1e-6  # who comes when it was told to is not refused for the last digit of a sum
@@ -81,7 +89,7 @@ class _Rule:
 
 
 class Limits:
-    """See the module."""
+    """Limits and their buckets. Pure code."""
 
     def __init__(self) -> None:
         self.rules: dict[tuple[str, str], _Rule] = {}  # by topic and app, one of which is empty
@@ -115,11 +123,106 @@ class Limits:
 
 
 def kept_limits(queries: Queries) -> list[Limit]:
-    """The limits that the journal has."""
+    """The limits that the journal has, by name."""
     found = []
     for said in queries.limits():
         topic = queries.topic_by_id(said.topic_id) if said.topic_id else None
         if topic is not None or not said.topic_id:
             name = "" if topic is None else topic.name
-            found.append(Limit(name, said.app, said.messages, said.bytes, bool(said.policy)))
+            found.append(Limit(name, said.app, said.messages, said.bytes, is_dead_letter=bool(said.policy)))
     return sorted(found)
+
+
+class RateLimits:
+    """The limits of one broker, as the journal has them.
+
+    Attributes:
+        limits: those in force.
+        limited: how many messages were over a limit.
+    """
+
+    def __init__(self, journal: Journal, runtime: Runtime) -> None:
+        self._store = journal.store
+        self._queries = journal.queries
+        self._writer = journal.writer
+        self._runtime = runtime
+        self.limits = Limits()
+        self.limited = 0
+        self.reload()
+
+    def kept(self) -> list[Limit]:
+        """The limits that the journal has, by name."""
+        return kept_limits(self._queries)
+
+    def reload(self) -> None:
+        """Put the limits in force that the journal has."""
+        self.limits.replace(self.kept(), self._runtime.clock.wall.monotonic())
+
+    def topic_changed(self, topic: Topic) -> None:
+        """No limit depends on the settings of a topic."""
+
+    def topic_deleted(self, name: str, error: DMQError) -> None:
+        """The limit of the topic is gone with it."""
+        self.reload()
+
+    def over(self, topic: str, batch: Batch) -> tuple[RateLimited, bool] | None:
+        """Let a batch pass its limits, or say which it is over, and whether it becomes a dead letter.
+
+        Parameters:
+            topic: where its messages go in the end.
+            batch: as it would be stored; its app is that of its first message, since a batch is one producer's.
+        """
+        limits = self.limits
+        app = RecordView(batch.data, 0, int(batch.lengths[0])).app if limits.has_apps else ""
+        count = len(batch.lengths)
+        over = limits.take(topic, app, count, len(batch.data), now=self._runtime.clock.wall.monotonic())
+        if over is None or self._is_resent(batch, count):
+            return None
+        self.limited += count
+        error = RateLimited(
+            f"{over.limit.describe()}: try again in {over.retry_after_ms} ms, or raise the limit",
+            retry_after_ms=over.retry_after_ms,
+            topic=over.limit.topic,
+            app=over.limit.app,
+        )
+        return error, over.is_dead_letter
+
+    def _is_resent(self, batch: Batch, count: int) -> bool:
+        """Whether it is stored already: a producer that sends it again is told so, and nothing is stored twice."""
+        stored = self._queries.topic(batch.topic)
+        return self._queries.is_resent(
+            stored, batch.queue, batch.producer_id, batch.producer_epoch, batch.first_sequence, count
+        )
+
+    def set(self, limit: Limit) -> Coroutine[Any, Any, list[Limit]]:
+        """Put a limit in force, durably; without numbers it is taken away. Returns it, if there is one now.
+
+        Raises:
+            BrokerStopping, InvalidRequest, InvalidSettings, UnknownTopic, InvalidName, LimitReached: it cannot be.
+        """
+        self._runtime.readiness.check_running()
+        if bool(limit.topic) == bool(limit.app):
+            raise InvalidRequest("a limit is one of a topic or one of an app: give exactly one of them")
+        if limit.messages == 0 or limit.bytes == 0:
+            raise InvalidSettings(
+                "a limit is at least 1 a second: to stop a topic from taking messages, switch producing off with "
+                "'dmq topic update TOPIC --no-produce'"
+            )
+        topic_id = 0
+        if limit.topic:
+            check_name(limit.topic, "topic")
+            topic_id = self._queries.topic(limit.topic).id
+        else:
+            check_name(limit.app, "app")
+        known = self.kept()
+        name = (limit.topic, limit.app)
+        if name not in {(one.topic, one.app) for one in known} and len(known) >= LIMITS_MAX:
+            raise LimitReached(f"there are {len(known)} limits, and no more are kept: take some away first")
+
+        async def change() -> list[Limit]:
+            put = LimitPut(topic_id, limit.app, limit.messages, limit.bytes, policy=int(limit.is_dead_letter))
+            await self._writer.write([put])
+            self.reload()
+            return [one for one in self.kept() if (one.topic, one.app) == name]
+
+        return change()

@@ -1,7 +1,7 @@
-"""The rules of retry: how long a message that failed waits for its next attempt, and when it has had enough (J-05).
+"""The retry policy: how long a message that failed waits for its next attempt (J-05).
 
 Pure code. What always holds: the wait is never longer than the cap, and never shorter for a later attempt in the
-default schedule; a message gets as many attempts as its consumers allow, and no more.
+default schedule.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from dmq.errors import InvalidSettings
+from dmq.model import TopicConfig
 
-__all__ = ["POWERS", "RETRY_DELAY_MAX_MS", "is_exhausted", "parse_retry_table", "retry_delay_ms", "wait_ms"]
+__all__ = [
+    "POWERS",
+    "RETRY_DELAY_MAX_MS",
+    "RETRY_TABLE",
+    "check_table",
+    "parse_retry_table",
+    "retry_delay_ms",
+    "wait_ms",
+]
 
 RETRY_DELAY_MAX_MS: Final = 2 * 60 * 60 * 1000
 POWERS: Final = "3^n"
+RETRY_TABLE: Final = "retry_table"  # the property of a topic
 _ENTRIES_MAX: Final = 100
 _ENTRY_MAX_SECONDS: Final = 30 * 24 * 3600
 _CAPPED_FROM: Final = 10  # 3 ** 9 seconds are over five hours; greater powers need not be computed
@@ -49,16 +59,11 @@ def wait_ms(attempt: int, asked_ms: int, table: Sequence[int] | None = None) -> 
     return asked_ms if asked_ms >= 0 else retry_delay_ms(attempt, table)
 
 
-def is_exhausted(attempts: int, attempts_max: int) -> bool:
-    """Whether so many attempts that failed are all a message gets; 0 allows any number."""
-    return 0 < attempts_max <= attempts
-
-
 def parse_retry_table(text: str) -> tuple[int, ...] | None:
     """The table a person wrote, in milliseconds; None for `3^n`.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it cannot be read.
     """
     if text.strip() == POWERS:
         return None
@@ -72,3 +77,10 @@ def parse_retry_table(text: str) -> tuple[int, ...] | None:
             f"between them, as in '1,5,60'; not {text!r}"
         )
     return tuple(round(entry * 1000) for entry in seconds)
+
+
+def check_table(config: TopicConfig) -> None:
+    """Raises InvalidSettings if a topic has a retry table that is none."""
+    table = config.properties.get(RETRY_TABLE)
+    if table is not None:
+        parse_retry_table(table)

@@ -1,4 +1,4 @@
-"""Releasing: records that leave the schedule or the half messages for their topics, as the items of one unit.
+"""The release unit: records that leave the schedule or the half messages for their topics, as the items of one unit.
 
 What always holds: each record goes to the queue its sender would choose (its business id's if it is ordered, its
 priority's in a topic with priorities, any otherwise), in the order the caller gives; one whose topic is gone becomes a
@@ -7,15 +7,14 @@ dead letter, under the name of its group or of the app that sent it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from dmq.broker.catalog.changes import Later
-from dmq.errors import InvalidName, UnknownTopic
+from dmq.broker.catalog.catalog import Catalog
+from dmq.errors import InvalidName
 from dmq.model import DRAIN_GROUP, MessageId, TopicConfig, check_name, dead_letter_topic_name
 from dmq.records import ANY_QUEUE, RecordView, business_hash, id_hash, key_hash, moved_record
 from dmq.records.copy import release_record
@@ -24,12 +23,10 @@ from dmq.records.layout import FLAGS_AT, ORDERED
 from dmq.records.move import DeadReason
 from dmq.records.move_many import moved_many
 from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.queries import Queries
 from dmq.storage.read.record_group import Gathered
 from dmq.storage.state.events import Event
 from dmq.storage.state.state import Topic
-
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
 
 __all__ = ["ReleaseUnit", "target_queue"]
 
@@ -68,8 +65,16 @@ class ReleaseUnit:
         code: the same as a number.
     """
 
-    def __init__(self, broker: Broker, sent_at_ms: int, reason: str, code: DeadReason = DeadReason.REJECTED) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        queries: Queries,
+        catalog: Catalog,
+        sent_at_ms: int,
+        reason: str,
+        code: DeadReason = DeadReason.REJECTED,
+    ) -> None:
+        self._queries = queries
+        self._catalog = catalog
         self._sent_at_ms = sent_at_ms
         self._reason = reason
         self._code = code
@@ -168,10 +173,7 @@ class ReleaseUnit:
         log.warning("a message became a dead letter", extra={"id": str(message_id), "reason": self._reason})
 
     def _topic(self, name: str) -> Topic | None:
-        try:
-            return self._broker.store.queries.topic(name)
-        except UnknownTopic:
-            return None
+        return self._queries.find_topic(name)
 
     def _batch(self, name: str, queue: int) -> list[_Placed]:
         return self._batches.setdefault((name, queue), [])
@@ -181,33 +183,12 @@ class ReleaseUnit:
         items: list[Batch | Event] = []
         for (name, queue), placed in self._batches.items():
             if queue < 0:
-                queue = self._broker.choose_queue(self._broker.store.queries.topic(name))
+                queue = self._catalog.choose_queue(self._queries.topic(name))
             items.append(_batch_of(name, queue, placed))
         for name, placed in self._letters.items():
-            await _make_dead_topic(self._broker, name)
+            await self._catalog.see_to_topic(name, TopicConfig(queues=1, carry_for=DRAIN_GROUP))
             items.append(_batch_of(name, 0, placed))
         return items
-
-
-async def _make_dead_topic(broker: Broker, name: str) -> None:
-    """See that a topic of dead letters is there."""
-    while True:
-        try:
-            broker.store.queries.topic(name)
-            return
-        except UnknownTopic:
-            pass
-        try:
-            change = broker.changes.begin(("topic", name))
-        except Later as later:
-            done = asyncio.get_running_loop().create_future()
-            broker.changes.wait(later.change, done.set_result, 0)
-            await done
-            continue
-        try:
-            await broker.create_topic(name, TopicConfig(queues=1, carry_for=DRAIN_GROUP), system=True)
-        finally:
-            broker.changes.end(change)
 
 
 def _any_ordered(part: Gathered) -> bool:

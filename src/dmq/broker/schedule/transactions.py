@@ -1,15 +1,7 @@
-"""Which open transactions are asked about, and when (R-09). Pure code: events in, actions out.
+"""Transactions: half messages leave for their topics, or are rolled back, many of them in one unit (R-09).
 
-A half message that is neither committed nor rolled back is asked about with a live producer of its group: for the
-first time a while after it was stored, then at intervals, so many times; after that it is given up. Time comes in as
-`now_ms`, the broker's own, which does not run backwards.
-
-What always holds: a transaction that has ended is never asked about; an open one has exactly one next moment, but while
-its giving up is under way; it is asked about `checks_max` times before it is given up, and nobody being there to answer
-does not stop the count. Counts live in memory: after a restart of the broker they begin anew, and the first check comes
-no sooner than after a fresh start, so that producers have time to come back.
-
-Ending transactions: half messages leave for their topics, or are rolled back, many of them in one unit.
+A half message is stored in `%HALF%`, where no consumer sees it, until its producer commits it or rolls it back. If the
+producer says nothing for a while, a live producer of its group is asked (`transaction_checks`).
 
 What always holds: a half message ends once; its end and its copy in its topic are in one unit, so that it is neither
 lost nor doubled wherever the broker dies; all of a transaction end with its first, in that unit, and only the first is
@@ -21,116 +13,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from heapq import nsmallest
+from typing import Final, Protocol
 
+from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.runtime import Runtime
 from dmq.broker.schedule.release_unit import ReleaseUnit
-from dmq.errors import Busy, Damaged, DMQError, LimitReached, ServerError, TransactionOver, UnknownMessage, UnknownTopic
-from dmq.model import DLQ_PREFIX, HALF_TOPIC, SYSTEM_PREFIX, MessageId
-from dmq.protocol.commands import Command, one_way_head
-from dmq.protocol.produce import TransactionCheck
+from dmq.broker.schedule.transaction_checks import Action, TransactionChecks
+from dmq.errors import (
+    Busy,
+    Damaged,
+    DMQError,
+    InvalidRequest,
+    LimitReached,
+    ServerError,
+    StaleEpoch,
+    TransactionOver,
+    UnknownMessage,
+    UnknownTopic,
+)
+from dmq.model import DLQ_PREFIX, HALF_TOPIC, SYSTEM_PREFIX, MessageId, check_name
+from dmq.protocol.batch import Batch as PackedBatch
+from dmq.protocol.header import LIST_MAX
+from dmq.protocol.produce import (
+    Produce,
+    ProduceFlag,
+    TransactionCheck,
+    TransactionEnd,
+    TransactionInfo,
+    TransactionOutcome,
+)
+from dmq.records import RecordView
 from dmq.records.move import DeadReason
+from dmq.settings import BrokerSettings
 from dmq.storage.read.record_group import Gathered
-from dmq.storage.state.events import TransactionsEnded
+from dmq.storage.state.events import Event, TransactionGroup, TransactionsEnded, TransactionsJoined
 
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-    from dmq.broker.wire.session import Session
-
-__all__ = ["COMMITTED", "ROLLED_BACK", "Action", "Ending", "TransactionChecks", "Transactions", "half_target"]
+__all__ = ["COMMITTED", "ROLLED_BACK", "CheckTarget", "Ending", "Transactions", "half_target"]
 
 log = logging.getLogger(__name__)
 
-
-_SPARE_ENTRIES: Final = 1024
-
-
-class Action(NamedTuple):
-    """Ask about a transaction for the `attempt`-th time; 0 is to give it up."""
-
-    message_id: bytes
-    attempt: int
-
-
-class _Open:
-    __slots__ = ("attempts", "due_ms")
-
-    def __init__(self, due_ms: int) -> None:
-        self.due_ms = due_ms
-        self.attempts = 0
-
-
-class TransactionChecks:
-    """See the module.
-
-    Parameters:
-        first_ms: how long after it was stored a transaction is asked about first.
-        interval_ms: how long after that again, every time.
-        checks_max: how often.
-    """
-
-    def __init__(self, first_ms: int, interval_ms: int, checks_max: int) -> None:
-        self._first_ms = first_ms
-        self._interval_ms = interval_ms
-        self._checks_max = checks_max
-        self._open: dict[bytes, _Open] = {}
-        self._heap: list[tuple[int, bytes]] = []
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def opened(self, message_id: bytes, now_ms: int) -> None:
-        """A half message is stored, or was found stored at the start; one that is known already changes nothing."""
-        if message_id not in self._open:
-            due_ms = now_ms + self._first_ms
-            self._open[message_id] = _Open(due_ms)
-            heappush(self._heap, (due_ms, message_id))
-
-    def ended(self, message_id: bytes) -> None:
-        """It was committed, rolled back or given up."""
-        if self._open.pop(message_id, None) is not None and len(self._heap) > 2 * len(self._open) + _SPARE_ENTRIES:
-            # Most end long before they are due: swept out before they pile up.
-            self._heap = [(due, mid) for due, mid in self._heap if self._is_current(due, mid)]
-            heapify(self._heap)
-
-    def attempts(self, message_id: bytes) -> int:
-        """How often it was asked about."""
-        found = self._open.get(message_id)
-        return 0 if found is None else found.attempts
-
-    def due(self, now_ms: int, limit: int) -> list[Action]:
-        """What is to be done by now, at most so much."""
-        actions: list[Action] = []
-        while self._heap and self._heap[0][0] <= now_ms and len(actions) < limit:
-            due_ms, message_id = heappop(self._heap)
-            if not self._is_current(due_ms, message_id):
-                continue
-            found = self._open[message_id]
-            if found.attempts >= self._checks_max:
-                found.due_ms = -1  # no moment of its own until it has ended, or `postpone`
-                actions.append(Action(message_id, 0))
-                continue
-            found.attempts += 1
-            actions.append(Action(message_id, found.attempts))
-            self._put(message_id, found, now_ms + self._interval_ms)
-        return actions
-
-    def postpone(self, message_id: bytes, now_ms: int, wait_ms: int) -> None:
-        """It could not be given up now: try again later."""
-        found = self._open.get(message_id)
-        if found is not None and found.due_ms < 0:
-            self._put(message_id, found, now_ms + wait_ms)
-
-    def _put(self, message_id: bytes, found: _Open, due_ms: int) -> None:
-        found.due_ms = due_ms
-        heappush(self._heap, (due_ms, message_id))
-
-    def _is_current(self, due_ms: int, message_id: bytes) -> bool:
-        found = self._open.get(message_id)
-        return found is not None and found.due_ms == due_ms
-
+_ID: Final = struct.Struct(">QQ")
 
 COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled back"
@@ -160,6 +87,19 @@ class Ending:
         self.refused: dict[bytes, DMQError] = {}
 
 
+class CheckTarget(Protocol):
+    """A client that can be asked what became of a transaction."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked now."""
+        ...
+
+    def check(self, question: TransactionCheck, record: bytes) -> None:
+        """Ask it about a half message; the answer is an `end`."""
+        ...
+
+
 def half_target(part: Gathered, index: int) -> str:
     """The topic of a half message."""
     record = part.record(index)
@@ -169,17 +109,22 @@ def half_target(part: Gathered, index: int) -> str:
 class Transactions:
     """The open transactions of a broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        settings = broker.settings
+    def __init__(self, journal: Journal, runtime: Runtime, catalog: Catalog, settings: BrokerSettings) -> None:
+        self._store = journal.store
+        self._queries = journal.queries
+        self._open_max = journal.store.settings.transactions_max
+        self._writer = journal.writer
+        self._reads = journal.reads
+        self._runtime = runtime
+        self._catalog = catalog
         self.checks = TransactionChecks(
             int(settings.transaction_first_check_seconds * 1000),
             int(settings.transaction_check_seconds * 1000),
             settings.transaction_checks_max,
         )
         self._late: list[bytes] = []  # were stored when the first of their transaction had ended
-        self.opened(message_id.to_bytes() for message_id in broker.store.queries.transactions())
-        self._members: dict[str, OrderedDict[Session, int]] = {}  # and how many producers each has
+        self.opened(message_id.to_bytes() for message_id in self._queries.transactions())
+        self._members: dict[str, OrderedDict[CheckTarget, int]] = {}  # and how many producers each has
         self._waiting: deque[Ending] = deque()
         self._waiting_count = 0
         self._is_ending = False
@@ -201,61 +146,130 @@ class Transactions:
 
     # --- who can be asked -------------------------------------------------------------------------------------------
 
-    def join(self, session: Session, group: str) -> None:
-        """A connection can be asked about half messages of a producer group.
+    def join(self, target: CheckTarget, group: str) -> None:
+        """A client can be asked about half messages of a producer group.
 
         Raises:
             LimitReached: it answers for too many groups already.
         """
+        check_name(group, "producer group")
         members = self._members.setdefault(group, OrderedDict())
-        if session not in members and sum(session in others for others in self._members.values()) >= _GROUPS_MAX:
+        if target not in members and sum(target in others for others in self._members.values()) >= _GROUPS_MAX:
             raise LimitReached(f"one connection answers for {_GROUPS_MAX} producer groups at most", limit=_GROUPS_MAX)
-        members[session] = members.get(session, 0) + 1
+        members[target] = members.get(target, 0) + 1
 
-    def leave(self, session: Session, group: str | None = None) -> None:
+    def leave(self, target: CheckTarget, group: str | None = None) -> None:
         """It cannot any more: one of its producers of a group is gone, or, without a group, it is gone itself."""
+        if group is not None:
+            check_name(group, "producer group")
         for name in [*self._members] if group is None else [group]:
             members = self._members.get(name, OrderedDict())
-            if session in members:
-                members[session] -= 1
-                if group is None or not members[session]:
-                    del members[session]
+            if target in members:
+                members[target] -= 1
+                if group is None or not members[target]:
+                    del members[target]
             if not members:
                 self._members.pop(name, None)
 
-    def _member(self, group: str) -> Session | None:
+    def _member(self, group: str) -> CheckTarget | None:
         """One of the group, in turn."""
-        members: OrderedDict[Session, int] = self._members.get(group, OrderedDict())
-        for session in [*members]:
-            members.move_to_end(session)
-            if session.connection.is_open and session.connection.is_writable:
-                return session
+        members: OrderedDict[CheckTarget, int] = self._members.get(group, OrderedDict())
+        for target in [*members]:
+            members.move_to_end(target)
+            if target.is_ready:
+                return target
         return None
+
+    # --- preparing --------------------------------------------------------------------------------------------------
+
+    def prepare(self, asked: Produce, batch: PackedBatch) -> tuple[list[bytes], list[Event]]:
+        """The ids of a batch of half messages, and the events that are written before them.
+
+        Raises:
+            LimitReached: too many transactions are open.
+        """
+        queries = self._queries
+        if queries.transaction_count + asked.count > self._open_max:
+            raise LimitReached(
+                f"{queries.transaction_count} transactions are open, and store.transactions_max is "
+                f"{self._open_max}: end some, or raise it",
+                limit=self._open_max,
+            )
+        ids = [_ID.pack(asked.producer_id, asked.first_sequence + index) for index in range(asked.count)]
+        before: list[Event] = []
+        if queries.transaction_group(asked.producer_id) != asked.group:
+            before.append(TransactionGroup(asked.producer_id, asked.group))
+        if asked.flags & ProduceFlag.JOINED:
+            before += _joined(asked, batch, ids)
+        return ids, before
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def opened(self, ids: Iterable[bytes]) -> None:
         """Half messages were stored."""
-        now_ms, store = self._broker.now_ms, self._broker.store
+        now_ms, queries = self._runtime.clock.now_ms, self._queries
         for message_id in ids:
-            if not store.queries.is_open(message_id):
+            if not queries.is_open(message_id):
                 continue
-            first = store.queries.transaction_first(message_id)
+            first = queries.transaction_first(message_id)
             if first == message_id:
                 self.checks.opened(message_id, now_ms)
-            elif not store.queries.is_open(first):
+            elif not queries.is_open(first):
                 self._late.append(message_id)
 
     def times_asked(self, message_id: bytes) -> int:
         """How often the transaction of a half message was asked about."""
-        return self.checks.attempts(self._broker.store.queries.transaction_first(message_id))
+        return self.checks.attempts(self._queries.transaction_first(message_id))
 
-    def end(self, ending: Ending) -> None:
-        """End half messages with the next unit.
+    async def page(
+        self, after: tuple[int, bytes], limit: int, topic: str
+    ) -> tuple[list[TransactionInfo], tuple[int, bytes]]:
+        """Open transactions, oldest first, and where the next page begins; (0, b""): there is none.
+
+        Parameters:
+            after: (stored at, message id), where the page before ended.
+            topic: only those of this topic; "" is all.
+        """
+        open_ones = self._queries.transactions().items()
+        keys = ((half.stored_at_ms, mid.to_bytes(), half.journal_offset, half.group) for mid, half in open_ones)
+        page = nsmallest(limit, (key for key in keys if key[:2] > after))
+        parts, _ = await self._reads.ask(lambda: self._queries.gather([key[2] for key in page]))
+        topics = {at: half_target(part, index) for part in parts for index, at in enumerate(part.offsets.tolist())}
+        infos = [
+            TransactionInfo(message_id, topics[offset], group, begun_at_ms, checks=self.times_asked(message_id))
+            for begun_at_ms, message_id, offset, group in page
+            if offset in topics and topic in ("", topics[offset])
+        ]
+        return infos, page[-1][:2] if len(page) == limit else (0, b"")
+
+    def end(self, asked: TransactionEnd, done: Callable[[Ending, DMQError | None], None]) -> None:
+        """Commit half messages, or roll them back, with the next unit.
+
+        Parameters:
+            done: called once; with an error none of them has ended.
 
         Raises:
+            StaleEpoch: the producer was replaced by a newer one.
+            InvalidRequest: too many at once.
             Busy: too many wait already.
+            BrokerStopping: the broker is stopping.
         """
+        self._runtime.readiness.check_open()
+        newest = self._queries.producer_epoch(asked.producer_id)
+        if newest is not None and asked.producer_epoch < newest:
+            raise StaleEpoch(
+                f"producer {asked.producer_id:016x} was replaced: epoch {newest} has written, and this end is of epoch "
+                f"{asked.producer_epoch}; the new one, or a check, ends the transaction",
+                producer_id=asked.producer_id,
+                epoch=newest,
+            )
+        count = asked.count + sum(span.count for span in asked.others)
+        if count > LIST_MAX:
+            raise InvalidRequest(f"at most {LIST_MAX} transactions are ended at once, not {count}")
+        outcome = COMMITTED if asked.outcome == TransactionOutcome.COMMIT else ROLLED_BACK
+        self._end(Ending([*_ids(asked)], outcome, done))
+
+    def _end(self, ending: Ending) -> None:
         if self._waiting_count >= _WAITING_MAX:
             raise Busy(f"{self._waiting_count} transactions wait to be ended: try again shortly", retry_after_ms=50)
         self._waiting.append(ending)
@@ -275,7 +289,7 @@ class Transactions:
                 ending.done(ending, told)
             self._work()
 
-        self._broker.run(self._end_all(together), failed)
+        self._runtime.tasks.run(self._end_all(together), failed)
 
     async def _end_all(self, together: list[Ending]) -> None:
         """Write one unit that ends what has gathered; the next gathers meanwhile."""
@@ -287,7 +301,7 @@ class Transactions:
             together.append(ending)
             ending.ids = self._whole(ending.ids)
             count += len(ending.ids)
-            halves = [self._broker.store.queries.half(message_id) for message_id in ending.ids]
+            halves = [self._queries.half(message_id) for message_id in ending.ids]
             size += sum(half.length for half in halves if half is not None)
         ends: dict[bytes, str] = {}
         for ending in together:
@@ -305,7 +319,7 @@ class Transactions:
 
     def _whole(self, ids: Iterable[bytes]) -> list[bytes]:
         """Half messages, and those that end with them."""
-        members = self._broker.store.queries.transaction_members
+        members = self._queries.transaction_members
         return [*dict.fromkeys(one for message_id in ids for one in (message_id, *members(message_id)))]
 
     async def _decide(self, ending: Ending, ends: dict[bytes, str]) -> None:
@@ -313,8 +327,8 @@ class Transactions:
         looked = 0
         for message_id in ending.ids:
             outcome = ends.get(message_id) or self._ended.get(message_id)
-            if outcome is None and self._broker.store.queries.is_open(message_id):
-                first = self._broker.store.queries.transaction_first(message_id)
+            if outcome is None and self._queries.is_open(message_id):
+                first = self._queries.transaction_first(message_id)
                 if first == message_id:
                     ends[message_id] = ending.outcome
                     continue
@@ -344,15 +358,15 @@ class Transactions:
         if ending.outcome == ROLLED_BACK and first not in ending.ids:
             return ending.outcome
         outcome = ends.get(first)
-        if outcome is None and not self._broker.store.queries.is_open(first):
+        if outcome is None and not self._queries.is_open(first):
             outcome = self._ended.get(first) or await self._outcome_of(first)
         return outcome if outcome in (COMMITTED, ROLLED_BACK) else ending.outcome
 
     async def _outcome_of(self, message_id: bytes) -> str | None:
         """How a transaction ended that is no longer remembered, by what the journal has of it."""
-        queries = self._broker.store.queries
+        queries = self._queries
         wanted = MessageId.from_bytes(message_id)
-        found = await self._broker.reads.ask(lambda: [f.topic for f in queries.find(message_id=wanted)])
+        found = await self._reads.ask(lambda: [f.topic for f in queries.find(message_id=wanted)])
         if HALF_TOPIC not in found:
             return COMMITTED if found else None
         if any(not topic.startswith(SYSTEM_PREFIX) for topic in found):
@@ -371,21 +385,20 @@ class Transactions:
             return await self._write_once(ends, groups)
 
     async def _write_once(self, ends: dict[bytes, str], groups: dict[bytes, str]) -> set[bytes]:
-        broker = self._broker
-        now_ms = broker.clock.now_ms()
+        queries, now_ms = self._queries, self._runtime.clock.wall.now_ms()
         if groups:
-            unit = ReleaseUnit(
-                broker, now_ms, "nobody said what became of its transaction", DeadReason.RETRIES_EXHAUSTED
-            )
+            reason = "no producer said what became of its transaction"
+            unit = ReleaseUnit(queries, self._catalog, now_ms, reason, code=DeadReason.RETRIES_EXHAUSTED)
         else:
-            unit = ReleaseUnit(broker, now_ms, "its topic was deleted before its transaction was committed")
+            reason = "its topic was deleted before its transaction was committed"
+            unit = ReleaseUnit(queries, self._catalog, now_ms, reason)
         moving = {
             half.journal_offset: message_id
             for message_id, outcome in ends.items()
-            if outcome != ROLLED_BACK and (half := broker.store.queries.half(message_id)) is not None
+            if outcome != ROLLED_BACK and (half := queries.half(message_id)) is not None
         }
         order = {offset: rank for rank, offset in enumerate(moving)}
-        parts, gone = await broker.reads.ask(lambda: broker.store.queries.gather([*moving]))
+        parts, gone = await self._reads.ask(lambda: queries.gather([*moving]))
         lost = {moving[offset] for offset in gone}
         if lost:
             log.error("half messages cannot be read", extra={"offsets": gone[:8], "count": len(gone)})
@@ -403,11 +416,11 @@ class Transactions:
             if ids:
                 items.append(TransactionsEnded(b"".join(ids), outcome))
         if items:
-            await broker.write_unit(items)
+            await self._writer.write(items, atomic=True)
         for message_id, outcome in ends.items():
             self.checks.ended(message_id)
             self._ended[message_id] = outcome
-            self._late += broker.store.queries.transaction_members(message_id)  # that came while this was written
+            self._late += queries.transaction_members(message_id)  # that came while this was written
         while len(self._ended) > _REMEMBERED_MAX:
             self._ended.popitem(last=False)
         outcomes = [*ends.values()]
@@ -422,8 +435,8 @@ class Transactions:
         """Time has passed: ask about what is open for long."""
         if self._late:
             late, self._late = self._late, []
-            self._broker.run(self._follow(late), lambda error: self._late.extend(late))
-        if self._is_checking or self._broker.is_stopping or self._broker.store.has_failed:
+            self._runtime.tasks.run(self._follow(late), lambda error: self._late.extend(late))
+        if self._is_checking or self._runtime.readiness.is_stopping or self._store.has_failed:
             return
         actions = self.checks.due(now_ms, _CHECKS_AT_ONCE)
         if not actions:
@@ -434,37 +447,37 @@ class Transactions:
             self._is_checking = False
             log.error("transactions could not be checked", extra={"count": len(actions), "error": str(error)})
             for action in actions:
-                self.checks.postpone(action.message_id, self._broker.now_ms, _AGAIN_MS)
+                self.checks.postpone(action.message_id, self._runtime.clock.now_ms, _AGAIN_MS)
 
-        self._broker.run(self._check(actions), failed)
+        self._runtime.tasks.run(self._check(actions), failed)
 
     async def _follow(self, late: list[bytes]) -> None:
         """End half messages as the first of their transaction has ended."""
-        queries = self._broker.store.queries
+        queries = self._queries
         for message_id in late:
             first = queries.transaction_first(message_id)
             outcome = self._ended.get(first) or await self._outcome_of(first)
             if outcome in (COMMITTED, ROLLED_BACK):
-                self.end(Ending([message_id], outcome, lambda ending, error: None))
+                self._end(Ending([message_id], outcome, lambda ending, error: None))
             else:
-                self.checks.opened(message_id, self._broker.now_ms)
+                self.checks.opened(message_id, self._runtime.clock.now_ms)
 
     async def _check(self, actions: list[Action]) -> None:
-        broker = self._broker
+        queries = self._queries
         attempts = {action.message_id: action.attempt for action in actions}
         places = {
             half.journal_offset: action.message_id
             for action in actions
-            if (half := broker.store.queries.half(action.message_id)) is not None
+            if (half := queries.half(action.message_id)) is not None
         }
-        parts, lost = await broker.reads.ask(lambda: broker.store.queries.gather([*places]))
+        parts, lost = await self._reads.ask(lambda: queries.gather([*places]))
         if lost:
             log.error("half messages cannot be read", extra={"offsets": lost[:8], "count": len(lost)})
         groups: dict[bytes, str] = {}  # of those that are given up
         for part in parts:
             for index, offset in enumerate(part.offsets.tolist()):
                 message_id = places[offset]
-                half = broker.store.queries.half(message_id)
+                half = queries.half(message_id)
                 if half is None:
                     continue
                 if attempts[message_id]:
@@ -476,17 +489,21 @@ class Transactions:
         self._is_checking = False
 
     def _ask(self, part: Gathered, index: int, message_id: bytes, group: str, attempt: int) -> None:
-        session = self._member(group)
-        if session is None:
+        target = self._member(group)
+        if target is None:
             return
         producer_id = int.from_bytes(message_id[:8], "big")
-        epoch = self._broker.store.queries.producer_epoch(producer_id)
-        header = TransactionCheck(
-            message_id, group, half_target(part, index), attempt, part.row.producer_epoch if epoch is None else epoch
+        epoch = self._queries.producer_epoch(producer_id)
+        question = TransactionCheck(
+            message_id,
+            group,
+            half_target(part, index),
+            attempt,
+            producer_epoch=part.row.producer_epoch if epoch is None else epoch,
         )
         start = int(part.starts[index])
         record = bytes(part.buffer[start : start + int(part.lengths[index])])
-        session.connection.send(one_way_head(Command.TRANSACTION_CHECK, header, len(record)), record)
+        target.check(question, record)
         self.checked += 1
 
     async def _give_up(self, groups: dict[bytes, str]) -> None:
@@ -498,7 +515,7 @@ class Transactions:
             still = {
                 one: group
                 for message_id, group in groups.items()
-                if self._broker.store.queries.is_open(message_id)
+                if self._queries.is_open(message_id)
                 for one in self._whole([message_id])
             }
             if still:
@@ -507,3 +524,23 @@ class Transactions:
         finally:
             self._is_ending = False
             self._work()
+
+
+def _joined(asked: Produce, batch: PackedBatch, ids: list[bytes]) -> list[Event]:
+    """What the records of a batch say about transactions that began before them."""
+    pairs = []
+    start = 0
+    for message_id, length in zip(ids, batch.lengths, strict=True):
+        first = RecordView(batch.data, start, start + int(length)).attributes.transaction
+        start += int(length)
+        if first is not None:
+            pairs += [message_id, _ID.pack(asked.producer_id, first)]
+    return [TransactionsJoined(b"".join(pairs))] if pairs else []
+
+
+def _ids(asked: TransactionEnd) -> Iterator[bytes]:
+    for first, count in ((asked.first_sequence, asked.count), *((s.first_sequence, s.count) for s in asked.others)):
+        if first + count > 1 << 64:
+            raise InvalidRequest("a sequence is below 2**64")
+        for sequence in range(first, first + count):
+            yield _ID.pack(asked.producer_id, sequence)

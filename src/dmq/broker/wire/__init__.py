@@ -1,2 +1,6 @@
-"""Wire: `commands`, `connection`, `consume`, `dead_letters`, `delays`, `dispatcher`, `groups`, `key_values`,
-`message_history`, `produce`, `rate_limits`, `read`, `session`, `topics`, `transactions`."""
+"""DMQ's own protocol: handlers that translate between frames and operations, and decide nothing.
+
+In reading order: `dispatcher` (takes a frame to its handler), `commands` (the table), `session` (one connection that
+said hello), and a file of handlers for each subject: `connection`, `produce`, `transactions`, `delays`, `consume`,
+`groups`, `topics`, `read`, `dead_letters`, `rate_limits`, `key_values`, `message_history`.
+"""

@@ -1,4 +1,4 @@
-"""HELLO, HEARTBEAT, STATS, CLUSTER, DRAIN."""
+"""HELLO, HEARTBEAT, STATS, CLUSTER, DRAIN. All but DRAIN are answered without a Broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 from dmq import __version__
 from dmq.broker.broker import Broker
 from dmq.broker.diagnostics.metrics import numbers
-from dmq.broker.maintenance import begin_drain, end_drain, reboot_notice, state_of
+from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
 from dmq.errors import NotAuthenticated, VersionMismatch
 from dmq.model import check_name
@@ -18,10 +18,14 @@ from dmq.protocol.frame import Frame
 
 __all__ = ["cluster", "drain", "heartbeat", "hello", "stats"]
 
+_STANDBY = "standby"  # the state of a server that has no Broker
 
-def hello(broker: Broker, connection: Connection, frame: Frame) -> None:
+
+def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     """Who is there (J-16): the first request of a connection."""
-    broker.check_open()
+    broker = dispatcher.broker
+    if broker is not None:
+        broker.readiness.check_open()
     asked: headers.Hello = decode_request(frame)
     version = headers.choose_version(asked)
     if version is None:
@@ -33,75 +37,74 @@ def hello(broker: Broker, connection: Connection, frame: Frame) -> None:
         raise NotAuthenticated(f"this broker has no authentication called {asked.auth_mechanism!r}: connect without")
     check_name(asked.app, "app")
     client_id = asked.client_id or f"{asked.app}-{secrets.token_hex(6)}"
-    session = Session(broker, connection, asked.app, client_id)
-    connection.session = session
-    connection.parser.frame_bytes_max = broker.settings.frame_bytes_max
-    broker.sessions.add(session)
-    settings = broker.settings
+    settings = dispatcher.settings.broker
+    connection.parser.frame_bytes_max = settings.frame_bytes_max
+    dispatcher.begin(Session(connection, asked.app, client_id, dispatcher.counters))
     limits = headers.Limits(
         settings.frame_bytes_max,
-        broker.store.settings.body_bytes_max,
+        dispatcher.settings.store.body_bytes_max,
         int(settings.heartbeat_seconds * 1000),
         settings.prefetch_messages,
-        settings.prefetch_bytes,
-        int(settings.partial_seconds * 1000),
+        prefetch_bytes=settings.prefetch_bytes,
+        partial_ms=int(settings.partial_seconds * 1000),
     )
     reply = headers.HelloReply(
         settings.name,
-        broker.address,
+        dispatcher.address,
         version,
         limits,
-        headers.choose_features(asked),
-        client_id,
-        f"dmq {__version__}",
-        broker.clock.now_ms(),
+        features=headers.choose_features(asked),
+        client_id=client_id,
+        software=f"dmq {__version__}",
+        now_ms=dispatcher.clock.now_ms(),
     )
     connection.send(response_head(Command.HELLO, reply, frame.correlation))
-    if broker.is_draining:
-        connection.send(reboot_notice(broker, 0, "the broker is drained"))
+    if broker is not None and broker.readiness.is_draining:
+        connection.send(dispatcher.reboot_notice(0, "the broker is drained"))
 
 
-def heartbeat(broker: Broker, session: Session, frame: Frame, asked: headers.Heartbeat) -> None:
-    session.answer(frame, headers.Heartbeat(broker.clock.now_ms()))
+def heartbeat(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Heartbeat) -> None:
+    session.answer(frame, headers.Heartbeat(dispatcher.clock.now_ms()))
 
 
-def stats(broker: Broker, session: Session, frame: Frame, asked: headers.Stats) -> None:
-    values = {name: float(value) for name, value in numbers(broker).items()}
+def stats(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Stats) -> None:
+    values = {name: float(value) for name, value in numbers(dispatcher, dispatcher.broker).items()}
     if asked.prefixes:
         values = {name: v for name, v in values.items() if name.startswith(tuple(asked.prefixes))}
-    session.answer(frame, headers.StatsReply(values, broker.clock.now_ms()))
+    session.answer(frame, headers.StatsReply(values, dispatcher.clock.now_ms()))
 
 
-def cluster(broker: Broker, session: Session, frame: Frame, asked: headers.Cluster) -> None:
+def cluster(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Cluster) -> None:
+    broker = dispatcher.broker
     me = headers.BrokerInfo(
-        broker.settings.name,
-        broker.address,
-        state=state_of(broker),
-        is_writable=not (broker.is_stopping or broker.is_draining),
-        epoch=broker.store.queries.epoch,
+        dispatcher.settings.broker.name,
+        dispatcher.address,
+        state=_STANDBY if broker is None else broker.readiness.state,
+        is_writable=broker is not None and broker.readiness.is_running,
+        epoch=0 if broker is None else broker.store.queries.epoch,
     )
     session.answer(frame, headers.ClusterReply([me]))
 
 
 def drain(broker: Broker, session: Session, frame: Frame, asked: headers.Drain) -> None:
     """Take the broker out of use or put it back, or only tell how far it is (D-09)."""
+    state = ""
     match asked.action:
         case headers.DrainAction.BEGIN:
-            begin_drain(broker, asked.grace_ms, asked.reason or "the broker is taken out of use")
+            broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is taken out of use")
         case headers.DrainAction.END:
-            end_drain(broker)
+            broker.maintenance.end_drain()
         case headers.DrainAction.STOP:
-            begin_drain(broker, asked.grace_ms, asked.reason or "the broker is stopped")
+            broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is stopped")
             broker.stop_asked.set()
+            state = "stopping"
         case _:
             pass
-    session.answer(
-        frame,
-        headers.DrainReply(
-            "stopping" if asked.action == headers.DrainAction.STOP else state_of(broker),
-            broker.out,
-            broker.writer.waiting_bytes,
-            broker.changes.waiting,
-            len(broker.sessions),
-        ),
+    reply = headers.DrainReply(
+        state or broker.readiness.state,
+        broker.channels.out,
+        broker.writer.waiting_bytes,
+        broker.changes.waiting,
+        clients=len(broker.audience),
     )
+    session.answer(frame, reply)

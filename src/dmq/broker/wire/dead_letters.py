@@ -6,30 +6,23 @@ from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
 from dmq.broker.wire.session import Session
-from dmq.errors import DMQError, InvalidRequest
+from dmq.errors import DMQError
 from dmq.model import MessageId
 from dmq.protocol import dead_letters as headers
 from dmq.protocol.batch import pack_records
 from dmq.protocol.frame import Frame
 from dmq.protocol.status import status_of
-from dmq.records import DeadReason
 
 if TYPE_CHECKING:
     from dmq.deadletters.letter import DeadLetter
 
 __all__ = ["delete_dead_letters", "list_dead_letters", "resend_dead_letters"]
 
-_REASONS = [reason.name for reason in DeadReason]
-
 
 async def list_dead_letters(broker: Broker, session: Session, frame: Frame, asked: headers.DeadLetterList) -> None:
-    from dmq.deadletters.letter import LetterFilter, LetterState
+    from dmq.deadletters.letter import LetterFilter
 
     given = asked.filter
-    if given.reason and given.reason not in _REASONS:
-        raise InvalidRequest(f"{given.reason!r} is no reason of a dead letter: there are {', '.join(_REASONS)}")
-    if given.state and given.state not in tuple(LetterState):
-        raise InvalidRequest(f"{given.state!r} is no state of a dead letter: there are {', '.join(LetterState)}")
     wanted = LetterFilter(
         topic=given.topic,
         group=given.group,
@@ -77,13 +70,12 @@ def _info(letter: DeadLetter) -> headers.DeadLetterInfo:
 
 
 async def resend_dead_letters(broker: Broker, session: Session, frame: Frame, asked: headers.DeadLetterResend) -> None:
-    broker.check_running()
-    outcomes = await broker.dead_letters.resends.resend(asked.numbers, _who(session))
+    outcomes = await broker.dead_letters.resend.resend(asked.numbers, _who(session))
     session.answer(frame, _reply(asked.numbers, outcomes))
 
 
 async def delete_dead_letters(broker: Broker, session: Session, frame: Frame, asked: headers.DeadLetterDelete) -> None:
-    outcomes = await broker.dead_letters.resends.delete(asked.numbers, _who(session))
+    outcomes = await broker.dead_letters.resend.delete(asked.numbers, _who(session))
     session.answer(frame, _reply(asked.numbers, outcomes))
 
 

@@ -1,28 +1,36 @@
-"""What a broker has going on besides answering at once: coroutines, and requests that wait for a change.
+"""The dispatcher: takes a frame to the handler of its command. It is the `Peer` of the connections.
 
-What always holds: a coroutine that fails tells whoever is responsible for it, and harms nobody else; a client has at
-most `WORKING_MAX` requests that go on by themselves, changes apart, which have a bound of their own; a request that
-waits is served once, in its turn, or told why not, unless its connection is gone.
+It outlives the Broker: connections stay open while there is none, commands that need none are answered, and the others
+are refused with an error that can be retried.
+
+What always holds: a connection is served only after its hello; a command that fails is answered with its error and
+harms no other; requests about a topic or group that is being changed wait for that, in their order, and are served once
+or refused, unless their connection is gone. A client has at most `WORKING_MAX` requests that go on by themselves,
+changes apart, which have a bound of their own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from dmq.broker.broker import Broker
 from dmq.broker.catalog.changes import Change, Changes, Later
+from dmq.broker.delivery.client import Client
+from dmq.broker.maintenance import ClientRow
+from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session
-from dmq.errors import BrokerStopping, Busy, DMQError
-from dmq.protocol.commands import Command
-from dmq.protocol.frame import Frame
+from dmq.clock import Clock
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest
+from dmq.net.connection import Connection, WriteCoalescer
+from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
+from dmq.protocol.frame import Frame, Kind
+from dmq.protocol.session import ServerHealth, ServerReboot
+from dmq.settings import Settings
 
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-
-__all__ = ["WORKING_MAX", "Tasks", "Work", "check_changes", "go_on", "wait_for"]
+__all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
 
 log = logging.getLogger(__name__)
 
@@ -31,74 +39,227 @@ log = logging.getLogger(__name__)
 WORKING_MAX: Final = 256
 _AGAIN_MS: Final = 50
 
-Work = Coroutine[Any, Any, None]
+# Takes the Broker, or the dispatcher if it needs none. The work it returns goes on by itself; requests are begun in the
+# order they came in.
+Handler = Callable[[Any, Session, Frame, Any], Work | None]
 
 
-class Tasks:
-    """Coroutines under way."""
+class CommandEntry:
+    """How a command is served.
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def run(
-        self, work: Work, failed: Callable[[BaseException], None], ended: Callable[[], None] = lambda: None
-    ) -> None:
-        """Let a coroutine go on by itself.
-
-        Parameters:
-            failed: called if it does not come to its end.
-            ended: called before, whatever came of it.
-        """
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            ended()
-            if task.cancelled():
-                failed(BrokerStopping("the broker stopped before this was done: ask another one, or this one later"))
-                return
-            error = task.exception()
-            if error is not None:
-                if not isinstance(error, DMQError):
-                    log.error("a command failed", exc_info=error)
-                failed(error)
-
-        task.add_done_callback(done)
-
-    async def finish(self, seconds: float) -> None:
-        """Wait for all of them, then cancel those that are late."""
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=seconds)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-
-
-def go_on(broker: Broker, handler: Callable[..., object], session: Session, frame: Frame, work: Work) -> None:
-    """Let a request go on by itself; `handler` gave the work.
-
-    Raises:
-        Busy: the client has too many of them.
+    Attributes:
+        needs_broker: it takes the Broker, and is refused while there is none; else it takes the dispatcher.
+        is_coroutine: the handler begins nothing before its work runs.
     """
-    # What is not a coroutine itself has begun a change already, and ends it only by going on.
-    if session.working >= WORKING_MAX and inspect.iscoroutinefunction(handler):
-        work.close()
-        raise Busy(
-            f"{session.working} requests of this connection are under way: wait for some of the answers",
-            retry_after_ms=_AGAIN_MS,
-        )
-    session.working += 1
 
-    def ended() -> None:
-        session.working -= 1
+    __slots__ = ("handler", "is_coroutine", "needs_broker")
 
-    broker.run(work, lambda error: broker.failed_request(session.connection, frame, error), ended)
+    def __init__(self, handler: Handler, *, needs_broker: bool = True) -> None:
+        self.handler = handler
+        self.needs_broker = needs_broker
+        self.is_coroutine = inspect.iscoroutinefunction(handler)
 
 
-def check_changes(changes: Changes, session: Session, header: Any) -> None:
+class Dispatcher:
+    """The connections of one server, and the Broker they are served by, if there is one.
+
+    Parameters:
+        commands: how each command is served; the hello is `hello`, since it has no session.
+
+    Attributes:
+        address: where clients reach the server.
+        outbox: what is sent in one turn goes out together.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        commands: Mapping[int, CommandEntry],
+        hello: Callable[[Dispatcher, Connection, Frame], None],
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self._commands = commands
+        self._hello = hello
+        self.broker: Broker | None = None
+        self.address = ""
+        self.outbox = WriteCoalescer()
+        self.sessions: set[Session] = set()
+        self.counters = dict.fromkeys(("connections", "requests", "errors"), 0)
+
+    # --- the broker -------------------------------------------------------------------------------------------------
+
+    def attach(self, broker: Broker) -> None:
+        """Serve with this Broker from now on."""
+        assert self.broker is None, "there is one"
+        self.broker = broker
+        for session in self.sessions:
+            self._bind(session, broker)
+
+    def detach(self) -> None:
+        """There is no Broker any more: end the subscriptions of the clients that stay, and answer their pulls."""
+        broker, self.broker = self.broker, None
+        if broker is not None:
+            broker.channels.end(_no_broker())
+            for session in self.sessions:
+                session.subscribing.clear()
+
+    def _bind(self, session: Session, broker: Broker) -> None:
+        session.client = Client(broker.channels, session.client_id, session.app, session.address)
+        for group, count in session.producer_groups.items():
+            for _ in range(count):
+                broker.transactions.join(session, group)
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        self.counters["connections"] += 1
+
+    def begin(self, session: Session) -> None:
+        """A connection has said hello."""
+        session.connection.session = session
+        self.sessions.add(session)
+        if self.broker is not None:
+            self._bind(session, self.broker)
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        self.counters["requests"] += 1
+        session = connection.session
+        try:
+            if isinstance(session, Session):
+                self._serve(session, frame)
+            elif frame.command == Command.HELLO and frame.kind == Kind.REQUEST:
+                self._hello(self, connection, frame)
+            else:
+                connection.send(error_frame(InvalidRequest("say hello first"), frame.command, frame.correlation))
+                connection.close()
+        except DMQError as error:
+            self._refuse(connection, frame, error)
+        except Exception as error:
+            log.exception("a command failed")
+            self._refuse(connection, frame, error)
+
+    def _serve(self, session: Session, frame: Frame) -> None:
+        if frame.kind == Kind.RESPONSE:
+            return  # an answer to nothing we asked is ignored (D-23)
+        header = decode_request(frame)
+        entry = self._commands.get(frame.command)
+        if entry is None:
+            raise InvalidRequest(f"command {Command(frame.command).name} is not served by this broker")
+        if not entry.needs_broker:
+            entry.handler(self, session, frame, header)
+            return
+        broker = self.broker
+        if broker is None:
+            raise _no_broker()
+        try:
+            if broker.changes.under_way:
+                _check_changes(broker.changes, session, header)
+            work = entry.handler(broker, session, frame, header)
+        except Later as later:
+            self._wait_for(broker, later.change, session, frame, header)
+        else:
+            if work is not None:
+                self._go_on(broker, entry, session, frame, work)
+
+    def _refuse(self, connection: Connection, frame: Frame, error: BaseException) -> None:
+        """Answer that a request did not work."""
+        self.counters["errors"] += 1
+        if frame.kind == Kind.REQUEST:
+            connection.send(error_frame(error, frame.command, frame.correlation))
+
+    def _go_on(self, broker: Broker, entry: CommandEntry, session: Session, frame: Frame, work: Work) -> None:
+        """Let a request go on by itself.
+
+        Raises:
+            Busy: the client has too many of them.
+        """
+        # A handler that is no coroutine has begun a change already, and ends it only by going on.
+        if session.working >= WORKING_MAX and entry.is_coroutine:
+            work.close()
+            raise Busy(
+                f"{session.working} requests of this connection are under way: wait for some of the answers",
+                retry_after_ms=_AGAIN_MS,
+            )
+        session.working += 1
+
+        def ended() -> None:
+            session.working -= 1
+
+        broker.runtime.tasks.run(work, lambda error: self._refuse(session.connection, frame, error), ended)
+
+    def _wait_for(self, broker: Broker, change: Change, session: Session, frame: Frame, header: Any) -> None:
+        """Serve a request once a change is done.
+
+        Raises:
+            Busy: too many wait already.
+        """
+        number = header.subscription if frame.command == Command.SUBSCRIBE else None
+
+        def resume(error: DMQError | None) -> None:
+            if number is not None:
+                session.subscribing.pop(number, None)
+            if not session.connection.is_open:
+                return
+            if error is not None:
+                self._refuse(session.connection, frame, error)
+            else:
+                self.received(session.connection, frame)
+
+        broker.changes.wait(change, resume, len(frame.body))
+        if number is not None:
+            session.subscribing[number] = change
+
+    def writable(self, connection: Connection) -> None:
+        session = connection.session
+        if isinstance(session, Session) and self.broker is not None:
+            session.client.wake()
+
+    def disconnected(self, connection: Connection) -> None:
+        session = connection.session
+        if not isinstance(session, Session):
+            return
+        self.sessions.discard(session)
+        if self.broker is not None:
+            self.broker.transactions.leave(session)
+            session.client.leave(int(self.settings.broker.grace_seconds * 1000))
+
+    # --- the clients as an audience -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def rows(self) -> list[ClientRow]:
+        """Each client that is connected."""
+        now = self.clock.monotonic()
+        rows = []
+        for session in self.sessions:
+            connection = session.connection
+            silent = 0 if connection.is_heard else int(now - connection.heard_at)
+            client = None if self.broker is None else session.client
+            consumes = 0 if client is None else len(client.subscriptions) + len(client.pulling)
+            rows.append(ClientRow(session.client_id, session.app, session.address, consumes, silent_seconds=silent))
+        return rows
+
+    def reboot_notice(self, grace_ms: int, reason: str) -> bytes:
+        """What clients of a broker that goes out of use are told."""
+        return one_way_head(Command.SERVER_REBOOT, ServerReboot(self.settings.broker.name, grace_ms, reason))
+
+    def tell_reboot(self, grace_ms: int, reason: str) -> None:
+        """The broker goes out of use, or stops."""
+        self._tell(self.reboot_notice(grace_ms, reason))
+
+    def tell_back(self) -> None:
+        """The broker is back in use."""
+        self._tell(one_way_head(Command.SERVER_HEALTH, ServerHealth(self.settings.broker.name, self.address)))
+
+    def _tell(self, head: bytes) -> None:
+        for session in self.sessions:
+            session.connection.send(head)
+
+
+def _check_changes(changes: Changes, session: Session, header: Any) -> None:
     """Raises Later if a request is about something that is being changed."""
     changes.check(("topic", getattr(header, "topic", "")), ("group", getattr(header, "group", "")))
     waiting = session.subscribing.get(getattr(header, "subscription", None))
@@ -106,24 +267,5 @@ def check_changes(changes: Changes, session: Session, header: Any) -> None:
         raise Later(waiting)
 
 
-def wait_for(broker: Broker, change: Change, session: Session, frame: Frame, header: Any) -> None:
-    """Serve a request once a change is done.
-
-    Raises:
-        Busy: too many wait already.
-    """
-    number = header.subscription if frame.command == Command.SUBSCRIBE else None
-
-    def resume(error: DMQError | None) -> None:
-        if number is not None:
-            session.subscribing.pop(number, None)
-        if not session.connection.is_open:
-            return
-        if error is not None:
-            broker.failed_request(session.connection, frame, error)
-        else:
-            broker.received(session.connection, frame)
-
-    broker.changes.wait(change, resume, len(frame.body))
-    if number is not None:
-        session.subscribing[number] = change
+def _no_broker() -> BrokerStopping:
+    return BrokerStopping("this server has no broker right now: use another one, or try again when it has one")

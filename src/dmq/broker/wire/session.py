@@ -1,44 +1,41 @@
-"""A session: one connection that said hello, and what it has going on.
+"""A session: one connection that said hello.
 
-What always holds: every request gets exactly one answer, in any order; a session's subscriptions end with it.
+It knows who is there, answers its requests, and is what the rooms of the broker talk to: a sink for pushed messages, a
+client that asks large questions, a producer that can be asked about transactions.
 
-Refusals: what of a request did not work, while the rest did.
-
-Pure code. An answer names every refusal with its status; texts are said as long as there is room for them, since a
-request may name many things and the head of a frame is bounded.
-
-What always holds: texts of one answer take at most `TEXT_BYTES_MAX`, so that with as many refusals as a list may have
-the answer fits into the head of a frame.
+What always holds: every request gets exactly one answer, in any order; texts of refusals of one answer take at most
+`TEXT_BYTES_MAX`, so that with as many refusals as a list may have the answer fits into the head of a frame.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from dmq.broker.catalog.changes import Change
-from dmq.broker.delivery.channel import Consumption
-from dmq.broker.delivery.group import Member
+from dmq.broker.delivery.client import Client
 from dmq.broker.delivery.waiters import Handed
 from dmq.errors import DMQError
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, error_frame, one_way_head, response_head
+from dmq.protocol.consume import GroupMembers, Push, SubscriptionEnded
 from dmq.protocol.consume import Lease as WireLease
-from dmq.protocol.consume import Push
 from dmq.protocol.frame import Buffer, Frame, Kind
 from dmq.protocol.header import Header
+from dmq.protocol.produce import TransactionCheck
 from dmq.protocol.status import status_of
 
-if TYPE_CHECKING:
-    from dmq.broker.broker import Broker
-
-__all__ = ["TEXT_BYTES_MAX", "Pusher", "RefusalTexts", "Session", "wire_lease"]
-
+__all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "wire_lease"]
 
 TEXT_BYTES_MAX: Final = 64 << 10
+_MANY: Final = 8
+_SMALL_BYTES: Final = 2048
+
+T = TypeVar("T")
 
 
 class RefusalTexts:
@@ -54,25 +51,53 @@ class RefusalTexts:
         return status, header.message if self._left >= 0 else ""
 
 
-_MANY: Final = 8
-_SMALL_BYTES: Final = 2048
-
-
 class Session:
-    """See the module."""
+    """One client on one connection.
 
-    def __init__(self, broker: Broker, connection: Connection, app: str, client_id: str) -> None:
-        self.broker = broker
+    Parameters:
+        counters: the dispatcher's; errors are counted there.
+
+    Attributes:
+        client: what it consumes; there while there is a Broker.
+        producer_groups: whose transactions it can be asked about, and for how many producers.
+        reading, asked, is_open, is_writable: as of `Asker`.
+        working: requests that go on by themselves.
+        subscribing: subscriptions that wait for a change.
+    """
+
+    client: Client
+
+    def __init__(self, connection: Connection, app: str, client_id: str, counters: dict[str, int]) -> None:
         self.connection = connection
         self.app = app
         self.client_id = client_id
-        self.pushers: dict[int, Pusher] = {}
-        self.pulling: set[tuple[Consumption, Member]] = set()
+        self._counters = counters
+        self.producer_groups: Counter[str] = Counter()
         self.reading = asyncio.Lock()
-        self.asked = 0  # questions with large answers that are open
-        self.working = 0  # requests that go on by themselves
-        self.subscribing: dict[int | None, Change] = {}  # subscriptions that wait for a change
+        self.asked = 0
+        self.working = 0
+        self.subscribing: dict[int | None, Change] = {}
         self.address16, self.port = _packed_address(connection.address)
+
+    @property
+    def address(self) -> str:
+        host, port = self.connection.address
+        return f"{host}:{port}" if host else ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.is_open
+
+    @property
+    def is_writable(self) -> bool:
+        return self.connection.is_writable
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether more may be pushed to it, or asked of it."""
+        return self.connection.is_writable and self.connection.is_open
+
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def answer(self, frame: Frame, header: Header, *body: Buffer) -> None:
         """Answer a request; says nothing where none was asked."""
@@ -82,88 +107,66 @@ class Session:
 
     def refuse(self, frame: Frame, error: BaseException) -> None:
         """Answer that it did not work."""
+        self._counters["errors"] += 1
         if frame.kind == Kind.REQUEST:
             self.connection.send(error_frame(error, frame.command, frame.correlation))
 
-    def member_name(self, asked: str) -> str:
-        return asked or self.client_id
-
-    def leave_groups(self, grace_ms: int) -> None:
-        """The connection is gone: what its members hold stays theirs for the grace time."""
-        for pusher in self.pushers.values():
-            if pusher.consumption.sinks.get(pusher.member.name) is pusher:
-                self._away(pusher.consumption, pusher.member.name, grace_ms)
-        for consumption, member in self.pulling:
-            consumption.cancel_pulls(self)
-            if self.is_last_of(consumption, member):
-                self._away(consumption, member.name, grace_ms)
-
-    def is_last_of(self, consumption: Consumption, member: Member) -> bool:
-        """Whether a member that pulled here is one, and gets nothing over another connection either."""
-        return (
-            consumption.group.members.get(member.name) is member
-            and member.name not in consumption.sinks
-            and not any((consumption, member) in other.pulling for other in self.broker.sessions)
-        )
-
-    def _away(self, consumption: Consumption, name: str, grace_ms: int) -> None:
-        now_ms = self.broker.now_ms
-        consumption.sinks.pop(name, None)
-        member = consumption.group.disconnect(name, now_ms, grace_ms)
-        if member is not None:
-            for cursor in consumption.cursors.values():
-                cursor.disconnect(member, now_ms, grace_ms)
-            self.broker.dividing.changed(consumption)
-
-
-class Pusher:
-    """Where a subscription's messages go."""
-
-    def __init__(
-        self,
-        session: Session,
-        number: int,
-        consumption: Consumption,
-        member: Member,
-        batch: int,
-        lease_ms: int,
-        allowed: int,
+    async def answer_with(
+        self, frame: Frame, work: Coroutine[Any, Any, T], reply: Callable[[T], Header] = lambda _: Header()
     ) -> None:
-        self.session = session
-        self.number = number
-        self.consumption = consumption
-        self.member = member
-        self.batch = batch
-        self.lease_ms = lease_ms
-        self.allowed = allowed
+        """Answer a request with what an operation gives."""
+        self.answer(frame, reply(await work))
+
+    def check(self, question: TransactionCheck, record: bytes) -> None:
+        """Ask what became of a transaction."""
+        self.connection.send(one_way_head(Command.TRANSACTION_CHECK, question, len(record)), record)
+
+
+class PushSink:
+    """Where the messages of a subscription go: onto its connection."""
+
+    __slots__ = ("_connection", "_number", "_session")
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self._connection = session.connection
+        self._number = number
 
     @property
     def is_ready(self) -> bool:
-        return self.session.connection.is_writable and self.session.connection.is_open
+        return self._connection.is_writable and self._connection.is_open
+
+    @property
+    def address(self) -> str:
+        return self._session.address
 
     def push(self, handed: Handed) -> None:
         lengths = pack_records(handed.lengths)
-        head = one_way_head(
-            Command.CONSUMER_PUSH,
-            Push(self.number, [wire_lease(handed, self.lease_ms)]),
-            len(lengths) + handed.size,
-        )
-        self.session.connection.send(head, lengths, *_unpinned(handed.pieces))
+        head = one_way_head(Command.CONSUMER_PUSH, Push(self._number, [wire_lease(handed)]), len(lengths) + handed.size)
+        self._connection.send(head, lengths, *_unpinned(handed.pieces))
+
+    def tell_members(self, queues: int, names: Sequence[str]) -> None:
+        self._connection.send(one_way_head(Command.GROUP_MEMBERS, GroupMembers(self._number, queues, [*names])))
+
+    def end(self, error: DMQError) -> None:
+        status, header = status_of(error)
+        ended = SubscriptionEnded(self._number, status, header.message)
+        self._connection.send(one_way_head(Command.SUBSCRIPTION_ENDED, ended))
 
 
-def wire_lease(handed: Handed, lease_ms: int) -> WireLease:
-    """A lease as the protocol says it."""
+def wire_lease(handed: Handed) -> WireLease:
+    """A lease that begins now, as the protocol says it."""
     lease = handed.lease
     return WireLease(
         handed.queue,
         lease.epoch,
         lease.number,
         lease.start,
-        lease.stop,
-        len(handed.lengths),
-        lease.attempt,
-        lease_ms,
-        handed.topic,
+        end_offset=lease.stop,
+        count=len(handed.lengths),
+        attempt=lease.attempt,
+        lease_ms=lease.deadline_ms - lease.leased_at_ms,
+        topic=handed.topic,
         ids=handed.ids,
         sought=handed.sought,
     )

@@ -82,7 +82,7 @@ def broker(
 
 
 def _announce(server: BrokerServer) -> None:
-    address = server.broker.address
+    address = server.address
     host = address.rpartition(":")[0]
     parts = [f"listening on dmq://{address}", f"metrics on http://{host}:{server.metrics_port}/metrics"]
     if server.telnet_port:

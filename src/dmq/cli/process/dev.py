@@ -68,7 +68,7 @@ def dev(
 
 
 def _welcome(server: BrokerServer, folder: Path) -> None:
-    address = server.broker.address
+    address = server.address
     host = address.rpartition(":")[0]
     url = f"dmq://{address}"
     # A default needs no saying.

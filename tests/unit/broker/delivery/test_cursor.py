@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from dmq.broker.delivery.cursor import FILTERED, GONE, WINDOW, Cursor
+from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseNumbers, Looked
+from dmq.broker.delivery.dequeue_log import FILTERED, GONE, CursorKey
 from dmq.broker.delivery.lease import Holder, Lease
 from dmq.errors import LeaseLost
 from dmq.storage.state.events import Outcome, Settled
@@ -20,22 +21,18 @@ def make(
 ) -> Cursor:
     position = position or Position(0)
     return Cursor(
-        "g",
-        16,
-        3,
+        CursorKey("g", 16, 3),
         position,
-        epoch=epoch,
-        numbers=itertools.count(1),
-        ordered=ordered,
-        parallel=parallel,
+        LeaseNumbers(epoch, itertools.count(1)),
         visible_next=1000,
+        rules=HandOutRules(ordered, parallel),
     )
 
 
 def lease_of(cursor: Cursor, limit: int, now_ms: int = 0, holder: Holder | None = None, visible: int = 1000) -> Lease:
     proposal = cursor.propose(limit, now_ms, visible)
     assert proposal is not None
-    lease = cursor.grant(proposal, holder or Holder("m"), now_ms, LEASE_MS, size=limit * 10)
+    lease = cursor.grant(proposal, holder or Holder("m"), now_ms, LEASE_MS, Looked(size=limit * 10))
     assert lease is not None
     return lease
 
@@ -286,7 +283,7 @@ def test_what_was_given_back_behind_another_read_is_handed_out_first() -> None:
     first, second = cursor.propose(10, 0, 1000), cursor.propose(10, 0, 1000)
     assert first is not None
     assert second is not None
-    assert cursor.grant(first, Holder("m"), 0, LEASE_MS, scanned_to=4) is not None
+    assert cursor.grant(first, Holder("m"), 0, LEASE_MS, Looked(scanned_to=4)) is not None
     again = lease_of(cursor, 10)
     assert (again.start, again.count, again.attempt) == (4, 6, 1)
     assert lease_of(cursor, 10).start == 20
@@ -294,9 +291,9 @@ def test_what_was_given_back_behind_another_read_is_handed_out_first() -> None:
 
 def test_a_cursor_of_a_topic_created_again_takes_no_acks_of_the_old_one() -> None:
     numbers = itertools.count(1)
-    old = Cursor("g", 16, 0, Position(0), epoch=1, numbers=numbers, visible_next=100)
+    old = Cursor(CursorKey("g", 16, 0), Position(0), LeaseNumbers(1, numbers), visible_next=100)
     lease = lease_of(old, 10)
-    new = Cursor("g", 17, 0, Position(0), epoch=1, numbers=numbers, visible_next=100)
+    new = Cursor(CursorKey("g", 17, 0), Position(0), LeaseNumbers(1, numbers), visible_next=100)
     lease_of(new, 10)
     with pytest.raises(LeaseLost):
         new.ack(1, lease.number, [(0, 10)], 0)
@@ -328,7 +325,7 @@ def test_what_the_filter_passes_over_is_settled_silently_and_persists_with_the_n
     proposal = cursor.propose(2, 0, 1000, scan=100)
     assert proposal is not None
     assert (proposal.start, proposal.stop, proposal.limit) == (0, 100, 2)
-    lease = cursor.grant(proposal, Holder("m"), 0, LEASE_MS, matched=[3, 6], scanned_to=7)
+    lease = cursor.grant(proposal, Holder("m"), 0, LEASE_MS, Looked(matched=[3, 6], scanned_to=7))
     assert lease is not None
     assert (lease.start, lease.stop, lease.count, cursor.next, cursor.floor, cursor.skipped) == (3, 7, 2, 7, 3, 5)
     skipped, acked = cursor.ack(1, lease.number, None, 9)
@@ -343,7 +340,7 @@ def test_a_filter_that_matches_nothing_never_blocks_and_costs_one_event() -> Non
     for _ in range(10):
         proposal = cursor.propose(10, 0, far, scan=WINDOW)
         assert proposal is not None
-        assert cursor.grant(proposal, Holder("m"), 0, LEASE_MS, matched=[]) is None
+        assert cursor.grant(proposal, Holder("m"), 0, LEASE_MS, Looked(matched=[])) is None
     assert cursor.floor == far
     assert [(e.start, e.count, e.bitmap) for e in cursor.take_skipped(0)] == [(0, far, b"")]
     assert cursor.take_skipped(0) == []
@@ -353,7 +350,7 @@ def test_what_retention_took_is_passed_over_by_that_name() -> None:
     cursor = make()
     proposal = cursor.propose(10, 0, 1000, scan=50)
     assert proposal is not None
-    assert cursor.grant(proposal, Holder("m"), 0, LEASE_MS, matched=[], reason=GONE) is None
+    assert cursor.grant(proposal, Holder("m"), 0, LEASE_MS, Looked(matched=[], reason=GONE)) is None
     assert [(e.count, e.error) for e in cursor.take_skipped(0)] == [(50, GONE)]
 
 

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dmq.broker.delivery.cursor import Cursor, Proposal
+from dmq.broker.delivery.cursor import Cursor, HandOutRules, LeaseNumbers, Looked, Proposal
+from dmq.broker.delivery.dequeue_log import CursorKey
 from dmq.broker.delivery.lease import Holder, Lease
 from dmq.errors import LeaseLost
 from dmq.offset_runs import bitmap_runs
@@ -66,9 +67,12 @@ class CursorMachine(RuleBasedStateMachine):
         self.live, self.proposals, self.away = {}, [], set()
         self.numbers = itertools.count(1)
         self.cursor = Cursor(
-            "g", 16, 0, self.durable, epoch=self.epoch, numbers=self.numbers,
-            ordered=self.ordered, parallel=self.parallel, visible_next=self.visible, window=WINDOW,
-        )  # fmt: skip
+            CursorKey("g", 16, 0),
+            self.durable,
+            LeaseNumbers(self.epoch, self.numbers),
+            visible_next=self.visible,
+            rules=HandOutRules(self.ordered, self.parallel, WINDOW),
+        )
 
     def state(self, offset: int) -> State:
         return self.offsets.get(offset, FRESH)
@@ -169,9 +173,12 @@ class CursorMachine(RuleBasedStateMachine):
             scanned_to = wanted[proposal.limit]
             wanted, matched = wanted[: proposal.limit], [o for o in matched if o < scanned_to]
         lease = self.cursor.grant(
-            proposal, self.holders[name], self.now_ms, LEASE_MS,
-            scanned_to=scanned_to, matched=matched if is_filtered else None, size=10 * len(wanted),
-        )  # fmt: skip
+            proposal,
+            self.holders[name],
+            self.now_ms,
+            LEASE_MS,
+            Looked(scanned_to, matched if is_filtered else None, size=10 * len(wanted)),
+        )
         self.give_back([offset for offset in reserved if offset >= scanned_to], proposal)
         for offset in reserved:
             if offset < scanned_to and offset not in wanted:

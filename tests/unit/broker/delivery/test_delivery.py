@@ -131,8 +131,8 @@ def test_an_ack_that_comes_after_the_end_is_refused_and_no_error(caplog: pytest.
         peer.feed(request_head(Command.SETTLE, said, 901))
         await until(lambda: peer.wire.frames)
         assert peer.answers() == [Status.BROKER_STOPPING]
-        rig.broker.write_lazily([Settled("billing", 16, 0, 0, 1)])
-        rig.broker.write_events([Settled("billing", 16, 0, 0, 1)])
+        rig.broker.writer.write_lazily([Settled("billing", 16, 0, 0, 1)])
+        rig.broker.writer.write_soon([Settled("billing", 16, 0, 0, 1)])
         await rig.broker.writer.drain()
 
     with caplog.at_level(logging.DEBUG, "dmq.broker"):

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.broker.delivery.channel import Consumption
+from dmq.broker.delivery.channel import Channel, ChannelParts
+from dmq.broker.delivery.cursor import LeaseNumbers
+from dmq.broker.delivery.doomed import Doomed
 from dmq.broker.delivery.group import Group, Member, Subscription, normalised
-from dmq.broker.delivery.waiters import Handed, WaitingPull
+from dmq.broker.delivery.lease import Lease
+from dmq.broker.delivery.waiters import Demand, Handed, Subscriber, WaitingPull
+from dmq.errors import DMQError
 from dmq.model import Message, TopicConfig
 from dmq.offset_runs import bitmap_runs
 from dmq.records import RecordView, encode_batch, tag_hash
@@ -23,6 +27,16 @@ from dmq.testing import FakeClock, MemoryFiles
 
 LEASE_MS = 60_000
 TAGS = ("paid", "open", "lost", None)
+
+
+class NothingFails:
+    """Moves nothing, since nothing fails here."""
+
+    def nack(self, *_: object) -> None: ...
+
+    def reject(self, *_: object) -> None: ...
+
+    def bury_doomed(self, channel: Channel, key: int, lease: Lease, doomed: Doomed, now_ms: int) -> None: ...
 
 
 class Filtered:
@@ -40,11 +54,17 @@ class Filtered:
     def restart(self) -> None:
         """Begin anew with what is durable."""
         topic = self.store.queries.topic("orders")
-        self.consumption = Consumption(
-            topic, Group("billing", "orders"), self.store.queries, itertools.count(1), self.write, 10,
-            lambda *_: None, self.again, look=self.look, look_turn=self.look_turn,
-        )  # fmt: skip
-        self.member = self.consumption.group.join("m", Subscription(normalised(self.expression)), 0, 0).member
+        parts = ChannelParts(
+            self.store.queries,
+            LeaseNumbers(self.store.queries.epoch, itertools.count(1)),
+            self.write,
+            failures=NothingFails(),
+            pump_soon=self.again,
+            look=self.look,
+            look_turn=self.look_turn,
+        )
+        self.channel = Channel(topic, Group("billing", "orders"), parts)
+        self.member = self.channel.group.join("m", Subscription(normalised(self.expression)), 0, 0).member
 
     def write(self, events: list[Settled]) -> None:
         self.events += events
@@ -52,8 +72,8 @@ class Filtered:
             self.store.append(events)
             self.store.flush()
 
-    def again(self, consumption: Consumption) -> None:
-        assert consumption is self.consumption
+    def again(self, channel: Channel) -> None:
+        assert channel is self.channel
         self.asked_again += 1
 
     def send(self, tags: Sequence[str | None]) -> None:
@@ -65,19 +85,19 @@ class Filtered:
         ])  # fmt: skip
         self.store.flush()
         self.sequence += len(tags)
-        self.consumption.selection.mark(0)
+        self.channel.selection.mark(0)
 
     def take(self, limit: int) -> Handed | None:
         """A hand-out, in as many turns as it takes."""
         while True:
-            handed = self.consumption.hand_out(self.member, limit, 1 << 20, LEASE_MS, 1)
-            if handed is not None or not self.consumption.is_looking:
+            handed = self.channel.hand_out(Demand(self.member, limit, 1 << 20, LEASE_MS), 1)
+            if handed is not None or not self.channel.is_looking:
                 return handed
-            self.consumption.begin_turn()
+            self.channel.begin_turn()
 
     def ack(self, handed: Handed, ranges: list[tuple[int, int]]) -> None:
         lease = handed.lease
-        self.consumption.settled(0, self.consumption.cursors[0].ack(lease.epoch, lease.number, ranges, 1))
+        self.channel.settled(0, self.channel.cursors[0].ack(lease.epoch, lease.number, ranges, 1))
 
 
 def numbers_of(handed: Handed) -> list[int]:
@@ -131,25 +151,25 @@ def test_a_filter_gives_what_a_plain_list_gives_and_settles_the_rest(
             for part in parts:
                 group.ack(handed, [(offset, offset + 1) for offset in part])
         if rng.random() < 0.3:
-            group.write(group.consumption.cursor(0).take_skipped(1))
+            group.write(group.channel.cursor(0).take_skipped(1))
             group.restart()
-    group.write(group.consumption.cursor(0).take_skipped(1))
+    group.write(group.channel.cursor(0).take_skipped(1))
     assert sorted(got) == expected
     assert sorted(settled_by(group.events, Outcome.ACKED)) == expected
     assert sorted(settled_by(group.events, Outcome.ACKED, Outcome.SKIPPED)) == list(range(group.sequence))
     assert group.store.queries.position("billing", "orders", 0) == Position(group.sequence)
-    assert group.consumption.cursor(0).position == Position(group.sequence)
+    assert group.channel.cursor(0).position == Position(group.sequence)
 
 
 def test_a_long_way_without_a_match_is_gone_in_several_turns() -> None:
     group = Filtered("paid", look=100, look_turn=400)
     group.send(["open"] * 2500 + ["paid"])
     looked = []
-    while group.consumption.hand_out(group.member, 10, 1 << 20, LEASE_MS, 1) is None:
-        assert group.consumption.is_looking
-        looked.append(group.consumption.cursor(0).floor)
-        assert group.consumption.hand_out(group.member, 10, 1 << 20, LEASE_MS, 1) is None, "others come first"
-        group.consumption.begin_turn()
+    while group.channel.hand_out(Demand(group.member, 10, 1 << 20, LEASE_MS), 1) is None:
+        assert group.channel.is_looking
+        looked.append(group.channel.cursor(0).floor)
+        assert group.channel.hand_out(Demand(group.member, 10, 1 << 20, LEASE_MS), 1) is None, "others come first"
+        group.channel.begin_turn()
     assert looked == [400, 800, 1200, 1600, 2000, 2400]
     assert group.asked_again == len(looked), "each turn asks for the next, once"
 
@@ -158,14 +178,14 @@ def test_a_pull_that_does_not_wait_waits_for_the_end_of_a_look() -> None:
     group = Filtered("paid", look=100, look_turn=400)
     group.send(["open"] * 1000 + ["paid"])
     answers: list[Handed | None] = []
-    consumption = group.consumption
-    pull = WaitingPull(object(), group.member, None, 10, 1 << 20, LEASE_MS, 1, answers.append)
-    assert not consumption.try_pull(pull, 1)
-    consumption.wait(pull)
+    channel = group.channel
+    pull = WaitingPull(object(), Demand(group.member, 10, 1 << 20, LEASE_MS), 1, answers.append)
+    assert not channel.try_pull(pull, 1)
+    channel.wait(pull)
     for _ in range(2):
-        consumption.tick(50)
+        channel.tick(50)
         assert not answers, "there may be something for it after all"
-        consumption.pump(50)
+        channel.pump(50)
     (answer,) = answers
     assert answer is not None
     assert numbers_of(answer) == [1000]
@@ -175,13 +195,13 @@ def test_a_look_that_ends_without_a_match_lets_a_pull_go_empty() -> None:
     group = Filtered("paid", look=100, look_turn=400)
     group.send(["open"] * 500)
     answers: list[Handed | None] = []
-    consumption = group.consumption
-    pull = WaitingPull(object(), group.member, None, 10, 1 << 20, LEASE_MS, 1, answers.append)
-    assert not consumption.try_pull(pull, 1)
-    consumption.wait(pull)
-    consumption.pump(50)
+    channel = group.channel
+    pull = WaitingPull(object(), Demand(group.member, 10, 1 << 20, LEASE_MS), 1, answers.append)
+    assert not channel.try_pull(pull, 1)
+    channel.wait(pull)
+    channel.pump(50)
     assert not answers
-    consumption.tick(50)
+    channel.tick(50)
     assert answers == [None]
 
 
@@ -189,26 +209,35 @@ def test_a_look_counts_for_all_members_together() -> None:
     group = Filtered("paid", look=100, look_turn=400)
     others: list[Member] = []
     for name in "abcdef":
-        member = group.consumption.group.join(name, Subscription("paid"), 10, 1 << 20).member
-        group.consumption.sinks[name] = Waiting()
-        group.consumption.group.subscribed(member, 0, 0)
+        member = group.channel.group.join(name, Subscription("paid"), 10, 1 << 20).member
+        group.channel.subscribers[name] = Subscriber(Owner(), 1, member, Waiting(), batch=10)
+        group.channel.group.subscribed(member, 0, 0)
         others.append(member)
     group.send(["open"] * 2000)
-    group.consumption.pump(1)
-    assert group.consumption.cursor(0).floor == 400
+    group.channel.pump(1)
+    assert group.channel.cursor(0).floor == 400
     assert group.asked_again == 1
 
 
-class Waiting:
-    """A member that takes everything, and must not get anything."""
+class Owner:
+    """A client whose subscriptions are its own."""
 
-    batch = 10
-    lease_ms = LEASE_MS
-    allowed = -1
+    def lost(self, number: int) -> None:
+        raise AssertionError("nobody takes it over")
+
+
+class Waiting:
+    """A sink that takes everything, and must not get anything."""
+
     is_ready = True
+    address = ""
 
     def push(self, handed: Handed) -> None:
         raise AssertionError("nothing passes the filter")
+
+    def tell_members(self, queues: int, names: Sequence[str]) -> None: ...
+
+    def end(self, error: DMQError) -> None: ...
 
 
 def test_what_is_passed_over_is_written_with_few_events() -> None:

@@ -31,7 +31,7 @@ def in_a_broker(test: Callable[[Rig], Awaitable[None]], **settings: Any) -> None
 
 
 async def settled(rig: Rig) -> None:
-    while rig.broker._tasks._tasks:
+    while rig.broker.runtime.tasks._tasks:
         await asyncio.sleep(0.001)
     await rig.turn()
 
@@ -57,7 +57,7 @@ def test_requests_that_go_on_by_themselves_are_bounded_for_each_client(command: 
         greedy, modest = await rig.connect(2)
         greedy.feed(b"".join(request_head(command, header, number + 1) for number in range(REQUESTS)))
         modest.feed(request_head(command, header, 1))
-        assert len(rig.broker._tasks._tasks) == WORKING_MAX + 1
+        assert len(rig.broker.runtime.tasks._tasks) == WORKING_MAX + 1
         await settled(rig)
         assert sorted(frame.correlation for frame in greedy.wire.frames) == [*range(1, REQUESTS + 1)]
         told = Counter(frame.status for frame in greedy.wire.frames)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dmq.broker.delivery.hand_out import HANDED_MAX
+from dmq.broker.delivery.channel import HANDED_MAX
 from dmq.broker.wire.session import TEXT_BYTES_MAX, RefusalTexts
 from dmq.errors import LeaseLost, TransactionOver
 from dmq.model import Message

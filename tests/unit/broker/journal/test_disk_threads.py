@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from dmq.broker.journal.disk import DiskThreads
+from dmq.broker.journal.disk_threads import DiskThreads
 
 
 async def done(

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
-from dmq.broker.wire.produce import producer_states
+from dmq.broker.publish.producer_states import states_of
 from dmq.errors import Busy
 from dmq.model import Message
-from dmq.protocol.produce import ProducerStates, ProducerStatesReply
+from dmq.protocol.produce import ProducerState, ProducerStates
 from dmq.storage.store import MessageStore
 from tests.unit.pipeline.journals import batch_of, new_store
 
 
-def asked(store: MessageStore, producer_id: int) -> ProducerStatesReply:
-    """What the handler answers."""
-    answers: list[ProducerStatesReply] = []
-    broker = SimpleNamespace(store=store, topic=store.queries.topic)
-    session = SimpleNamespace(answer=lambda frame, reply: answers.append(reply))
-    producer_states(cast(Any, broker), cast(Any, session), cast(Any, None), ProducerStates("orders", [producer_id]))
-    (answer,) = answers
-    return answer
+def asked(store: MessageStore, producer_id: int) -> list[ProducerState]:
+    return states_of(store.queries, store.queries.topic("orders"), ProducerStates("orders", [producer_id]))
 
 
 def test_what_is_not_flushed_is_not_said() -> None:
@@ -32,7 +23,7 @@ def test_what_is_not_flushed_is_not_said() -> None:
         asked(store, 77)
     assert caught.value.retry_after is not None
     store.flush()
-    (state,) = asked(store, 77).producers
+    (state,) = asked(store, 77)
     assert [(queue.queue, queue.next_sequence) for queue in state.queues] == [(0, 12)]
     store.append([batch_of([Message(b"c")], producer_id=77, first_sequence=12)])
     with pytest.raises(Busy):
@@ -40,4 +31,4 @@ def test_what_is_not_flushed_is_not_said() -> None:
 
 
 def test_a_producer_that_never_wrote_has_no_state() -> None:
-    assert asked(new_store("orders"), 78).producers == []
+    assert asked(new_store("orders"), 78) == []

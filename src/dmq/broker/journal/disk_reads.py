@@ -1,0 +1,136 @@
+"""Questions to the store that may need the disk, asked without letting the event loop wait for it.
+
+The loop asks. Where bytes are missing the store says which; a thread reads those, and the loop asks again. So the store
+has one owner, and a slow disk delays only the questions about what lies on it.
+
+What always holds: every question is asked on the loop, and is answered or fails with the store's error. The questions
+of one client with large answers take turns, and the next is looked up only when the client has taken the answer before;
+no more than `asked_max` of these are open, an eighth of them of one client, and beyond that they are refused with
+`Busy`. Questions of a client that is gone are not looked up. However many ask for megabytes, only `BULK_MAX` are looked
+up at a time, and after each the rest of the loop goes on: readers wait for each other, and producers for no more than
+those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol, TypeVar
+
+from dmq.errors import Busy, NotConnected
+from dmq.storage.file_pool import NeedsDisk, Prepared
+from dmq.storage.queries import Queries
+
+__all__ = ["Asker", "DiskReads"]
+
+_READ_THREADS: Final = 4
+_ASKED_MAX: Final = 256
+_AGAIN_MS: Final = 50
+_ROOM_SECONDS: Final = 0.01
+_SHARE: Final = 8
+BULK_MAX: Final = 2  # one waits for the disk while the other is answered
+# A question about a tail that grows could miss a little more each time.
+_ATTEMPTS_MAX: Final = 10_000
+
+T = TypeVar("T")
+
+
+class Asker(Protocol):
+    """A client as far as its questions go."""
+
+    reading: asyncio.Lock  # held while one of its questions is answered
+    asked: int  # its questions with large answers that are open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still there."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether it takes its answers."""
+        ...
+
+
+class DiskReads:
+    """The questions of one broker.
+
+    Parameters:
+        threads: how many read from the disk at once.
+        asked_max: how many questions with large answers may be open.
+    """
+
+    def __init__(self, queries: Queries, *, threads: int = _READ_THREADS, asked_max: int = _ASKED_MAX) -> None:
+        self._queries = queries
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dmq-read")
+        self._asked_max = asked_max
+        self._serving = asyncio.Semaphore(BULK_MAX)
+        self.asked = 0
+        self.reads = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self, asker: Asker) -> AsyncIterator[None]:
+        """Within this, a client's questions are looked up and answered, one request after the other.
+
+        Raises:
+            Busy: too many are asked already.
+            NotConnected: the client is gone.
+        """
+        with self._counted(asker):
+            async with asker.reading:
+                while asker.is_open and not asker.is_writable:
+                    await asyncio.sleep(_ROOM_SECONDS)
+                if not asker.is_open:
+                    raise NotConnected("the client is gone, nobody waits for the answer")
+                yield
+
+    @contextlib.asynccontextmanager
+    async def bulk(self) -> AsyncIterator[None]:
+        """Within this, within a turn, megabytes are looked up and answered: a few at a time of all clients."""
+        async with self._serving:
+            yield
+            await asyncio.sleep(0)
+
+    @contextlib.contextmanager
+    def _counted(self, asker: Asker) -> Iterator[None]:
+        # No client may take all the room there is.
+        if self.asked >= self._asked_max or asker.asked >= max(1, self._asked_max // _SHARE):
+            raise Busy(f"{self.asked} questions wait for the disk already: try again shortly", retry_after_ms=_AGAIN_MS)
+        self.asked += 1
+        asker.asked += 1
+        try:
+            yield
+        finally:
+            self.asked -= 1
+            asker.asked -= 1
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """The answer to a question that changes nothing; large ones are asked in their `turn`."""
+        prepared: Prepared = {}
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                with self._queries.deferring(prepared):
+                    return question()
+            except NeedsDisk as need:
+                missing = need
+            prepared[missing.key] = await self._read(missing)
+        return question()
+
+    async def work(self, task: Callable[[], T]) -> T:
+        """Do something in a thread that takes long and touches nothing of the store."""
+        return await self._loop.run_in_executor(self._threads, task)
+
+    async def _read(self, need: NeedsDisk) -> bytes | Exception:
+        self.reads += 1
+        with self._queries.lending():
+            try:
+                return await self._loop.run_in_executor(self._threads, self._queries.fetch, need)
+            except Exception as error:  # the question decides what it means
+                return error
+
+    def close(self) -> None:
+        """No more reads: those under way end, those that wait fail."""
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,348 @@
+"""The publisher: takes a batch of messages from a producer, and says when it is as safe as asked.
+
+One way for all kinds of messages: plain ones go to their topic; delayed ones to the schedule until they are due (R-10);
+half messages are kept apart, invisible, until their transaction ends (R-09); replayed ones come back from the archive
+under their own ids, marked, and once.
+
+What always holds: a request that `publish` took is answered once, by `done`; one that it did not take raises. Replayed
+messages come only from a named producer, to a queue it names, so that a batch that comes again is known. Only plain
+messages become dead letters for being refused: a delayed one has a due time, a half message a transaction, which a dead
+letter has not, and a replay is tried again by the one who runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Final
+
+import msgspec
+
+from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.dead_letters.dead_letters import DeadLetters
+from dmq.broker.delivery.channels import Channels
+from dmq.broker.delivery.waiters import ConsumedWatch
+from dmq.broker.journal.journal import Journal
+from dmq.broker.journal.writer import Submission
+from dmq.broker.publish.producer_states import states_of
+from dmq.broker.publish.rate_limits import RateLimits
+from dmq.broker.schedule.delays import Delays, schedule_queue
+from dmq.broker.schedule.transactions import Transactions
+from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotAllowed, NotInCluster, StorageError
+from dmq.model import HALF_TOPIC, RESULT_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId, check_name
+from dmq.protocol.batch import Batch as PackedBatch
+from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates
+from dmq.records import DeadReason, RecordView
+from dmq.records.attributes import ANY_QUEUE
+from dmq.records.columns import BatchRules, batch_rules, check_batch
+from dmq.records.layout import COMPRESSED, MOVED, ORDERED, REPLAYED
+from dmq.records.replay import ids_of_replayed, merged_hashes
+from dmq.storage.journal.unit import NO_ADDRESS
+from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.state.events import Event
+from dmq.storage.state.state import Topic
+
+__all__ = ["PublishRequest", "Published", "Publisher"]
+
+Published = Callable[[Placement | None, DMQError | None], None]
+
+# As plain numbers: an operation on an enum costs more than all the rest of the checks.
+_ASIDE: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
+_SPECIAL: Final = _ASIDE | int(ProduceFlag.REPLAYED)
+_DUES: Final = int(ProduceFlag.DUES)
+_HALF: Final = int(ProduceFlag.HALF)
+_REPLAYED: Final = int(ProduceFlag.REPLAYED)
+_NAMED: Final = int(ProduceFlag.NAMED)
+_EXPIRING: Final = int(ProduceFlag.EXPIRING)
+_STORED_ASKED: Final = int(Durability.STORED)
+_CONSUMED: Final = int(Durability.CONSUMED)
+_REPLICATED: Final = int(Durability.REPLICATED)
+_STORED: Final = Durability.STORED
+_FLUSHED: Final = Durability.FLUSHED
+_CONSUMED_MS: Final = 30_000
+# What a batch costs besides its records while it waits, so that a flood of tiny ones is bounded as well.
+_BATCH_BYTES: Final = 1024
+
+
+@lru_cache(1024)
+def _rules(topic: str, body_bytes_max: int) -> BatchRules:
+    """What a producer may say of its own records; the other flags are the broker's."""
+    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=COMPRESSED | ORDERED)
+
+
+@lru_cache(256)
+def _replay_rules(topic: str, body_bytes_max: int) -> BatchRules:
+    flags = COMPRESSED | ORDERED | MOVED | REPLAYED
+    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=flags)
+
+
+class PublishRequest(Submission):
+    """A batch of one producer on its way into the journal.
+
+    Parameters:
+        asked: topic, queue, producer, durability and kind.
+        batch: the records, encoded, and their columns.
+        address, port: where the producer is, as units keep it.
+        room: as of the store's `Batch`.
+    """
+
+    __slots__ = ("_done", "_half_ids", "_publisher", "address", "asked", "batch", "port", "room")
+    # Set when it is taken.
+    _publisher: Publisher
+    _done: Published
+    _half_ids: list[bytes]
+
+    def __init__(
+        self,
+        asked: Produce,
+        batch: PackedBatch,
+        address: bytes = NO_ADDRESS,
+        port: int = 0,
+        room: memoryview | None = None,
+    ) -> None:
+        self.asked = asked
+        self.batch = batch
+        self.address = address
+        self.port = port
+        self.room = room
+        self.durability = _STORED if asked.durability <= _STORED_ASKED else _FLUSHED
+        self.size = len(batch.data) + _BATCH_BYTES
+        self.atomic = False
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        if error is not None:
+            self._publisher._failed(self, error, self._done)
+            return
+        placement = placements[-1]
+        publisher, asked = self._publisher, self.asked
+        if placement.duplicate:
+            publisher.duplicates += 1
+        else:
+            publisher.messages_in += placement.count
+            publisher.bytes_in += self.size - _BATCH_BYTES
+        if asked.flags & _ASIDE:
+            if asked.flags & _HALF:
+                publisher._transactions.opened(self._half_ids)
+            self._done(msgspec.structs.replace(placement, queue=ANY_QUEUE, first_offset=0), None)
+        elif asked.durability == _CONSUMED:
+            publisher._wait_until_consumed(asked, placement, self._done)
+        else:
+            self._done(placement, None)
+
+
+class Publisher:
+    """Takes messages for one broker.
+
+    Attributes:
+        messages_in, bytes_in: what was stored.
+        duplicates: batches that were stored before.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        channels: Channels,
+        limits: RateLimits,
+        delays: Delays,
+        transactions: Transactions,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._store = journal.store
+        self._queries = journal.queries
+        self._writer = journal.writer
+        self._channels = channels
+        self._catalog: Catalog = channels.catalog
+        self._clock = channels.runtime.clock
+        self._readiness = channels.runtime.readiness
+        self._rate_limits = limits
+        self._limits = limits.limits
+        self._delays = delays
+        self._transactions = transactions
+        self._dead_letters = dead_letters
+        self._body_bytes_max = journal.store.settings.body_bytes_max
+        self._keeps_failed = channels.settings.dead_letter_store_failures
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.duplicates = 0
+
+    def publish(self, request: PublishRequest, done: Published) -> None:
+        """Store a batch.
+
+        Parameters:
+            done: called once, on the loop: with the batch's place when it is as safe as asked, or with an error. A
+                delayed or half message has no queue and no offset yet.
+
+        Raises:
+            Later: the topic is being made, or changed: publish again when that is done.
+            BrokerStopping, NotInCluster, InvalidRequest, InvalidMessage, UnknownTopic, NotAllowed, RateLimited,
+                LimitReached, Busy: it is not taken.
+        """
+        asked, packed = request.asked, request.batch
+        flags, name = asked.flags, asked.topic
+        if self._readiness.is_stopping or self._readiness.is_draining:
+            self._readiness.check_running()
+        if asked.durability == _REPLICATED:
+            raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
+        if name.startswith(SYSTEM_PREFIX) and (flags & _SPECIAL or not name.startswith(RESULT_PREFIX)):
+            raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
+        if flags & _SPECIAL:
+            _check_special(asked)
+        if asked.durability == _CONSUMED and not asked.group:
+            raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")
+        topic = self._catalog.topic(name)
+        if not topic.config.can_produce:
+            raise _switched_off(topic)
+        if asked.durability == _CONSUMED:
+            self._check_watch(topic, asked.group)
+        rules = _rules if not flags & _REPLAYED else _replay_rules
+        check_batch(packed.data, packed.lengths, rules(name, self._body_bytes_max))
+        queue, hash_index, hashes = asked.queue, packed.hash_index, packed.hashes
+        before: list[Event] = []
+        if flags & _SPECIAL:
+            request.room = None
+            if flags & _REPLAYED:
+                ids = ids_of_replayed(packed.data, packed.lengths)
+                hash_index, hashes = merged_hashes(ids, hash_index, hashes)
+            else:
+                name, before = self._set_aside(request)
+                queue = schedule_queue(asked.producer_id, queue)
+        elif queue == ANY_QUEUE:
+            queue = self._any_queue(topic, packed)
+        batch = Batch(
+            topic=name,
+            queue=queue,
+            data=packed.data,
+            lengths=packed.lengths,
+            hash_index=hash_index,
+            hashes=hashes,
+            dues=packed.dues,
+            producer_id=asked.producer_id,
+            producer_epoch=asked.producer_epoch,
+            first_sequence=asked.first_sequence,
+            named=bool(flags & _NAMED),
+            moved=bool(flags & _REPLAYED),
+            expiring=bool(flags & _EXPIRING),
+            address=request.address,
+            port=request.port,
+            received_at_ms=self._clock.wall.now_ms(),
+            room=request.room,
+        )
+        if self._limits.rules and not self._passes(asked, batch, done):
+            return
+        request.items = (*before, batch) if before else (batch,)
+        request._publisher = self
+        request._done = done
+        self._writer.put(request)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _check_watch(self, topic: Topic, group: str) -> None:
+        """Raises if a producer cannot wait for the acks of a group."""
+        check_name(group, "group")
+        self._channels.channel(topic, group).watches.check_room()
+
+    def _any_queue(self, topic: Topic, batch: PackedBatch) -> int:
+        """A queue for a producer that leaves it to us; one that knew nothing of priorities sends few that differ."""
+        if topic.config.priority:
+            return min(RecordView(batch.data, 0, int(batch.lengths[0])).priority, topic.config.queues - 1)
+        return self._catalog.choose_queue(topic)
+
+    def _set_aside(self, request: PublishRequest) -> tuple[str, list[Event]]:
+        """The topic that delayed or half messages wait in, and the events before them."""
+        if request.asked.flags & _HALF:
+            request._half_ids, before = self._transactions.prepare(request.asked, request.batch)
+            return HALF_TOPIC, before
+        self._delays.check_due(int(max(request.batch.dues)))
+        return SCHEDULE_TOPIC, []
+
+    def _passes(self, asked: Produce, batch: Batch, done: Published) -> bool:
+        """Whether a batch is within its limits; if not, it is refused or becomes a dead letter."""
+        over = self._rate_limits.over(asked.topic, batch)
+        if over is None:
+            return True
+        error, is_dead_letter = over
+        if not is_dead_letter or asked.flags & _SPECIAL:
+            raise error
+        self._dead_letters.instead(batch, DeadReason.RATE_LIMITED, error, partial(done, None))
+        return False
+
+    def _failed(self, request: PublishRequest, error: DMQError, done: Published) -> None:
+        if isinstance(error, StorageError) and self._keeps_failed and not request.asked.flags & _SPECIAL:
+            (batch,) = request.items
+            assert isinstance(batch, Batch)
+            self._dead_letters.instead(batch, DeadReason.STORE_FAILED, error, partial(done, None))
+        else:
+            done(None, error)
+
+    def _wait_until_consumed(self, asked: Produce, placement: Placement, done: Published) -> None:
+        """Call `done` once the group has acked every message of the batch (D-20)."""
+        timeout_ms = asked.timeout_ms or _CONSUMED_MS
+
+        def answer(was_consumed: bool) -> None:
+            if was_consumed:
+                done(placement, None)
+                return
+            error = ConsumeTimeout(
+                f"group {asked.group!r} did not ack within {timeout_ms} ms; the message is stored and stays",
+                topic=asked.topic,
+                queue=placement.queue,
+                offset=placement.first_offset,
+                count=placement.count,
+            )
+            done(None, error)
+
+        def was_moved(offset: int) -> bool:
+            wanted = MessageId(asked.producer_id, asked.first_sequence + offset - placement.first_offset)
+            return any(
+                found.record.moved and found.record.attributes.group == asked.group
+                for found in self._queries.find(message_id=wanted)
+            )
+
+        channel = self._channels.channel(self._catalog.topic(asked.topic), asked.group)
+        deadline_ms = self._clock.now_ms + timeout_ms
+        watch = ConsumedWatch(
+            placement.queue, placement.first_offset, placement.count, deadline_ms=deadline_ms, answer=answer
+        )
+        channel.watch(watch, was_moved)
+
+    # --- producers --------------------------------------------------------------------------------------------------
+
+    def states(self, asked: ProducerStates) -> list[ProducerState]:
+        """How far producers have come, so that one that begins again can skip what is stored.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            Busy: what they wrote is being flushed.
+        """
+        topic = self._catalog.topic(asked.topic)
+        return states_of(self._queries, self._queries.topic(SCHEDULE_TOPIC) if asked.is_delayed else topic, asked)
+
+
+def _check_special(asked: Produce) -> None:
+    """Raises InvalidRequest if a batch that is delayed, prepared or replayed asks for what cannot be."""
+    flags = asked.flags
+    if flags & _REPLAYED:
+        if flags & (_DUES | _HALF | _EXPIRING):
+            raise InvalidRequest("replayed messages are neither delayed nor prepared, and do not expire")
+        if not flags & _NAMED or not asked.producer_id or asked.queue == ANY_QUEUE:
+            raise InvalidRequest(
+                "replayed messages are sent by a named producer to a queue it names: else they cannot be told from "
+                "others when they come again"
+            )
+        if asked.durability in (Durability.NONE, Durability.CONSUMED):
+            raise InvalidRequest("a replay is answered when it is stored: ask for durability 'flushed'")
+        return
+    if flags & _HALF:
+        if flags & _DUES:
+            raise InvalidRequest("a prepared message cannot be delayed: send it without a delay")
+        check_name(asked.group, "producer group")
+    if asked.durability == _CONSUMED:
+        raise InvalidRequest("a delayed or prepared message is consumed later: ask for durability 'flushed'")
+
+
+def _switched_off(topic: Topic) -> NotAllowed:
+    return NotAllowed(
+        f"topic {topic.name!r} takes no messages: producing is switched off; send when it is on again, which "
+        f"'dmq topic update {topic.name} --produce' does",
+        topic=topic.name,
+    )

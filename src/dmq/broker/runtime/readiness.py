@@ -1,0 +1,43 @@
+"""Whether a broker takes new work: it runs, is drained, or is stopping.
+
+What always holds: a stopping broker never runs again; a drained one may. Both finish the work that is under way.
+"""
+
+from __future__ import annotations
+
+from dmq.errors import BrokerStopping
+
+__all__ = ["Readiness"]
+
+
+class Readiness:
+    """The state of one broker; every room asks it before it begins something."""
+
+    __slots__ = ("is_draining", "is_stopping")
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.is_draining = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether new work is taken."""
+        return not (self.is_stopping or self.is_draining)
+
+    @property
+    def state(self) -> str:
+        """In one word, for clients and people."""
+        if self.is_stopping:
+            return "stopping"
+        return "drained" if self.is_draining else "running"
+
+    def check_running(self) -> None:
+        """Raises BrokerStopping where no new work is taken."""
+        self.check_open()
+        if self.is_draining:
+            raise BrokerStopping("the broker is drained: use another one, or this one when it is back in use")
+
+    def check_open(self) -> None:
+        """Raises BrokerStopping where the broker is stopping."""
+        if self.is_stopping:
+            raise BrokerStopping("the broker is stopping: use another one, or this one when it is back")

@@ -1,0 +1,63 @@
+"""Coroutines that a broker has under way.
+
+What always holds: a coroutine that fails calls its `failed` once and harms no other; one that is cancelled because the
+broker stops calls it with `BrokerStopping`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from dmq.errors import BrokerStopping, DMQError
+
+__all__ = ["Tasks", "Work"]
+
+log = logging.getLogger(__name__)
+
+Work = Coroutine[Any, Any, None]
+
+
+class Tasks:
+    """The coroutines of one broker."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(
+        self, work: Work, failed: Callable[[BaseException], None], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Let a coroutine go on by itself.
+
+        Parameters:
+            failed: called if it does not come to its end.
+            ended: called before that, and also when it did come to its end.
+        """
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            ended()
+            if task.cancelled():
+                failed(BrokerStopping("the broker stopped before this was done: ask another one, or this one later"))
+                return
+            error = task.exception()
+            if error is not None:
+                if not isinstance(error, DMQError):
+                    log.error("a command failed", exc_info=error)
+                failed(error)
+
+        task.add_done_callback(done)
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for all of them, then cancel those that are late."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
