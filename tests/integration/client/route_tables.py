@@ -11,11 +11,23 @@ from dmq.client.connection.router import BrokerAddresses, Listeners
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import SystemClock
+from dmq.model import Message
 from dmq.testing import TestBroker
+from tests.patience import eventually
 
-__all__ = ["QUEUES", "Cluster", "two_brokers"]
+__all__ = ["QUEUES", "Cluster", "numbered", "spread", "two_brokers"]
 
 QUEUES = 4
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Bodies that tell messages apart."""
+    return [b"%04d" % number for number in range(start, start + count)]
+
+
+def spread(count: int, start: int = 0) -> list[Message]:
+    """Messages with these bodies that go to all queues of a topic."""
+    return [Message(body, business_id=body.decode(), ordered=True) for body in numbered(count, start)]
 
 
 class Cluster:
@@ -46,7 +58,10 @@ class Cluster:
         return PoolSettings(make_hello("shop", None), SystemClock())
 
     def connect(self, listeners: Listeners | None = None) -> Client:
-        return Client(self, self.settings, listeners or Listeners()).open()
+        """A client that is connected to both."""
+        client = Client(self, self.settings, listeners or Listeners()).open()
+        eventually(lambda: client.router.link_for("split", QUEUES - 1) is not None)
+        return client
 
     def bodies(self, topic: str) -> tuple[list[bytes], list[bytes]]:
         """What each broker has stored of a topic."""

@@ -13,7 +13,7 @@ import dmq
 from dmq.client.aio.client import AioClient
 from dmq.client.aio.consumer import AioConsumer
 from dmq.client.connection.router import Listeners
-from tests.integration.client.route_tables import QUEUES, Cluster, two_brokers
+from tests.integration.client.route_tables import QUEUES, Cluster, numbered, spread, two_brokers
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def cluster() -> Iterator[Cluster]:
 async def connected(cluster: Cluster, listeners: Listeners | None = None) -> AsyncIterator[AioClient]:
     client = AioClient(cluster, cluster.settings, listeners or Listeners())
     async with await client.open():
+        await eventually(lambda: client.router.link_for("split", QUEUES - 1) is not None)
         yield client
 
 
@@ -41,14 +42,6 @@ async def eventually(condition: Any) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"%04d" % number for number in range(start, start + count)]
-
-
-def messages(count: int, start: int = 0) -> list[dmq.Message]:
-    return [dmq.Message(body) for body in numbered(count, start)]
 
 
 async def iterated(consumer: AioConsumer, count: int) -> list[bytes]:
@@ -80,7 +73,7 @@ def test_each_topic_is_sent_to_and_consumed_from_its_broker(cluster: Cluster) ->
             for topic in ("orders", "bills"):
                 await producer.send(topic, b"0000")
                 await (await producer.send_async(topic, b"0001"))
-                await producer.send_many(topic, messages(50, 2))
+                await producer.send_many(topic, [dmq.Message(body) for body in numbered(50, 2)])
             for topic in ("orders", "bills"):
                 async with client.consumer(topic, "push") as consumer:
                     assert await iterated(consumer, 52) == numbered(52)
@@ -100,7 +93,7 @@ def test_messages_of_a_topic_at_both_brokers_go_to_the_broker_of_their_queue(clu
                 await producer.send("split", body)
             futures = [await producer.send_async("split", body) for body in numbered(1000, 16)]
             assert {(await future).topic for future in futures} == {"split"}
-            await producer.send_many("split", messages(5000, 1016))
+            await producer.send_many("split", [dmq.Message(body) for body in numbered(5000, 1016)])
 
     run(main())
     first, second = cluster.bodies("split")
@@ -115,7 +108,7 @@ def test_pushes_come_from_both_brokers_and_acks_go_back_to_each(cluster: Cluster
             producer = client.producer()
             for body in numbered(40):
                 await producer.send("split", body)
-            await producer.send_many("split", messages(260, 40))
+            await producer.send_many("split", spread(260, 40))
             async with client.consumer("split", "billing", prefetch=20, **options) as consumer:
                 assert await iterated(consumer, 300) == numbered(300)
 
@@ -169,7 +162,7 @@ def test_one_broker_stops_and_comes_back_while_the_other_goes_on(cluster: Cluste
     async def main() -> None:
         async with connected(cluster, listeners) as client, client.producer(timeout=20.0) as producer:
             consumer = client.consumer("split", "billing")
-            await producer.send_many("split", messages(100))
+            await producer.send_many("split", spread(100))
             found = await iterated(consumer, 100)
             await asyncio.to_thread(cluster.second.stop)
             await eventually(lambda: events == ["interrupted"])
@@ -195,10 +188,11 @@ def test_pulls_go_on_while_one_broker_is_away(cluster: Cluster) -> None:
         async with connected(cluster) as client:
             producer = client.producer()
             consumer = client.consumer("split", "billing")
-            await producer.send_many("split", messages(50))
+            await producer.send_many("split", spread(50))
             assert await pulled(consumer, 50) == numbered(50)
             await asyncio.to_thread(cluster.first.stop)
-            await producer.send_many("split", messages(50, 50))
+            await eventually(lambda: client.router.link_for("split", 0) is None)
+            await producer.send_many("split", [dmq.Message(body) for body in numbered(50, 50)])
             assert await pulled(consumer, 50) == numbered(50, 50)
             await asyncio.to_thread(cluster.first.start)
             await eventually(lambda: client.router.link_for("split", 0) is not None)

@@ -11,7 +11,7 @@ import pytest
 import dmq
 from dmq.client.client import Client
 from dmq.client.connection.router import Listeners
-from tests.integration.client.route_tables import QUEUES, Cluster, two_brokers
+from tests.integration.client.route_tables import QUEUES, Cluster, numbered, spread, two_brokers
 from tests.patience import eventually
 
 
@@ -25,10 +25,6 @@ def cluster() -> Iterator[Cluster]:
 def client(cluster: Cluster) -> Iterator[Client]:
     with cluster.connect() as connected:
         yield connected
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"%04d" % number for number in range(start, start + count)]
 
 
 def iterated(consumer: dmq.Consumer, count: int) -> list[bytes]:
@@ -117,7 +113,7 @@ def test_many_threads_send_to_both_brokers_at_once(cluster: Cluster, client: Cli
 def test_pushes_come_from_both_brokers_and_acks_go_back_to_each(
     cluster: Cluster, client: Client, options: dict[str, object]
 ) -> None:
-    client.producer().send_many("split", [dmq.Message(body) for body in numbered(300)])
+    client.producer().send_many("split", spread(300))
     with client.consumer("split", "billing", prefetch=20, **options) as consumer:  # type: ignore[arg-type]
         assert iterated(consumer, 300) == numbered(300)
         assert consumer.queues == (tuple(range(QUEUES)) if "strategy" in options else None)
@@ -128,7 +124,7 @@ def test_pushes_come_from_both_brokers_and_acks_go_back_to_each(
 def test_pulls_come_from_both_brokers_and_acks_go_back_to_each(
     cluster: Cluster, client: Client, options: dict[str, object]
 ) -> None:
-    client.producer().send_many("split", [dmq.Message(body) for body in numbered(300)])
+    client.producer().send_many("split", spread(300))
     with client.consumer("split", "billing", **options) as consumer:  # type: ignore[arg-type]
         assert pulled(consumer, 300) == numbered(300)
         assert len(consumer.pull(wait=0.1)) == 0
@@ -151,7 +147,7 @@ def test_a_pull_waits_for_whichever_broker_has_something_first(client: Client) -
 
 
 def test_one_queue_is_pulled_from_its_broker(client: Client) -> None:
-    client.producer().send_many("split", [dmq.Message(body) for body in numbered(4000)])
+    client.producer().send_many("split", spread(4000))
     for queue in range(QUEUES):
         consumer = client.consumer("split", f"group-{queue}")
         batch = consumer.pull(queue=queue)
@@ -159,7 +155,7 @@ def test_one_queue_is_pulled_from_its_broker(client: Client) -> None:
 
 
 def test_handlers_run_for_messages_of_both_brokers(cluster: Cluster, client: Client) -> None:
-    client.producer().send_many("split", [dmq.Message(body) for body in numbered(200)])
+    client.producer().send_many("split", spread(200))
     consumer = client.consumer("split", "billing")
     seen: list[bytes] = []
 
@@ -190,7 +186,7 @@ def test_the_prefetch_is_shared_out_among_the_brokers(cluster: Cluster, client: 
 
 def test_a_consumer_pauses_resumes_seeks_and_extends_at_both_brokers(cluster: Cluster, client: Client) -> None:
     producer = client.producer()
-    producer.send_many("split", [dmq.Message(body) for body in numbered(100)])
+    producer.send_many("split", spread(100))
     with client.consumer("split", "billing") as consumer:
         assert iterated(consumer, 100) == numbered(100)
         consumer.pause()
@@ -215,7 +211,7 @@ def test_one_broker_stops_and_comes_back_while_the_other_goes_on(cluster: Cluste
     listeners = Listeners(None, lambda: events.append("interrupted"), lambda: events.append("resumed"))
     with cluster.connect(listeners) as client, client.producer(timeout=20.0) as producer:
         consumer = client.consumer("split", "billing")
-        producer.send_many("split", [dmq.Message(body) for body in numbered(100)])
+        producer.send_many("split", spread(100))
         found = iterated(consumer, 100)
         cluster.second.stop()
         eventually(lambda: events == ["interrupted"])
@@ -239,9 +235,10 @@ def test_one_broker_stops_and_comes_back_while_the_other_goes_on(cluster: Cluste
 def test_pulls_go_on_while_one_broker_is_away(cluster: Cluster, client: Client) -> None:
     producer = client.producer()
     consumer = client.consumer("split", "billing")
-    producer.send_many("split", [dmq.Message(body) for body in numbered(50)])
+    producer.send_many("split", spread(50))
     assert pulled(consumer, 50) == numbered(50)
     cluster.first.stop()
+    eventually(lambda: client.router.link_for("split", 0) is None)
     producer.send_many("split", [dmq.Message(body) for body in numbered(50, 50)])
     assert pulled(consumer, 50) == numbered(50, 50)
     cluster.first.start()
