@@ -40,4 +40,12 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         began = time.perf_counter()
         stats = client.admin.stats("store_", "broker_")
         round_trip_ms = (time.perf_counter() - began) * 1000
-    return BrokerView(reply.broker, reply.address, reply.software, reply.version, round_trip_ms, round(skew), stats)
+    return BrokerView(
+        reply.broker,
+        reply.address,
+        reply.software,
+        reply.version,
+        round_trip_ms=round_trip_ms,
+        clock_skew_ms=round(skew),
+        stats=stats,
+    )

@@ -101,7 +101,7 @@ def unpack_batch(body: Buffer, count: int, keys: int = 0, dues: bool = False) ->
             f"{len(body)}: count, keys and flags must fit the body"
         )
     divide = _divide_few if count < FEW else _divide_many
-    return divide(body, count, keys, due_count, data_at)
+    return divide(body, count, keys, due_count, data_at=data_at)
 
 
 def unpack_records(body: Buffer, count: int) -> tuple[Numbers, Buffer]:

@@ -87,7 +87,7 @@ def assemble_even(
             layout.scatter(data, starts + sizes, HEAD.size + len(tail), np.frombuffer(keys, f"V{key_size}"))
     columns["crc"] = crcs
     layout.scatter(data, starts, 0, columns.view(_HEAD_BYTES))
-    return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count)
+    return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count=count)
 
 
 def assemble(
@@ -131,7 +131,7 @@ def assemble(
     parts[3::4] = raw_keys
     data = bytearray().join(parts)
     layout.scatter(data, starts, 0, columns.view(_HEAD_BYTES))
-    return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count)
+    return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count=count)
 
 
 def key_sizes_of(raw_keys: list[bytes], has_key: npt.NDArray[np.bool_] | None) -> list[int]:

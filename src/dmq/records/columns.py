@@ -114,7 +114,9 @@ def _walk(buffer: Buffer, starts: Positions, ends: Positions) -> _Parts:
     attributes_at += 1
     attributes_size = layout.gather(buffer, attributes_at, 0, ">u2").astype(np.int64)
     bad = attributes_at + attributes_size != ends - 2
-    return _Parts(body_size, topic_at, app_at, business_at, attributes_at, attributes_size, bad)
+    return _Parts(
+        body_size, topic_at, app_at, business_at, attributes_at=attributes_at, attributes_size=attributes_size, bad=bad
+    )
 
 
 def decode_columns(
@@ -295,7 +297,12 @@ def batch_rules(
     name = topic.encode()
     named = bytes((len(name),)) + name if len(name) <= layout.NAME_BYTES_MAX else b""
     return BatchRules(
-        name, named, body_bytes_max, ~(flags_allowed & _ALL_FLAGS) & 0xFF, attributes_bytes_max, check_crc
+        name,
+        named,
+        body_bytes_max,
+        ~(flags_allowed & _ALL_FLAGS) & 0xFF,
+        attributes_bytes_max=attributes_bytes_max,
+        check_crc=check_crc,
     )
 
 

@@ -196,7 +196,18 @@ def read_failed(raw: bytes, *, is_retry: bool) -> Failed:
         raise RecordCorrupt("a record's attributes do not add up to its length")
     pieces.append(raw[first:end])
     kept = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    return Failed(raw, names_at, attributes_at, kept, key, message_id, attempts, before, has_error, expires_at_ms)
+    return Failed(
+        raw,
+        names_at,
+        attributes_at,
+        kept,
+        key=key,
+        message_id=message_id,
+        attempts=attempts,
+        attempts_before=before,
+        has_error=has_error,
+        expires_at_ms=expires_at_ms,
+    )
 
 
 def copy_record(
@@ -303,4 +314,4 @@ def release_record(raw: bytes, sent_at_ms: int) -> Released | None:
         body_size,
     )
     body = raw[layout.BODY_AT : topic_at]
-    return Released(b"".join((fixed, body, tail)), target, queue, message_id, key)
+    return Released(b"".join((fixed, body, tail)), target, queue, message_id, key=key)

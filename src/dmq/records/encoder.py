@@ -135,7 +135,17 @@ def remembered_shape(
             return _remember(names, flags, tag, business_id, priority, ordered, key_size, codec, raw_size)
     except TypeError:
         pass  # something that cannot be remembered, nor sent: below is told why
-    return make_shape(names, flags, tag, business_id, priority, ordered, key_size, codec, raw_size)
+    return make_shape(
+        names,
+        flags,
+        tag,
+        business_id,
+        priority=priority,
+        ordered=ordered,
+        key_size=key_size,
+        codec=codec,
+        raw_size=raw_size,
+    )
 
 
 class LoneRecord(NamedTuple):
@@ -166,16 +176,33 @@ class _Batch:
             extra = self.extras if isinstance(self.extras, bytes) else self.extras[index]
             return self._timed(
                 make_shape(
-                    self.names, self.flags, tag, business_id, priority, ordered, key_size, codec, raw_size, extra,
-                    message.properties,
+                    self.names,
+                    self.flags,
+                    tag,
+                    business_id,
+                    priority=priority,
+                    ordered=ordered,
+                    key_size=key_size,
+                    codec=codec,
+                    raw_size=raw_size,
+                    extra=extra,
+                    properties=message.properties,
                 ),
                 key_size,
-            )  # fmt: skip
+            )
         key = (tag, business_id, type(priority), priority, ordered, key_size, codec, raw_size)
         made = self._templates.get(key)
         if made is None:
             shape = remembered_shape(
-                self.names, self.flags, tag, business_id, priority, ordered, key_size, codec, raw_size
+                self.names,
+                self.flags,
+                tag,
+                business_id,
+                priority=priority,
+                ordered=ordered,
+                key_size=key_size,
+                codec=codec,
+                raw_size=raw_size,
             )
             made = self._templates[key] = self._timed(shape, key_size)
         return made
@@ -205,10 +232,30 @@ def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: b
     tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
     if message.properties:
         shape = make_shape(
-            names, 0, tag, business_id, priority, ordered, key_size, codec, raw_size, b"", message.properties
+            names,
+            0,
+            tag,
+            business_id,
+            priority=priority,
+            ordered=ordered,
+            key_size=key_size,
+            codec=codec,
+            raw_size=raw_size,
+            extra=b"",
+            properties=message.properties,
         )
     else:
-        shape = remembered_shape(names, 0, tag, business_id, priority, ordered, key_size, codec, raw_size)
+        shape = remembered_shape(
+            names,
+            0,
+            tag,
+            business_id,
+            priority=priority,
+            ordered=ordered,
+            key_size=key_size,
+            codec=codec,
+            raw_size=raw_size,
+        )
     front, front_crc, tail = shape
     sent = layout.U64.pack(sent_at_ms)
     crc = crc32c(tail, crc32c(sent, front_crc))
@@ -255,7 +302,9 @@ def encode_batch(
         raise ValueError(f"flags {flags:#04x} are not for the caller to set")
     bodies = _checked_bodies(messages, raw_bytes_max)
     packed = None if compressor is None else compressor.compress_many(topic, bodies, body_bytes_max=body_bytes_max)
-    return _encode_packed(_Batch(topic, app, sent_at_ms, flags, extra), messages, packed, body_bytes_max, bodies)
+    return _encode_packed(
+        _Batch(topic, app, sent_at_ms, flags, extras=extra), messages, packed, body_bytes_max, bodies=bodies
+    )
 
 
 def _encode_packed(
@@ -330,7 +379,7 @@ def _encode_few(
         np.array(lengths, np.uint32),
         np.array(hash_index, np.uint32),
         np.array(hashes, np.uint64),
-        len(messages),
+        count=len(messages),
     )
 
 
@@ -367,18 +416,18 @@ def encode_plain(
             packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
         compressor = None
     if is_small and packed is None and count >= ENCODE_MANY_MIN:
-        batch = _Batch(topic, app, sent_at_ms, 0, b"")
+        batch = _Batch(topic, app, sent_at_ms, 0, extras=b"")
         try:
-            return _encode_alike(batch, like, bodies, sizes, keys)
+            return _encode_alike(batch, like, bodies, sizes, keys=keys)
         except (InvalidMessage, UnicodeEncodeError, AttributeError):
             pass  # told below, with the message's index
     _, _, tag, business_id, ordered, priority, properties = msgspec.structs.astuple(like)
     messages = [
-        Message(body, key, tag, business_id, ordered, priority, properties)
+        Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         for body, key in zip(bodies, keys, strict=True)
     ]
     if packed is not None:
-        return _encode_packed(_Batch(topic, app, sent_at_ms, 0, b""), messages, packed, body_bytes_max)
+        return _encode_packed(_Batch(topic, app, sent_at_ms, 0, extras=b""), messages, packed, body_bytes_max)
     return encode_batch(
         topic, app, messages, sent_at_ms=sent_at_ms, compressor=compressor, body_bytes_max=body_bytes_max,
         raw_bytes_max=raw_bytes_max,
@@ -413,7 +462,7 @@ def _encode_many(
     keys, sizes = [message.key for message in messages], [*map(len, bodies)]
     try:
         if codecs is None and not batch.extras and len(_kinds(messages)) == 1:
-            return _encode_alike(batch, messages[0], bodies, sizes, keys)
+            return _encode_alike(batch, messages[0], bodies, sizes, keys=keys)
         raw_keys, has_key = raw_keys_of(keys)
         key_sizes = key_sizes_of(raw_keys, has_key)
         templates = [
@@ -422,7 +471,7 @@ def _encode_many(
         ]
     except (InvalidMessage, UnicodeEncodeError, AttributeError):
         return _encode_few(batch, messages, bodies, codecs)  # which says what is wrong with which message
-    return assemble(bodies, sizes, raw_keys, has_key, templates)
+    return assemble(bodies, sizes, raw_keys, has_key, templates=templates)
 
 
 def _encode_alike(
@@ -436,7 +485,7 @@ def _encode_alike(
     key_sizes = key_sizes_of(raw_keys, has_key)
     by_size = {size: batch.template(0, message, size, 0) for size in {*key_sizes}}
     templates = [*by_size.values()] if len(by_size) == 1 else [*map(by_size.__getitem__, key_sizes)]
-    return assemble(bodies, sizes, raw_keys, has_key, templates)
+    return assemble(bodies, sizes, raw_keys, has_key, templates=templates)
 
 
 def is_plain(messages: Sequence[Message]) -> bool:

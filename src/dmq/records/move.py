@@ -114,7 +114,9 @@ def moved_record(
         attempts_before=attempts_before,
     )
     kept = b"".join(attrs.entry(kind, value) for kind, value in entries)
-    return _rebuilt(record, topic, sent_at_ms, flags, encode_attributes(origin) + encode_attributes(move) + kept)
+    return _rebuilt(
+        record, topic, sent_at_ms, flags, encoded=encode_attributes(origin) + encode_attributes(move) + kept
+    )
 
 
 def _with_origin(

@@ -66,7 +66,7 @@ def moved_many(
     """
     if len(starts) < _FEW:
         return [
-            _moved_one(buffer, start, producer_id, sequence, sent_at_ms)
+            _moved_one(buffer, start, producer_id, sequence, sent_at_ms=sent_at_ms)
             for start, sequence in zip(starts.tolist(), sequences.tolist(), strict=True)
         ]
     columns = decode_columns(buffer, starts, lengths)

@@ -232,7 +232,9 @@ class Queries:
     ) -> Slice:
         """Visible messages of a queue from an offset on; see `Reader.read`."""
         found, _ = self.queue(topic, queue)
-        return self.healed(lambda: self._reader.read(found, queue, offset, max_messages, max_bytes, tags))
+        return self.healed(
+            lambda: self._reader.read(found, queue, offset, max_messages, max_bytes=max_bytes, tags=tags)
+        )
 
     def id_runs(self, topic: Topic, queue: int, offsets: Sequence[int], pieces: Sequence[memoryview]) -> list[IdRun]:
         """The ids of records that `read` gave, as runs; see `dmq.storage.read.record_origin`."""
@@ -244,7 +246,9 @@ class Queries:
         """When records that `read` gave were stored and where they came from, as runs; see
         `dmq.storage.read.record_origin`."""
         reader, lookup = self._reader, self.derived.lookup
-        return self.healed(lambda: origin_runs(reader.bytes_at, lookup.unit_holding, topic.id, queue, offsets, pieces))
+        return self.healed(
+            lambda: origin_runs(reader.bytes_at, lookup.unit_holding, topic.id, queue, offsets=offsets, pieces=pieces)
+        )
 
     def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on, and the offset to go on with."""
@@ -372,7 +376,7 @@ class Queries:
             return False
         key = queue_key(topic.id, queue)
         try:
-            return self.derived.state.producers.look(producer_id, epoch, key, first_sequence, count) is not None
+            return self.derived.state.producers.look(producer_id, epoch, key, first_sequence, count=count) is not None
         except (SequenceConflict, StaleEpoch):
             return False  # the write will raise it
 

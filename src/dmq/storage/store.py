@@ -441,7 +441,7 @@ class MessageStore:
 
     def _retain(self, carried_max: int) -> int:
         going = retention.going_segments(
-            self._journal, self._derived, self.settings, self._files.disk_usage(), self._clock.now_ms()
+            self._journal, self._derived, self.settings, self._files.disk_usage(), now_ms=self._clock.now_ms()
         )
         if going is None:
             return 0
@@ -475,7 +475,7 @@ class MessageStore:
             is_all = len(found) < retention.DELAYS_AT_ONCE
             self._delays_left = found[::-1]
         now_ms = self._clock.now_ms()
-        wanted = retention.carried_forward(self._derived, self._reader, going, self._delays_left, now_ms)
+        wanted = retention.carried_forward(self._derived, self._reader, going, self._delays_left, now_ms=now_ms)
         try:
             for count, items in enumerate(wanted, 1):
                 self._writer.append(items, Durability.FLUSHED, atomic=True, upkeep=True)

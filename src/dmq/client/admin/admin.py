@@ -143,7 +143,7 @@ class Admin:
             queue: move it in this queue only.
             dry_run: change nothing, and return what would be moved.
         """
-        return self.converse(calls.reset(topic, group, to, queue, dry_run))
+        return self.converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
 
     def find(
         self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
@@ -155,13 +155,13 @@ class Admin:
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
     ) -> list[StoredMessage]:
         """Read messages from a place on, without consuming them."""
-        return self.converse(calls.peek(topic, queue, at, limit, tags))
+        return self.converse(calls.peek(topic, queue, at, limit, tags=tags))
 
     def read(
         self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
     ) -> tuple[list[StoredMessage], int]:
         """Messages of one queue from an offset on, and the offset at which to read on."""
-        return self.converse(calls.read(topic, queue, offset, limit, tags))
+        return self.converse(calls.read(topic, queue, offset, limit, tags=tags))
 
     def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """The first and the next offset of each queue, and the offset of a place in it."""
@@ -245,7 +245,7 @@ class Admin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return self.converse(calls.set_limit(topic, app, messages, bytes, policy))
+        return self.converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
 
     def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""

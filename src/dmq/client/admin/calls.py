@@ -218,7 +218,7 @@ def lag(topic: str, group: str) -> Call[Lag]:
 
 
 def reset(topic: str, group: str, to: When, queue: int | None, dry_run: bool) -> Call[list[Move]]:
-    asked = Seek(topic, group, parse_point(to), ANY_QUEUE if queue is None else queue, dry_run)
+    asked = Seek(topic, group, parse_point(to), ANY_QUEUE if queue is None else queue, dry_run=dry_run)
     reply = decode_response((yield Command.SEEK, asked))
     return [Move(move.queue, move.before, move.after) for move in reply.moves]
 
@@ -249,7 +249,7 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
 
 
 def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call[list[StoredMessage]]:
-    asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, 0, tags)
+    asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, max_bytes=0, tags=tags)
     frame = yield Command.PEEK, asked
     reply = decode_response(frame)
     return _peeked(frame, reply)
@@ -267,7 +267,7 @@ def _peeked(frame: Frame, reply: PeekReply) -> list[StoredMessage]:
 
 
 def read(topic: str, queue: int, offset: int, limit: int, tags: str) -> Call[tuple[list[StoredMessage], int]]:
-    frame = yield Command.PEEK, Peek(topic, queue, Point(PointKind.OFFSET, offset), limit, 0, tags)
+    frame = yield Command.PEEK, Peek(topic, queue, Point(PointKind.OFFSET, offset), limit, max_bytes=0, tags=tags)
     reply = decode_response(frame)
     return _peeked(frame, reply), reply.spans[-1].end_offset if reply.spans else offset
 
@@ -281,7 +281,7 @@ def offsets(topic: str, queue: int | None, at: When) -> Call[list[QueueRange]]:
 
 def archived(journal_id: int, offset: int) -> Call[ArchiveReport]:
     reply: ArchivedReply = decode_response((yield Command.ARCHIVED, Archived(journal_id, offset)))
-    return ArchiveReport(reply.journal_id, reply.archived, reply.first, reply.flushed, reply.visible)
+    return ArchiveReport(reply.journal_id, reply.archived, reply.first, reply.flushed, visible=reply.visible)
 
 
 # --- the broker -------------------------------------------------------------------------------------------------------
@@ -358,11 +358,11 @@ def trace(id: MessageId | str, group: str) -> Call[TraceReport]:
             step.what,
             step.topic,
             None if step.queue == _NO_QUEUE else step.queue,
-            None if step.queue == _NO_QUEUE else step.offset,
-            step.group,
-            step.member,
-            step.attempt,
-            step.note,
+            offset=None if step.queue == _NO_QUEUE else step.offset,
+            group=step.group,
+            member=step.member,
+            attempt=step.attempt,
+            note=step.note,
         )
         for step in reply.steps
     )
@@ -373,7 +373,7 @@ def why(id: MessageId | str, group: str) -> Call[WhyReport]:
     wanted = parse_id(id)
     reply: WhyReply = decode_response((yield Command.WHY, MessageQuery(wanted.to_bytes(), group)))
     groups = tuple(GroupReason(reason.group, reason.state, reason.text) for reason in reply.groups)
-    return WhyReport(wanted, reply.state, reply.text, groups, reply.is_complete)
+    return WhyReport(wanted, reply.state, reply.text, groups, is_complete=reply.is_complete)
 
 
 # --- rate limits ------------------------------------------------------------------------------------------------------
@@ -392,14 +392,14 @@ def set_limit(topic: str, app: str, messages: int | None, bytes: int | None, pol
             raise InvalidSettings(f"{name} is how many a second, a whole number from 1 on, or None, not {value!r}")
     if policy not in _POLICIES:
         raise InvalidSettings(f"policy is 'refuse' or 'dead-letter', not {policy!r}")
-    asked = LimitSet(LimitInfo(topic, app, messages, bytes, _POLICIES[policy]))
+    asked = LimitSet(LimitInfo(topic, app, messages, bytes, policy=_POLICIES[policy]))
     reply: LimitReply = decode_response((yield Command.LIMIT_SET, asked))
     return _report(reply.limits[0]) if reply.limits else None
 
 
 def _report(limit: LimitInfo) -> LimitReport:
     policy = "dead-letter" if limit.policy == LimitPolicy.DEAD_LETTER else "refuse"
-    return LimitReport(limit.topic, limit.app, limit.messages, limit.bytes, policy)
+    return LimitReport(limit.topic, limit.app, limit.messages, limit.bytes, policy=policy)
 
 
 # --- delayed messages and open transactions ---------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def transactions(topic: str, limit: int) -> Call[list[TransactionReport]]:
         asked = TransactionList(topic, after, min(_PAGE, limit - len(found)))
         reply: TransactionListReply = decode_response((yield Command.TRANSACTION_LIST, asked))
         found += [
-            TransactionReport(MessageId.from_bytes(t.message_id), t.topic, t.group, t.begun_at_ms, t.checks)
+            TransactionReport(MessageId.from_bytes(t.message_id), t.topic, t.group, t.begun_at_ms, checks=t.checks)
             for t in reply.transactions
         ]
         after = reply.next

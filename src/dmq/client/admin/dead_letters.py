@@ -135,7 +135,7 @@ def letter_filter(
     Raises:
         InvalidSettings: a moment is not a datetime with a time zone.
     """
-    return DeadLetterFilter(topic, group, reason.upper(), _time_ms(since), _time_ms(until), state)
+    return DeadLetterFilter(topic, group, reason.upper(), _time_ms(since), until_ms=_time_ms(until), state=state)
 
 
 def _pages(wanted: DeadLetterFilter, limit: int | None, bodies: bool) -> Call[list[DeadLetter]]:
@@ -175,7 +175,14 @@ def listed(
 
 def _with(base: DeadLetterFilter, numbers: Sequence[int] = (), message_ids: Sequence[bytes] = ()) -> DeadLetterFilter:
     return DeadLetterFilter(
-        base.topic, base.group, base.reason, base.since_ms, base.until_ms, base.state, [*message_ids], [*numbers]
+        base.topic,
+        base.group,
+        base.reason,
+        base.since_ms,
+        until_ms=base.until_ms,
+        state=base.state,
+        message_ids=[*message_ids],
+        numbers=[*numbers],
     )
 
 

@@ -100,7 +100,10 @@ class GroupReport:
     @classmethod
     def of(cls, info: admin.GroupInfo, members: list[admin.MemberInfo] | None = None) -> GroupReport:
         details = tuple(
-            Member(m.member, m.topic, m.address, m.tags, m.version, m.leased, m.is_connected) for m in members or ()
+            Member(
+                m.member, m.topic, m.address, m.tags, version=m.version, leased=m.leased, is_connected=m.is_connected
+            )
+            for m in members or ()
         )
         return cls(info.group, tuple(info.topics), info.lag, info.members, details, info.retrying)
 

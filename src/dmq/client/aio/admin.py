@@ -145,7 +145,7 @@ class AioAdmin:
             queue: move it in this queue only.
             dry_run: change nothing, and return what would be moved.
         """
-        return await self.converse(calls.reset(topic, group, to, queue, dry_run))
+        return await self.converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
 
     async def find(
         self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
@@ -157,13 +157,13 @@ class AioAdmin:
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
     ) -> list[StoredMessage]:
         """Read messages from a place on, without consuming them."""
-        return await self.converse(calls.peek(topic, queue, at, limit, tags))
+        return await self.converse(calls.peek(topic, queue, at, limit, tags=tags))
 
     async def read(
         self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
     ) -> tuple[list[StoredMessage], int]:
         """Messages of one queue from an offset on, and the offset at which to read on."""
-        return await self.converse(calls.read(topic, queue, offset, limit, tags))
+        return await self.converse(calls.read(topic, queue, offset, limit, tags=tags))
 
     async def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """The first and the next offset of each queue, and the offset of a place in it."""
@@ -247,7 +247,7 @@ class AioAdmin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return await self.converse(calls.set_limit(topic, app, messages, bytes, policy))
+        return await self.converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
 
     async def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""

@@ -260,7 +260,7 @@ class AioConsumer:
             handler: a coroutine function, or a plain one, which then runs in a thread.
             workers: how many run at a time.
         """
-        executor = AioExecutor(self, self._core, handler, workers, policy, local_retries)
+        executor = AioExecutor(self, self._core, handler, workers, policy=policy, local_retries=local_retries)
         if self._executor is not None:
             raise InvalidRequest("run() is running already: one at a time for a consumer")
         if self.is_closing:

@@ -103,7 +103,7 @@ class AioProducer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`).
         """
         deadline = self._deadline()
-        message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
         batch, index = None, 0
         if (
             not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
@@ -116,7 +116,7 @@ class AioProducer:
         if batch is None:
             route = self._routes.get(topic) or await self._route(topic)
             draft = self._core.draft(
-                route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl)
+                route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             )
             batch, index = await self._put(draft, deadline)
             self._sender.pump(batch.lane)
@@ -150,8 +150,10 @@ class AioProducer:
         """
         check_function("on_delivery", on_delivery)
         route = self._routes.get(topic) or await self._route(topic)
-        message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
-        draft = self._core.draft(route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl))
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+        draft = self._core.draft(
+            route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+        )
         batch, index = await self._put(draft, None)
         future = AioSendFuture(batch, index)
         if on_delivery is not None:
@@ -185,7 +187,7 @@ class AioProducer:
         parts: list[tuple[Batch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at)
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
             for batch, indexes in self._core.many(route, messages, options):
                 batch.deadline = self._deadline()
                 await self._enter(batch, batch.deadline)

@@ -89,7 +89,7 @@ class Connection(Peer["Connection"]):
             self._receive,
             lambda: self.is_closed,
             lambda: self._wire.out_bytes,
-            self._left,
+            on_left=self._left,
         )
         self.until: Final = self._turns.until
         self.take_ready: Final = self._turns.take_ready

@@ -159,7 +159,7 @@ class Session:
         while correlation in outstanding:
             correlation = correlation % (_OURS - 1) + 1
         body_bytes = sum(map(len, body))
-        head = request_head(command, header, correlation, body_bytes, flags)
+        head = request_head(command, header, correlation, body_bytes, flags=flags)
         if len(head) + body_bytes > self._frame_bytes_max:
             raise self._too_large(len(head) + body_bytes)
         self._next_correlation = correlation % (_OURS - 1) + 1
@@ -232,7 +232,9 @@ class Session:
             return None
         self._heard_at = self._clock.monotonic()
         body_at = HEAD_BYTES + header_bytes
-        return Frame(kind, command, status, flags, correlation, data[HEAD_BYTES:body_at], data[body_at:])
+        return Frame(
+            kind, command, status, flags, correlation=correlation, header=data[HEAD_BYTES:body_at], body=data[body_at:]
+        )
 
     def _hear(self, parse: Callable[[Any], list[Frame]], what: Any) -> Received:
         self._heard_at = self._clock.monotonic()

@@ -317,7 +317,7 @@ class Consumer:
             DMQError: the subscription was refused or ended, or the client was closed.
             InvalidSettings: a value makes no sense.
         """
-        executor = Executor(self, self._core, handler, workers, policy, local_retries)
+        executor = Executor(self, self._core, handler, workers, policy=policy, local_retries=local_retries)
         with self._state:
             if self._executor is not None:
                 raise InvalidRequest("run() is running already: one at a time for a consumer")

@@ -158,7 +158,7 @@ class ConsumerCore:
         """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
         chosen, unwanted, twins = self._book(delivery).screening.screen(delivery)
         for index in unwanted:
-            self._settle(delivery, index, Outcome.ACK, -1, "")
+            self._settle(delivery, index, Outcome.ACK, -1, reason="")
         for index in twins:
             delivery.states[index] = TAKEN
         delivery.waiting -= len(twins)
@@ -172,7 +172,7 @@ class ConsumerCore:
         if len(chosen) <= room or (self.options.ordered and room):
             return chosen
         for index in chosen[room:]:
-            self._settle(delivery, index, Outcome.RELEASE, REFUSED_MS, "")
+            self._settle(delivery, index, Outcome.RELEASE, REFUSED_MS, reason="")
         return chosen[:room]
 
     # --- what goes to handlers --------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class ConsumerCore:
         """Give back what was taken and not touched."""
         with self.lock:
             for delivery, index in taken:
-                self._settle(delivery, index, Outcome.RELEASE, -1, "")
+                self._settle(delivery, index, Outcome.RELEASE, -1, reason="")
         self.on_reports(True)
 
     def has_failed(self, delivery: Delivery, index: int) -> bool:
@@ -265,7 +265,7 @@ class ConsumerCore:
     def settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int = -1, reason: str = "") -> None:
         """Say what became of a message; the first word counts."""
         with self.lock:
-            if not self._settle(delivery, index, outcome, delay_ms, reason):
+            if not self._settle(delivery, index, outcome, delay_ms, reason=reason):
                 return
             # With nothing else to do it leaves at once; else it waits for company, but not for long.
             is_urgent = self._said >= self._urgent_count or not self._is_busy
@@ -286,7 +286,7 @@ class ConsumerCore:
                 self._book(delivery).add(delivery)
             else:
                 for index in indexes:
-                    self._settle(delivery, index, outcome, delay_ms, reason)
+                    self._settle(delivery, index, outcome, delay_ms, reason=reason)
             is_urgent = not self.has_company
         if is_urgent or not self.is_report_due:
             self.on_reports(is_urgent)
@@ -356,7 +356,7 @@ class ConsumerCore:
             while dirty := book.take_dirty():
                 for delivery in dirty:
                     for twin, index, outcome, delay_ms, reason in book.screening.conclude(delivery):
-                        self._settle(twin, index, outcome, delay_ms, reason)
+                        self._settle(twin, index, outcome, delay_ms, reason=reason)
                     settlements += settlements_of(delivery)
                     if not delivery.left:
                         self._put_down(delivery)
@@ -424,7 +424,7 @@ class ConsumerCore:
                 self._release(delivery)
                 for index, state in enumerate(delivery.states):
                     if state == TAKEN:
-                        self._settle(delivery, index, Outcome.RELEASE, -1, "")
+                        self._settle(delivery, index, Outcome.RELEASE, -1, reason="")
 
     def _held(self, book: LeaseBook | None = None) -> list[Delivery]:
         """What is in hand, of one broker or of all."""

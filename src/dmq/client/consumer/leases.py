@@ -29,7 +29,9 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
     lease = delivery.lease
     if delivery.acks:
         acks, delivery.acks = delivery.acks, []
-        yield Settlement(lease.queue, lease.epoch, lease.lease, Outcome.ACK, delivery.ranges(acks), topic=lease.topic)
+        yield Settlement(
+            lease.queue, lease.epoch, lease.lease, Outcome.ACK, ranges=delivery.ranges(acks), topic=lease.topic
+        )
     if delivery.others:
         others, delivery.others = delivery.others, []
         alike: dict[tuple[int, int, str], list[int]] = {}
@@ -42,10 +44,10 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
                 lease.epoch,
                 lease.lease,
                 Outcome(outcome),
-                delivery.ranges(indexes),
-                delay_ms,
-                shortened(reason),
-                lease.topic,
+                ranges=delivery.ranges(indexes),
+                delay_ms=delay_ms,
+                reason=shortened(reason),
+                topic=lease.topic,
             )
 
 

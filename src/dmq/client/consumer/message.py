@@ -165,12 +165,12 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
             reason: why, for whoever looks into it.
         """
         delivery = self._delivery
-        delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms(delay), reason)
+        delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms(delay), reason=reason)
 
     def reject(self, reason: str = "") -> Any:
         """No attempt will help: keep it among the dead letters."""
         delivery = self._delivery
-        delivery.core.settle(delivery, self._index, Outcome.REJECT, -1, reason)
+        delivery.core.settle(delivery, self._index, Outcome.REJECT, -1, reason=reason)
 
     def extend(self, seconds: float) -> Any:
         """Keep it for so long from now, with everything of its lease; waits for the broker's answer.
@@ -273,7 +273,7 @@ class Batch(Sequence[M], Generic[M]):
         """All that is not settled yet failed; as `ReceivedMessage.nack`."""
         later_ms = delay_ms(delay)
         for delivery, indexes in self._parts:
-            delivery.core.settle_many(delivery, indexes, Outcome.NACK, later_ms, reason)
+            delivery.core.settle_many(delivery, indexes, Outcome.NACK, later_ms, reason=reason)
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages>"

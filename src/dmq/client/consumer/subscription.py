@@ -190,7 +190,7 @@ class Subscription(Generic[P]):
             return Unsubscribe(self._all.number)
         if not self._all.has_pulled:
             return None
-        return Unsubscribe(self._all.number, True, self._options.topic, self._options.group, self.member(link))
+        return Unsubscribe(self._all.number, True, self._options.topic, self._options.group, member=self.member(link))
 
     # --- in: told by the pool ---------------------------------------------------------------------------------------
 

@@ -142,11 +142,11 @@ class Outcome:
         assert reply is not None
         message_id = MessageId(self.producer_id, self.first_sequence + index)
         if isinstance(reply, Spooled):
-            return Receipt(message_id, self.topic, reply.queue, -1, "spooled")
+            return Receipt(message_id, self.topic, reply.queue, -1, durability="spooled")
         offset = reply.first_offset + index if self.has_offsets else -1
         # A delayed or prepared message gets its queue with its place.
         queue = -1 if reply.queue == ANY_QUEUE else reply.queue
-        return Receipt(message_id, self.topic, queue, offset, _NAMES[reply.durability])
+        return Receipt(message_id, self.topic, queue, offset, durability=_NAMES[reply.durability])
 
     def error_of(self, index: int) -> DMQError:
         """Why one message failed; one that is stored nevertheless has its receipt. Only of a batch that failed."""
@@ -157,7 +157,7 @@ class Outcome:
         told = ConsumeTimeout(error.message, **error.detail)
         message_id = MessageId(self.producer_id, self.first_sequence + index)
         queue, offset = error.detail.get("queue", -1), error.detail.get("offset", -1 - index)
-        told.receipt = Receipt(message_id, self.topic, queue, offset + index, "flushed")
+        told.receipt = Receipt(message_id, self.topic, queue, offset + index, durability="flushed")
         return told
 
 

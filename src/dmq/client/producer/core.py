@@ -193,10 +193,10 @@ class Core:
             lane = self._plain.get((topic, durability))
             if lane is None:
                 lane = self._plain[topic, durability] = self._lane(route, message, options, is_delayed=False)
-            return Draft(lane, message, size, 0, b"")
+            return Draft(lane, message, size, 0, extra=b"")
         now_ms = self.clock.now_ms()
         extra, due = expiry(options.ttl, now_ms), due_ms(options.delay, options.deliver_at, now_ms)
-        return Draft(self._lane(route, message, options, is_delayed=bool(due)), message, size, due, extra)
+        return Draft(self._lane(route, message, options, is_delayed=bool(due)), message, size, due, extra=extra)
 
     def _lane(self, route: Route, message: Message, options: SendOptions, *, is_delayed: bool) -> Lane:
         level = _level(options)
@@ -301,7 +301,7 @@ class Core:
             start = 0
             while start < len(indexes):
                 batch = Batch(lane)
-                stop = self._fill(batch, messages, indexes, start, plain)
+                stop = self._fill(batch, messages, indexes, start, plain=plain)
                 part = indexes[start:stop]
                 if due:
                     batch.dues = [due] * batch.count

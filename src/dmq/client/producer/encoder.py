@@ -202,5 +202,5 @@ class BatchEncoder:
         if self._compressor is not None and len(body) > COMPRESS_OVER_BYTES:
             with self._encoding:
                 codec, body = self._compressor.compress(topic, body)
-        record = encode_lone(topic, self._app, message, self._clock.now_ms(), body, codec)
+        record = encode_lone(topic, self._app, message, self._clock.now_ms(), body=body, codec=codec)
         return pack_lone(record), 1 if record.key_hash else 0

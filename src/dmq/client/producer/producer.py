@@ -107,7 +107,7 @@ class Producer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`).
         """
         deadline = self._deadline()
-        message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
         batch, index = None, 0
         if (
             self._spooling is None and not ordered and not delay and deliver_at is None and ttl is None
@@ -115,7 +115,7 @@ class Producer:
         ):  # fmt: skip
             batch = self._send_alone(topic, message, durability, deadline)
         if batch is None:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl)
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             draft = self._core.draft(self._route(topic, deadline), message, options)
             batch, index = self._put(draft, False, deadline)
             self._sender.pump(batch.lane)
@@ -212,8 +212,8 @@ class Producer:
                 put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
         if put is None:
             route = self._routes.get(topic) or self._route(topic, self._deadline())
-            message = Message(body, key, tag, business_id, ordered, priority, properties)  # type: ignore[arg-type]
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at, ttl)
+            message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             put = self._put(self._core.draft(route, message, options), True, None)
         batch, index = put
         future = SendFuture(batch, index)
@@ -253,7 +253,7 @@ class Producer:
         parts: list[tuple[Batch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at)
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
             for batch, indexes in self._core.many(self._route(topic, deadline), messages, options):
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
                 deadline = batch.deadline = self._deadline()

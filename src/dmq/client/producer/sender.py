@@ -135,16 +135,16 @@ class Sender:
             batch.queue,
             batch.count,
             batch.key_count,
-            batch.producer_id,
-            0,
-            batch.first_sequence,
-            key.durability,
-            (ProduceFlag.DUES if key.is_delayed else 0)
+            producer_id=batch.producer_id,
+            producer_epoch=0,
+            first_sequence=batch.first_sequence,
+            durability=key.durability,
+            flags=(ProduceFlag.DUES if key.is_delayed else 0)
             | (ProduceFlag.HALF if key.is_half else 0)
             | (ProduceFlag.JOINED if key.is_half and batch.has_extras else 0)
             | (ProduceFlag.EXPIRING if batch.has_extras else 0),
-            key.group,
-            timeout_ms,
+            group=key.group,
+            timeout_ms=timeout_ms,
         )
 
     def _send(self, batch: Batch, link: Link) -> None:

@@ -141,7 +141,7 @@ class Transactions:
         message = Message(encode_body(body), **fields)
         check_message(topic, message, self._core.sender.body_bytes_max)
         choose_queue(route, message)  # refuses what could not be placed at the commit
-        lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, self.group, True))
+        lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, group=self.group, is_half=True))
         extra = expiry(ttl, self._clock.now_ms())
         if first is not None:
             extra += encode_attributes(Attributes(transaction=first[0].first_sequence + first[1]))
@@ -152,14 +152,14 @@ class Transactions:
     def end(self, halves: Sequence[tuple[Batch, int]], outcome: TransactionOutcome) -> End:
         """End half messages that are stored, all of one producer."""
         batch = halves[0][0]
-        end = End(batch.topic, batch.producer_id, spans_of(halves), outcome, self._clock.monotonic())
+        end = End(batch.topic, batch.producer_id, spans_of(halves), outcome, at=self._clock.monotonic())
         end.queue = batch.queue
         self._put(end)
         return end
 
     def end_later(self, halves: Sequence[tuple[Batch, int]], outcome: TransactionOutcome) -> End:
         """End half messages once all of them are stored; if one cannot be, that is the end's error."""
-        end = End(halves[0][0].topic, 0, [], outcome, self._clock.monotonic())
+        end = End(halves[0][0].topic, 0, [], outcome, at=self._clock.monotonic())
         left = len(halves)
 
         def stored() -> None:
@@ -324,7 +324,7 @@ class Transactions:
         if outcome is None:
             log.error("check returned something else than 'commit', 'rollback' or None", extra={"id": str(message_id)})
             return
-        end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, self._clock.monotonic())
+        end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, at=self._clock.monotonic())
         end.epoch, end.link = header.producer_epoch, link
         self._put(end)
 

@@ -147,11 +147,11 @@ def send_refused(connection: Connection, batch: RefusedBatch, timeout: float) ->
         head.queue if head.is_pinned else ANY_QUEUE,
         head.count,
         head.keys,
-        secrets.randbits(64) or 1,
-        0,
-        0,
-        Durability(head.durability),
-        (ProduceFlag.DUES if head.is_delayed else 0) | (ProduceFlag.EXPIRING if head.is_expiring else 0),
+        producer_id=secrets.randbits(64) or 1,
+        producer_epoch=0,
+        first_sequence=0,
+        durability=Durability(head.durability),
+        flags=(ProduceFlag.DUES if head.is_delayed else 0) | (ProduceFlag.EXPIRING if head.is_expiring else 0),
     )
     reply: ProduceReply = decode_response(connection.request(Command.PRODUCE, header, batch.kept.body, timeout=timeout))
     return reply

@@ -124,10 +124,10 @@ class SpoolSender(Sender):
                 batch.queue,
                 batch.count,
                 batch.key_count,
-                key.durability,
-                key.is_delayed,
-                key.queue >= 0,
-                batch.has_extras,
+                durability=key.durability,
+                is_delayed=key.is_delayed,
+                is_pinned=key.queue >= 0,
+                is_expiring=batch.has_extras,
             )
             self._spool.append(head, batch.body, lambda offset, error: self._kept(batch, head, offset, error))
         except DMQError as error:

@@ -207,7 +207,7 @@ class Spool:
             start += 1
         if start >= stop:
             return [], stop
-        found = self._store.queries.read(SPOOL_TOPIC, 0, start, min(1000, stop - start), bytes_max)
+        found = self._store.queries.read(SPOOL_TOPIC, 0, start, min(1000, stop - start), max_bytes=bytes_max)
         kept = [
             unpack_parcel(offset, record.raw_body)
             for offset, record in zip(found.offsets.tolist(), found.records(), strict=True)
@@ -259,7 +259,7 @@ class Spool:
             return
         now_ms = self._clock.now_ms()
         events = [
-            Settled(_GROUP, self._topic_id, 0, start, stop - start, settled_at_ms=now_ms)
+            Settled(_GROUP, self._topic_id, 0, start, count=stop - start, settled_at_ms=now_ms)
             for start, stop in offset_runs(acked)
         ]
         try:

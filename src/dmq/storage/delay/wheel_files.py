@@ -79,7 +79,7 @@ class WheelFiles:
         Raises:
             DerivedDamaged: it is not what it was.
         """
-        table = BlockFile(self._pool, self._cache, file.path, _MAGIC, (ENTRY,))
+        table = BlockFile(self._pool, self._cache, file.path, _MAGIC, dtypes=(ENTRY,))
         counts = msgspec.msgpack.decode(table.note, type=list[int])
         if sum(counts) != table.sections[0].count or len(counts) != len(file.taken):
             raise DerivedDamaged(f"{file.path} contradicts itself")
@@ -88,7 +88,7 @@ class WheelFiles:
     def write(self, path: str, counts: list[int], pieces: Iterable[Table]) -> WheelRun:
         """Write a run, flushed; `pieces` are its entries, fragment after fragment."""
         note = msgspec.msgpack.encode(counts)
-        write_blocks(self._files, path, _MAGIC, note, (ENTRY,), [sum(counts)], [pieces])
+        write_blocks(self._files, path, _MAGIC, note, dtypes=(ENTRY,), counts=[sum(counts)], chunks=[pieces])
         self._pool.drop(path)
         return self.open(WheelFile(path, [0] * len(counts)))
 

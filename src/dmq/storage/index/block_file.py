@@ -337,7 +337,7 @@ class BlockFile:
         self.sections: list[Section] = []
         block = _first_block(FRAME_BYTES + len(payload))
         for dtype, count in zip(dtypes, head.counts, strict=True):
-            section = Section(pool, cache, path, block, dtype, count)
+            section = Section(pool, cache, path, block, dtype=dtype, count=count)
             self.sections.append(section)
             block += section.blocks
 

@@ -64,7 +64,7 @@ def pack_entries(
     entries["offset"] = offsets
     entries["length"] = lengths
     entries["tag"] = tags
-    entries["check"] = checksum(key, queue_offsets, offsets, lengths, tags)
+    entries["check"] = checksum(key, queue_offsets, offsets, lengths, tags=tags)
     return entries
 
 
@@ -76,7 +76,7 @@ def valid(key: int, first_queue_offset: int, entries: Entries) -> npt.NDArray[np
         queue_offsets,
         entries["offset"].astype(np.uint64),
         entries["length"].astype(np.uint32),
-        entries["tag"].astype(np.uint16),
+        tags=entries["tag"].astype(np.uint16),
     )
     matches: npt.NDArray[np.bool_] = checks == entries["check"]
     return matches

@@ -120,7 +120,9 @@ def write_run(files: Files, path: str, tails: Mapping[int, Tail]) -> None:
     tags = np.frombuffer(b"".join(tails[key].tags for key in keys), np.uint16)
     within = np.arange(len(offsets), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
     queue_offsets = np.repeat(table["first"].astype(np.uint64), counts) + within.astype(np.uint64)
-    entries = pack_entries(np.repeat(table["key"].astype(np.uint64), counts), queue_offsets, offsets, lengths, tags)
+    entries = pack_entries(
+        np.repeat(table["key"].astype(np.uint64), counts), queue_offsets, offsets, lengths, tags=tags
+    )
     file = files.open(path, create=True, write=True)
     try:
         file.truncate(0)

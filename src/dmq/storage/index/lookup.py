@@ -85,7 +85,7 @@ class IndexFile:
             raise DerivedDamaged(f"{path} is not an index file")
         self.path = path
         self.start, self.end = int(match[1]), int(match[2])
-        file = BlockFile(pool, cache, path, _MAGIC, _DTYPES)
+        file = BlockFile(pool, cache, path, _MAGIC, dtypes=_DTYPES)
         self.units, self.hashes, self.batches = file.sections
 
     @property
@@ -249,7 +249,15 @@ class Lookup:
             return kept
         tables = self._frozen.tables()
         path = f"{FOLDER}/{start:020d}-{end:020d}.index"
-        write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
+        write_blocks(
+            self._files,
+            path,
+            _MAGIC,
+            b"",
+            dtypes=_DTYPES,
+            counts=[len(t) for t in tables],
+            chunks=[[t] for t in tables],
+        )
         self._pool.drop(path)
         kept.append(IndexFile(self._pool, self._cache, path))
         near = [file for file in kept if end - file.start <= self._span_max]
@@ -266,7 +274,15 @@ class Lookup:
             _sorted_batches(_joined((file.batches for file in files), "offset", journal_start)),
         ]
         path = f"{FOLDER}/{files[0].start:020d}-{files[-1].end:020d}.index"
-        write_blocks(self._files, path, _MAGIC, b"", _DTYPES, [len(t) for t in tables], [[t] for t in tables])
+        write_blocks(
+            self._files,
+            path,
+            _MAGIC,
+            b"",
+            dtypes=_DTYPES,
+            counts=[len(t) for t in tables],
+            chunks=[[t] for t in tables],
+        )
         self._pool.drop(path)
         return IndexFile(self._pool, self._cache, path)
 

@@ -303,6 +303,6 @@ def _checked(key: int, first: int, entries: Entries, path: str) -> Columns:
     lengths = entries["length"].astype(np.uint32)
     tags = entries["tag"].astype(np.uint16)
     numbers = np.arange(first, first + len(entries), dtype=np.uint64)
-    if not np.array_equal(checksum(key, numbers, offsets, lengths, tags), entries["check"]):
+    if not np.array_equal(checksum(key, numbers, offsets, lengths, tags=tags), entries["check"]):
         raise DerivedDamaged(f"{path} has wrong entries for queue {key & 255} of topic {key >> 8}")
     return Columns(first, offsets, lengths, tags)

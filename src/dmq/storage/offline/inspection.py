@@ -374,7 +374,7 @@ def inspect_queue(files: Files, pool: FilePool, name: str, start: int = 0) -> It
         there = ", ".join(sorted(topics))
         raise UnknownTopic(f"there is no queue {name!r}: name one like orders/0; the topics are {there}")
     key = queue_key(topic.id, int(queue))
-    for path, first, entries in entry_files(files, pool, checkpoint, folder_name(topic), key):
+    for path, first, entries in entry_files(files, pool, checkpoint, folder_name(topic), key=key):
         good = valid(key, first, entries)
         for at in range(max(0, start - first), len(entries)):
             offset, length, tag, _ = entries[at].item()

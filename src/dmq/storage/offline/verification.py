@@ -121,10 +121,10 @@ def verify(files: Files, progress: Callable[[int, int], None] | None = None) -> 
         known = _checkpoint(files, pool, _Findings())
         journal = open_journal(files, pool)
         _verify_identity(files, journal, findings)
-        units, records = _verify_journal(files, journal, known, owner, findings, progress)
-        entries = _verify_derived(files, pool, journal, owner, findings)
+        units, records = _verify_journal(files, journal, known, owner, findings=findings, progress=progress)
+        entries = _verify_derived(files, pool, journal, owner, findings=findings)
         total = sum(segment.size for segment in journal.segments)
-        return Report(len(journal.segments), units, records, total, entries, owner, findings)
+        return Report(len(journal.segments), units, records, total, entries=entries, in_use_by=owner, findings=findings)
     finally:
         pool.close()
 
@@ -218,7 +218,11 @@ def _verify_derived(files: Files, pool: FilePool, journal: Journal, owner: int |
     for _ in range(_RETRIES):
         found = _Findings()
         checkpoint = _checkpoint(files, pool, found)
-        entries = 0 if checkpoint is None else _verify_named(files, pool, journal, checkpoint, findings.damaged, found)
+        entries = (
+            0
+            if checkpoint is None
+            else _verify_named(files, pool, journal, checkpoint, damaged=findings.damaged, findings=found)
+        )
         pool.close()
         if not found or owner is None:
             break
@@ -256,7 +260,7 @@ def _verify_named(
     except RecordCorrupt as error:
         findings.add("derived", "checkpoint", str(error))
         return 0
-    return _verify_entries(files, pool, checkpoint, state, findings)
+    return _verify_entries(files, pool, checkpoint, state, findings=findings)
 
 
 def _read_index(pool: FilePool, cache: BlockCache, path: str) -> int:
@@ -286,7 +290,7 @@ def _verify_entries(files: Files, pool: FilePool, checkpoint: Checkpoint, state:
             continue  # the topic was deleted; the next checkpoint forgets it
         following = 0
         try:
-            for path, first, entries in entry_files(files, pool, readable, folder_name(topic), key):
+            for path, first, entries in entry_files(files, pool, readable, folder_name(topic), key=key):
                 right = valid(key, first, entries)
                 good += int(right.sum())
                 for at in np.flatnonzero(~right).tolist():

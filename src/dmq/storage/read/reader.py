@@ -378,7 +378,7 @@ class Reader:
             return None
         record = RecordView(unit.buffer, offset - unit.start)
         message_id = message_id_of(unit, row, index, within)
-        return Found(message_id, topic.name, offset, unit.header.stored_at_ms, record)
+        return Found(message_id, topic.name, offset, unit.header.stored_at_ms, record=record)
 
     def offset_since(self, topic_id: int, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""

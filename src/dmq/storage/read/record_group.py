@@ -95,11 +95,11 @@ def _of_unit(unit: Unit, wanted: npt.NDArray[np.int64], lost: list[int]) -> Iter
                 row,
                 wanted[at:end],
                 wanted[at:end] - unit.start,
-                lengths[mine],
-                (mine - first).astype(np.uint64) + np.uint64(row.first_sequence),
-                _key_hashes(unit, row, mine),
-                dues[mine - first + due_at] if row.flags & DUE else dues[:0],
-                unit.header.stored_at_ms,
+                lengths=lengths[mine],
+                sequences=(mine - first).astype(np.uint64) + np.uint64(row.first_sequence),
+                hashes=_key_hashes(unit, row, mine),
+                dues=dues[mine - first + due_at] if row.flags & DUE else dues[:0],
+                stored_at_ms=unit.header.stored_at_ms,
             )
         first += row.records
         due_at += row.records if row.flags & DUE else 0

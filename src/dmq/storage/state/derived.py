@@ -74,7 +74,7 @@ class Derived:
                 for index in range(at, end):
                     self._apply_event(event_of(unit, index))
             else:
-                self._apply_batch(unit, row, columns, at, due_at)
+                self._apply_batch(unit, row, columns, at, due_at=due_at)
             if flags & DUE:
                 due_at += records
             at = end
@@ -98,11 +98,11 @@ class Derived:
         if first != expected:
             self._lose(key, expected, first)
         if records == 1 and topic_id > HALF_ID:
-            self.queues.add_one(key, first, columns[0][at], columns[1][at], columns[2][at])
+            self.queues.add_one(key, first, columns[0][at], columns[1][at], tag=columns[2][at])
             return
         end = at + records
         offsets, lengths, tags = columns[0][at:end], columns[1][at:end], columns[2][at:end]
-        self.queues.add(key, first, offsets, lengths, tags)
+        self.queues.add(key, first, offsets, lengths, tags=tags)
         if topic_id == SCHEDULE_ID and row.flags & DUE:
             self.wheel.add(row.queue, unit.dues[due_at : due_at + row.records], offsets, lengths)
         elif row.topic_id == HALF_ID:
@@ -119,7 +119,7 @@ class Derived:
                 f"queue {key & 255} of topic {key >> 8} continues at {end} instead of {start} without known damage"
             )
         where = self.damage[-1][0]
-        self.queues.add(key, start, [where] * (end - start), [0] * (end - start), [0] * (end - start))
+        self.queues.add(key, start, [where] * (end - start), [0] * (end - start), tags=[0] * (end - start))
 
     def pass_damage(self, start: int, end: int) -> None:
         """Go on after a range of the journal nothing can be read from."""

@@ -409,8 +409,10 @@ class State:
         remember = self.producers.remember
         for producer_id, epoch, first_sequence, records, topic_id, queue, flags, _, first_offset, _, _ in unit.rows:
             if producer_id and topic_id:
-                place = Place(first_sequence, records, first_offset, start, end)
-                remember(producer_id, epoch, flags & NAMED != 0, topic_id << 8 | queue, place, stored_at_ms)
+                place = Place(first_sequence, records, first_offset, start, unit_end=end)
+                remember(
+                    producer_id, epoch, flags & NAMED != 0, topic_id << 8 | queue, place=place, used_at_ms=stored_at_ms
+                )
 
     def open_transaction(self, message_id: MessageId, journal_offset: int, length: int, stored_at_ms: int) -> None:
         """A half message was stored, or stored again to outlive its segment."""
@@ -452,18 +454,18 @@ class State:
             self.next_topic_id,
             queues.tobytes(),
             self.positions.dump() if with_positions else [],
-            self.producers.dump(before),
-            list(self.transactions.items()),
-            self.archived,
-            sorted(self.expiring),
-            self.retrying.dump(),
-            list(self.transaction_groups.items()),
-            list(self.subscriptions.values()),
-            list(self.limits.values()),
-            self.seeks,
-            [(*place, last) for place, last in self.sought.items()],
-            self.keys.dump(),
-            self.joined.dump(),
+            producers=self.producers.dump(before),
+            transactions=list(self.transactions.items()),
+            archived=self.archived,
+            expiring=sorted(self.expiring),
+            retrying=self.retrying.dump(),
+            transaction_groups=list(self.transaction_groups.items()),
+            subscriptions=list(self.subscriptions.values()),
+            limits=list(self.limits.values()),
+            seeks=self.seeks,
+            sought=[(*place, last) for place, last in self.sought.items()],
+            keys=self.keys.dump(),
+            joined=self.joined.dump(),
         )
 
     def restore(self, raw: bytes) -> None:

@@ -60,7 +60,7 @@ def going_segments(
     if not ages:
         return None
     protected = protected_offset(derived, settings, journal.end)
-    count = segments_to_drop(ages, journal.tail.size, now_ms, settings, disk, protected)
+    count = segments_to_drop(ages, journal.tail.size, now_ms, settings, disk=disk, protected=protected)
     # A delayed record that was handed out is about to be delivered: were it carried forward too, it would come twice.
     handed_out = derived.wheel.oldest_handed_out()
     while count and handed_out is not None and journal.segments[count].start > handed_out:
@@ -76,7 +76,7 @@ def going_segments(
     if unit.header.stored_at_ms != segment.stored_at_ms:
         # Its header was read unchecked when the store was opened: what follows from that time is decided anew.
         segment.stored_at_ms = unit.header.stored_at_ms
-        return going_segments(journal, derived, settings, disk, now_ms)
+        return going_segments(journal, derived, settings, disk, now_ms=now_ms)
     return Going(count, journal.start, kept_from, derived.firsts_of(derived.snapshot_in(unit)))
 
 
@@ -166,7 +166,9 @@ def carried_forward(
                 found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None
                 if found is not None:
                     # Settled with its copy: should the segment stay after all, it is not carried again.
-                    settled = Settled(group, topic.id, queue, offset, 1, Outcome.CARRIED, settled_at_ms=now_ms)
+                    settled = Settled(
+                        group, topic.id, queue, offset, count=1, outcome=Outcome.CARRIED, settled_at_ms=now_ms
+                    )
                     yield [_copy(found, topic.name, now_ms), settled]
 
 
