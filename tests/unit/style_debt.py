@@ -35,10 +35,7 @@ PLACES: dict[str, set[str]] = {
 COUNTS: dict[str, dict[str, int]] = {
     "positional_calls": {
         "dmq.broker": 44,
-        "dmq.client": 67,
-        "dmq.protocol": 1,
-        "dmq.records": 24,
-        "dmq.storage": 34,
+        "dmq.records": 1,
     },
     "vague_words": {
         "dmq.client": 21,

@@ -145,7 +145,9 @@ def test_a_row_that_cannot_be_sent_is_named() -> None:
     fails("row 1 of the partition: delay is from 0 to", delay=pa.array([1.0, -2.0]))
     fails("row 0 of the partition: business_id is null", business_id=pa.array([None, "u"]))
     fails("column key has what is no string in UTF-8", key=pa.array([b"\xff", b"k"]))
-    fails("of a header is not UTF-8 text", headers=pa.array([[("a", b"\xff")], None], pa.map_(pa.string(), pa.binary())))
+    fails(
+        "of a header is not UTF-8 text", headers=pa.array([[("a", b"\xff")], None], pa.map_(pa.string(), pa.binary()))
+    )
     pair = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
     twice = [{"key": "a", "value": "1"}, {"key": "a", "value": "2"}]
     fails("a header occurs twice", headers=pa.array([twice, None], pair))
