@@ -65,7 +65,7 @@ def paired(rounds: int, base: Callable[[], tuple[float, float]], other: Callable
     """How fast `other` is, as a share of `base`: by wall and by CPU time, over interleaved pairs."""
     walls, cpus = [], []
     for turn in range(rounds + 1):
-        # Whoever comes second finds a busier disk, so they take turns at that.
+        # The second one finds a busier disk, so they take turns at that.
         pair = (base(), other()) if turn % 2 else (other(), base())[::-1]
         if turn:
             walls.append(pair[0][0] / pair[1][0])

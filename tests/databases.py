@@ -36,7 +36,7 @@ class DatabaseServer:
 
     scheme = ""
     ending = signal.SIGTERM
-    """What tells it to end without waiting for whoever is connected."""
+    """The signal that ends it without waiting for clients that are connected."""
 
     def __init__(self) -> None:
         self.port = free_port()

@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 class ServedBroker:
-    """See the module.
+    """A broker with its server, on a thread of its own.
 
     Parameters:
         files: where the data goes.

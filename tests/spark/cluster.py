@@ -156,7 +156,7 @@ class Cluster:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
-            with contextlib.suppress(ProcessLookupError):  # whoever is left in its session
+            with contextlib.suppress(ProcessLookupError):  # processes left in its session
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._processes.clear()

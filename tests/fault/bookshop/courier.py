@@ -6,7 +6,7 @@ Two means, because each reaches something else:
   repeats pushes, and can refuse everything that is produced to one topic. A push that comes twice under one lease is
   taken for what it is by the client, so this proves the client and not the inbox.
 - `Repeater` sends messages of a topic once more as they are, with their send ids: two messages, as a relay leaves them
-  that died between send and mark. These get through to whoever consumes.
+  that died between send and mark. These reach the consumers.
 
 What always holds: every fifth delivery is repeated and every twentieth is late, counted, not drawn by lot.
 """
@@ -34,7 +34,7 @@ _REFUSAL: Final = NotAllowed("nobody produces here now: wait until the topic is 
 
 
 class CourierProxy(ChaosProxy):
-    """See the module."""
+    """Delivers pushes twice or late, and refuses what is produced to one topic."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.pushes = 0

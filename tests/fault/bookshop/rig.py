@@ -1,6 +1,6 @@
 """The bookshop of examples/bookshop under a tormentor: its own services, in processes that die and are started again.
 
-What always holds: only `trouble` and `kill` kill; whoever leaves the `with` block leaves no process; a kill is one
+What always holds: only `trouble` and `kill` kill; no process is left after the `with` block; a kill is one
 whether the rig sent it or the process died at its point.
 """
 
@@ -167,7 +167,7 @@ class Bookshop:
         self.until(is_done, f"nobody comes to {step}")
 
     def keep_up(self) -> None:
-        """Start whoever does not run."""
+        """Start the services that do not run."""
         for role in ROLES:
             if not self.look(role):
                 self.start(role)

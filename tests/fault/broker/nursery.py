@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _wait(pid: int) -> int:
-    """Wait for a broker's end; its exit code. It goes with whoever asked for it, also if that one was killed."""
+    """Wait for a broker's end; its exit code. It ends with the process that asked for it, also if that was killed."""
     asker = select.poll()
     asker.register(sys.stdin, select.POLLHUP)
     while True:

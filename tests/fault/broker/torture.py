@@ -1,7 +1,7 @@
 """Producers and consumers of every kind, a ledger of what they saw, and the checks on it.
 
-A message says which stream it belongs to and which number it has there; its content follows from both. So whoever
-gets it can tell whether it is whole, and whether it was ever sent.
+A message says which stream it belongs to and which number it has there; its content follows from both. So the
+consumer can tell whether a message is whole, and whether it was ever sent.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Break:
 
 
 class Ledger:
-    """See the module.
+    """What all processes of a run wrote down, by message.
 
     Parameters:
         events: by the name of a process (who-count), and of the run itself.
@@ -118,7 +118,7 @@ class Ledger:
 
     @staticmethod
     def reader(call: Call) -> str:
-        """Whoever has a position of its own."""
+        """Every group and member that has a position of its own."""
         return call.member if call.group == "all" else call.group
 
     def _read(self, process: str, lines: Iterable[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """What the long run of all delivery features is made of: names, contents, and what becomes of which message. Pure.
 
-Whoever sends or handles a message can tell from its name alone what is to be done with it, and so can the checker
-afterwards: nothing is decided by chance that has to be known later.
+Producers, consumers and the checker can tell from a message's name alone what is to be done with it: nothing is
+decided by chance that has to be known later.
 """
 
 from __future__ import annotations

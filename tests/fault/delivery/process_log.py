@@ -21,7 +21,7 @@ STALL_S: Final = 0.8
 
 
 class Log:
-    """See the module."""
+    """The file that one process writes to."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)

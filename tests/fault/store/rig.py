@@ -37,7 +37,7 @@ SMALL = StoreSettings(
 
 
 class Rig:
-    """See the module. Every call keeps the model in step, also when it ends in an error."""
+    """A store and its model: every call keeps the model in step, also when it ends in an error."""
 
     def __init__(self, seed: int, settings: StoreSettings = SMALL, files: MemoryFiles | None = None) -> None:
         self.rng = random.Random(seed)

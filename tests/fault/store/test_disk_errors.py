@@ -189,7 +189,7 @@ def unacknowledged(run: Run) -> Sent:
 
 
 def test_a_flush_that_fails_in_another_thread_counts_although_its_segment_is_full_by_now() -> None:
-    """J-03: the kernel tells of a lost page once, and not to whoever flushed the segment in between."""
+    """J-03: the kernel reports a lost page once, and not to a descriptor that flushed the segment in between."""
     run = new_run(SEED)
     rig = run.rig
     ticket = rig.store.begin_flush()

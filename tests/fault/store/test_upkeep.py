@@ -283,4 +283,4 @@ def test_a_damaged_file_that_a_checkpoint_meets_while_it_merges_is_built_anew(fo
             path = f"{folder}/{rig.files.listdir(folder)[0]}"
             rig.files.flip_bit(path, rig.files.size(path) - 1)
     assert met == 1
-    rig.check()  # not before: whoever reads finds the damage as well
+    rig.check()  # not before: a reader finds the damage as well

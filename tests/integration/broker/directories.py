@@ -58,7 +58,7 @@ def open_again(files: Files) -> list[bytes]:
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    """Every file and what it holds, but for the lock, which names whoever tried last."""
+    """Every file and what it holds, but for the lock, which names the process that tried last."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))

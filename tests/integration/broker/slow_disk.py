@@ -12,7 +12,7 @@ PATIENCE = 60.0
 
 
 class Gate:
-    """Closed, whoever comes waits; `waiting` tells how many do."""
+    """While it is closed, threads that come to it wait; `waiting` has their number."""
 
     def __init__(self) -> None:
         self._open = threading.Event()

@@ -150,7 +150,7 @@ def fill(url: str, topic: str, size: int, body_bytes: int) -> None:
 
 @pytest.fixture(scope="module", params=[1000, 20_000], ids=["1 KB", "20 KB"])
 def filled(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
-    """A broker with a backlog that is not running: whoever starts it finds its memory as a start leaves it."""
+    """A broker with a backlog that is not running: a test that starts it finds its memory as a start leaves it."""
     folder = tmp_path_factory.mktemp("backlog") / "data"
     broker = BrokerProcess(folder, ("--auto-create", "--log-level", "error"))
     with broker:
@@ -227,7 +227,7 @@ def test_a_flood_is_told_to_come_back_later(tmp_path: Path) -> None:
             with pytest.raises(dmq.Busy) as caught:
                 decode_response(answer)
             assert caught.value.retry_after
-        with dmq.connect(broker.url) as client:  # whoever is patient gets everything through
+        with dmq.connect(broker.url) as client:  # a patient producer gets everything through
             futures = [client.producer().send_async("orders", bytes(400_000)) for _ in range(20)]
             assert len({future.result(30).offset for future in futures}) > 1
 

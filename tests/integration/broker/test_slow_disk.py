@@ -1,4 +1,4 @@
-"""A broker on a disk that stands still: whoever needs the disk waits for it, and nobody else does."""
+"""A broker on a disk that stands still: requests that need the disk wait for it, and no others do."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_subscription_that_is_given_up_while_it_waits_is_none() -> None:
         assert not broker.broker.channels.open["orders", "billing"].subscribers
 
 
-def test_whoever_hangs_up_while_it_waits_does_not_join() -> None:
+def test_a_client_that_hangs_up_while_it_waits_does_not_join() -> None:
     disk = SlowFiles()
     with slow_broker(disk, auto_create=True) as broker:
         with RawClient(port_of(broker.url)) as peer:

@@ -34,7 +34,7 @@ def test_a_results_topic_takes_and_gives_messages_once_its_topic_is_there(client
     assert system_names(client) == [NAME]
 
 
-def test_whoever_listens_first_makes_it(client: Client) -> None:
+def test_the_first_listener_creates_it(client: Client) -> None:
     with client.consumer(NAME, "outbox-shop") as consumer:
         assert len(consumer.pull(1, 0.0)) == 0
     assert system_names(client) == [NAME]

@@ -174,7 +174,7 @@ def test_members_join_die_and_leave_while_the_others_go_on(
 
 @pytest.mark.parametrize("strategy", ["shared", "average"])
 def test_the_others_do_not_wait_for_one_that_is_dead(strategy: str, tmp_path: Path, members: list[Member]) -> None:
-    """Its grace time never ends here, so whoever waited for that would wait for ever."""
+    """Its grace time never ends here, so a member that waited for that would wait for ever."""
     with serve(tmp_path / "data", 3600.0) as broker, connect(broker.url, app="test") as client:
         client.admin.create_topic("orders", queues=QUEUES)
         sending = Sending(client)

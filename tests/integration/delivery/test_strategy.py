@@ -76,7 +76,7 @@ def test_all_members_have_the_same_strategy_and_a_higher_version_changes_it(clie
             assert isinstance(running.error, dmq.SubscriptionSuperseded)
 
 
-def test_a_failing_message_comes_again_to_whoever_has_its_queue(client: Client) -> None:
+def test_a_failing_message_comes_again_to_the_member_that_has_its_queue(client: Client) -> None:
     scene = Scene(client, "failing", queues=2)
     attempts: list[tuple[int, int]] = []
 

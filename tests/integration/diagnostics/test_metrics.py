@@ -216,7 +216,7 @@ def test_looking_at_an_ordered_group_does_not_disorder_it(broker: ServedBroker) 
         get(broker.server.status_port, "/")
         first = client.consumer("orders", "billing", ordered=True).pull(2, wait=0)
         assert len(first) == 2
-        # One lease at a time: whoever else is there waits for it.
+        # One lease at a time: other members wait for it.
         assert len(client.consumer("orders", "billing", ordered=True).pull(2, wait=0)) == 0
 
 

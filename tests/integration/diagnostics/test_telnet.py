@@ -21,7 +21,7 @@ PATIENCE = 20.0
 
 
 class Terminal:
-    """Whoever is connected; what is read ends with the prompt, or where the other side closes."""
+    """A connected person; what is read ends with the prompt, or where the other side closes."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE)

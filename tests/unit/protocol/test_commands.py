@@ -1,4 +1,4 @@
-"""Every command has its number, its headers, and an answer for whoever gets them wrong."""
+"""Every command has its number, its headers, and an answer for a peer that gets them wrong."""
 
 from __future__ import annotations
 

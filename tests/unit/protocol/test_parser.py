@@ -192,7 +192,7 @@ def test_a_chunk_with_part_of_a_frame_goes_to_nobody() -> None:
     assert taken.body == body
 
 
-def test_whoever_is_gone_holds_nothing() -> None:
+def test_a_peer_that_is_gone_holds_nothing() -> None:
     parser = FrameParser(FRAME_BYTES_MAX, chunks=Chunks())
     received(parser, build_frame(Kind.REQUEST, 1, b"", bytes(1 << 20))[:-1])
     assert parser.buffered_bytes > 1 << 20

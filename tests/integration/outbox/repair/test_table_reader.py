@@ -62,7 +62,7 @@ def test_only_what_waits_for_a_result_is_sent_again(engine: Engine) -> None:
         rows = {row.send_id: row for row in connection.execute(select(send).where(send.c.send_id.in_(names)))}
     assert [rows[name].state for name in names] == ["NEW", "NEW", "NEW", "DONE", "REVERSED", "SENT"]
     assert [(rows[name].due_at_ms, rows[name].claimed_by) for name in names[1:3]] == [(77, None)] * 2
-    assert rows[names[0]].claimed_by == "x", "what waits to be sent is left to whoever sends it"
+    assert rows[names[0]].claimed_by == "x", "what waits to be sent is left to its relay"
 
 
 def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dmq.errors import Busy, DiskFull, DMQError
 ORDERS = ("topic", "orders")
 
 
-def test_whoever_waits_is_served_in_order_when_the_change_is_done() -> None:
+def test_requests_that_wait_are_served_in_order_when_the_change_is_done() -> None:
     changes = Changes(10, 1000)
     change = changes.begin(ORDERS)
     served: list[tuple[int, DMQError | None]] = []

@@ -189,7 +189,7 @@ def test_a_refusal_that_passes_is_waited_for() -> None:
         assert future.result(20).durability == "flushed"
 
 
-def test_a_refusal_for_good_is_told_to_whoever_waits_and_ends_it() -> None:
+def test_a_refusal_for_good_is_told_to_the_caller_that_waits_and_ends_it() -> None:
     with rigged() as rig:
         future = rig.send()
         rig.request().refuse(UnknownTopic("there is none"))
