@@ -105,10 +105,7 @@ class AioProducer:
         deadline = self._deadline()
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
         batch, index = None, 0
-        if (
-            not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
-            and self._router.link_for(topic) is not None
-        ):  # fmt: skip
+        if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             batch = self._core.alone(topic, message, durability, self._clock.monotonic())
             if batch is not None:
                 batch.deadline = deadline

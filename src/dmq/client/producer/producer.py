@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dmq.client.arguments import check_function
-from dmq.client.connection.connection import Connection
+from dmq.client.connection.connection import Connection, Exchange
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
@@ -135,45 +135,42 @@ class Producer:
         Raises:
             InvalidMessage: it cannot be sent.
         """
-        if self._router.link_for(topic) is None:
-            return None
         now = self._clock.monotonic()
         batch = self._core.alone(topic, message, durability, now)
         if batch is None:
             return None
         batch.deadline = deadline
-        connection = self._router.link_for(topic, batch.queue)
+        sender, connection = self._sender, self._router.link_for(topic, batch.queue)
         if connection is None:
-            self._sender.dispatch(batch, None)
+            sender.dispatch(batch, None)
             return batch
-        try:
-            self._exchange(batch, connection, now, deadline)
-        except DMQError as error:
-            self._sender.unsent(batch, error)
-        return batch
-
-    def _exchange(self, batch: Batch, connection: Connection, now: float, deadline: float) -> None:
-        sender = self._sender
         assert batch.body is not None
         sender.note_sending(batch, connection, now)
-        exchange = connection.exchange(
-            Command.PRODUCE, sender.header(batch, now), batch.body, min(deadline, now + LONE_SECONDS)
-        )
+        try:
+            exchange = connection.exchange(
+                Command.PRODUCE, sender.header(batch, now), batch.body, min(deadline, now + LONE_SECONDS)
+            )
+        except DMQError as error:
+            sender.unsent(batch, error)
+            return batch
         if exchange is None:  # another thread reads
             sender.dispatch(batch, connection)
-            return
-        answer = exchange.answer
-        if answer is None:
-            assert exchange.pending is not None
-            batch.is_attended = True
-            batch.pending = exchange.pending
-            sender.watch(batch, connection)
-            if exchange.hand_over(lambda answer: sender.answered(batch, connection, answer)):
-                connection.attend(exchange.pending)
-                return
-            answer = exchange.answer
-            assert answer is not None
-        sender.answered(batch, connection, answer)
+        elif exchange.answer is not None or not self._hand_over(exchange, batch, connection):
+            assert exchange.answer is not None
+            sender.answered(batch, connection, exchange.answer)
+        return batch
+
+    def _hand_over(self, exchange: Exchange, batch: Batch, connection: Connection) -> bool:
+        """Leave a lone batch whose answer takes long to the sender; False if the answer has just come."""
+        sender = self._sender
+        assert exchange.pending is not None
+        batch.is_attended = True
+        batch.pending = exchange.pending
+        sender.watch(batch, connection)
+        if not exchange.hand_over(lambda answer: sender.answered(batch, connection, answer)):
+            return False
+        connection.attend(exchange.pending)
+        return True
 
     def send_async(
         self,

@@ -106,8 +106,9 @@ class Sender:
             if batch.body is None:
                 self.encode(batch)
             if link is None:
-                raise NotConnected("the broker of its queue is not connected")
-            self._send(batch, link)
+                self._park(batch)
+            else:
+                self._send(batch, link)
         except DMQError as error:
             self.unsent(batch, error)
 
