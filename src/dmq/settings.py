@@ -79,10 +79,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: Annotated[int, _size(64 * KiB, "Size of one journal segment.")] = GiB
     unit_bytes_max: Annotated[int, _size(4 * KiB, "Largest unit that one write appends.", GiB)] = 8 * MiB
     body_bytes_max: Annotated[int, _size(1, "Largest message body, after compression.", GiB)] = 4 * MiB
-    checkpoint_bytes: Annotated[int, _size(1, "Take a checkpoint after so much was written.")] = 64 * MiB
-    checkpoint_records: Annotated[int, _count(1, "Take a checkpoint after so many records.")] = 1_000_000
-    checkpoint_seconds: Annotated[float, _time("Take a checkpoint after so long, if anything was written.")] = 10.0
-    flush_seconds: Annotated[float, _time("Flush what was only `stored` after so long.")] = 0.5
+    checkpoint_bytes: Annotated[int, _size(1, "Take a checkpoint after this much was written.")] = 64 * MiB
+    checkpoint_records: Annotated[int, _count(1, "Take a checkpoint after this many records.")] = 1_000_000
+    checkpoint_seconds: Annotated[float, _time("Take a checkpoint after this time, if anything was written.")] = 10.0
+    flush_seconds: Annotated[float, _time("Flush what was only `stored` after this time.")] = 0.5
     retention_hours: Annotated[float, _time("Drop segments older than this; none keeps them.")] | None = 72.0
     retention_bytes: Annotated[int, _size(1, "Drop the oldest segments beyond this; none: no limit.")] | None = None
     disk_clean: Annotated[float, _share("Share of the disk in use at which old segments go early.")] = 0.75
@@ -93,7 +93,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     fragment: Annotated[int, _count(1, "Fragments of the delay wheel.", 255)] = 8
     thread_count: Annotated[int, _count(1, "Threads that work on delay fragments.", 255)] = 2
     producers_max: Annotated[int, _count(1, "Producers whose sequence numbers are remembered.")] = 100_000
-    producer_expiry_hours: Annotated[float, _time("Forget a producer that was silent for so long.")] = 24.0
+    producer_expiry_hours: Annotated[float, _time("Forget a producer that was silent for this time.")] = 24.0
     transactions_max: Annotated[int, _count(1, "Transactions that may be open at a time.")] = 100_000
     files_open_max: Annotated[int, _count(16, "Data files held open at a time.")] = 256
     read_cache_bytes: Annotated[int, _size(0, "Memory for verified units that were read from disk.")] = 32 * MiB
@@ -143,7 +143,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     groups_max: Annotated[int, _count(1, "Groups that may be kept; each broadcast member counts.", 10_000_000)] = (
         100_000
     )
-    broadcast_expiry_hours: Annotated[float, _time("Forget a broadcast member that was away for so long.")] = 168.0
+    broadcast_expiry_hours: Annotated[float, _time("Forget a broadcast member that was away for this time.")] = 168.0
     pulls_waiting_max: Annotated[int, _count(1, "Pulls of one group that may wait.")] = 10_000
     heartbeat_seconds: Annotated[float, _time("Clients say something at least this often.")] = 30.0
     partial_seconds: Annotated[float, _time("A frame that was begun must be whole within this time.")] = 30.0
@@ -153,8 +153,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry_table: Annotated[
         str, _text("Seconds before each further attempt, as in `1,5,60`; `3^n` is 1, 3, 9 and so on.")
     ] = "3^n"
-    grace_seconds: Annotated[float, _time("A consumer that lost its connection keeps its leases so long.")] = 10.0
-    offline_delay_ms: Annotated[int, _count(0, "Backlog begins so long after a subscription.", 3_600_000)] = 10
+    grace_seconds: Annotated[float, _time("A consumer that lost its connection keeps its leases for this time.")] = 10.0
+    offline_delay_ms: Annotated[int, _count(0, "Backlog begins this long after a subscription.", 3_600_000)] = 10
     dead_letters_url: Annotated[str, _text("Database of dead letters; none: SQLite in the data directory.")] | None = (
         None
     )
@@ -165,13 +165,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_messages: Annotated[int, _count(1, "Prefetch of a consumer that does not say.", 1 << 20)] = 1000
     prefetch_bytes: Annotated[int, _size(64 * KiB, "The same in bytes.", GiB)] = 16 * MiB
     transaction_first_check_seconds: Annotated[
-        float, _time("An open transaction is asked about for the first time after so long.")
+        float, _time("The first check of an open transaction comes after this time.")
     ] = 6.0
-    transaction_check_seconds: Annotated[float, _time("It is asked about again every so often.")] = 30.0
+    transaction_check_seconds: Annotated[float, _time("It is asked about again at this interval.")] = 30.0
     transaction_checks_max: Annotated[
-        int, _count(1, "After so many checks it is rolled back and becomes a dead letter.", 1_000_000)
+        int, _count(1, "After this many checks it is rolled back and becomes a dead letter.", 1_000_000)
     ] = 15
-    drain_seconds: Annotated[float, _time("A stop waits so long for clients to finish.")] = 5.0
+    drain_seconds: Annotated[float, _time("A stop waits this long for clients to finish.")] = 5.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ def printable(text: str) -> str:
 
 
 def cut(text: str, chars: int) -> str:
-    """A text of so many characters at most, and an ellipsis where it was longer."""
+    """A text of this many characters at most, and an ellipsis where it was longer."""
     return text if len(text) <= chars else f"{text[:chars]}…"
 
 

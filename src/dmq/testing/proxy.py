@@ -89,7 +89,7 @@ class ChaosProxy:
     # --- what a test does to connections ----------------------------------------------------------------------------
 
     def cut(self, count: int | None = None, rng: random.Random | None = None) -> int:
-        """Break connections, all or so many of them; returns how many."""
+        """Break connections, all or a number of them; returns how many."""
         with self._state:
             lines = [*self._lines]
         if count is not None and count < len(lines):

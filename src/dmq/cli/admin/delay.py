@@ -17,7 +17,7 @@ app = make_app("Look at delayed messages, and take them back.")
 @app.command(name="list")
 def list_delays(
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only those for this topic.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the next due first.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many, the next due first.")] = 100,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:

@@ -46,7 +46,7 @@ ForReason = Annotated[Reason | None, typer.Option(case_sensitive=False, help="On
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Numbers of dead letters, or ids of messages.")
 ]
-Rate = Annotated[float | None, typer.Option(min=0.01, metavar="N", help="At most so many a second.")]
+Rate = Annotated[float | None, typer.Option(min=0.01, metavar="N", help="At most this many a second.")]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; chosen by filter, they are only counted without.")]
 
 
@@ -58,7 +58,7 @@ def list_letters(
     state: Annotated[State, typer.Option(help="What has become of them.")] = State.WAITING,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="From then on: 10m back, or a moment.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Before then.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many, the oldest first.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most this many, the oldest first.")] = 100,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:

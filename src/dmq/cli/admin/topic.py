@@ -39,7 +39,7 @@ def create(
     name: NewTopic,
     queues: Annotated[int, typer.Option(min=1, max=255, help="Messages of one queue stay in order.")] = 4,
     priority: Annotated[bool, typer.Option("--priority", help="Deliver by priority; it then has ten queues.")] = False,
-    ttl: Annotated[str | None, typer.Option(metavar="TIME", help="Messages expire after so long, as in 7d.")] = None,
+    ttl: Annotated[str | None, typer.Option(metavar="TIME", help="Messages expire after this time, as in 7d.")] = None,
     carry_for: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Keep what this group has not consumed, whatever its age.")
     ] = None,
@@ -110,7 +110,9 @@ def show(name: TopicName, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE
 def update(
     name: TopicName,
     queues: Annotated[int | None, typer.Option(min=1, max=255, help="As many queues; never fewer than before.")] = None,
-    ttl: Annotated[str | None, typer.Option(metavar="TIME", help="Messages expire after so long; none: never.")] = None,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Messages expire after this time; none: never.")
+    ] = None,
     carry_for: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Keep what this group has not consumed; none: do not.")
     ] = None,

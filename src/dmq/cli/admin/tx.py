@@ -22,7 +22,7 @@ def top() -> None:
 @app.command(name="list")
 def list_transactions(
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only those for this topic.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the oldest first.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many, the oldest first.")] = 100,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:

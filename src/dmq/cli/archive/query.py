@@ -40,7 +40,7 @@ def query(
     sql: Annotated[str | None, typer.Option(metavar="SELECT", help="One SELECT over the archive's tables.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="With --id: what became of it, too.")] = False,
     body: Annotated[bool, typer.Option("--body", help="Show bodies.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many rows.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most this many rows.")] = 100,
     memory: Annotated[int, typer.Option(min=64, metavar="MIB", help="What --sql may take.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long --sql may take.")] = 60.0,
     form: Formatted = Format.TABLE,

@@ -52,7 +52,7 @@ def replay(
         str, typer.Option("--to", metavar="TOPIC", help="Where they go; their own --topic if left out.")
     ] = "",
     rate: Annotated[
-        float | None, typer.Option(min=0.01, metavar="N", help="At most so many messages a second.")
+        float | None, typer.Option(min=0.01, metavar="N", help="At most this many messages a second.")
     ] = None,
     replay_id: Annotated[
         str | None,

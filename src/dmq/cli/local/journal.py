@@ -48,7 +48,7 @@ def inspect(
     start: Annotated[
         int | None, typer.Option("--from", min=0, help="Begin at this journal offset, or queue offset with --queue.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Show so many units or entries; 0 shows all.")] = 100,
+    limit: Annotated[int, typer.Option(min=0, help="Show this many units or entries; 0 shows all.")] = 100,
     records: Annotated[bool, typer.Option("--records", help="Show the records of each unit, too.")] = False,
     segment: Annotated[str | None, typer.Option(metavar="NAME", help="Show this segment only.")] = None,
     queue: Annotated[

@@ -77,7 +77,7 @@ def relay(
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows claimed at a time.")] = 1000,
     poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look for rows to send.")] = "200ms",
     result_after: Annotated[
-        str, typer.Option(metavar="TIME", help="Without a result for so long, a row is the compensator's.")
+        str, typer.Option(metavar="TIME", help="Without a result for this time, a row is the compensator's.")
     ] = "10m",
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: Logs = LogFormat.TEXT,
@@ -153,7 +153,7 @@ def purge(
     database: Database,
     prefix: Prefix = "m_",
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Ended, or consumed, so long ago; a day at least.")
+        str, typer.Option(metavar="TIME", help="Ended, or consumed, this long ago; a day at least.")
     ] = "30d",
     execute: Annotated[bool, typer.Option("--execute", help="Do it; without this, rows are only counted.")] = False,
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows of one transaction.")] = 1000,

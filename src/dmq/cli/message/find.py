@@ -21,7 +21,7 @@ def find(
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Messages with this key.")] = None,
     message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="The message with this id.")] = None,
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="In this topic; in all if left out.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many.")] = 100,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:

@@ -21,7 +21,7 @@ def peek(
     start: Annotated[
         str, typer.Option("--from", metavar="PLACE", help="earliest, latest, an offset, 10m back, or a moment.")
     ] = "earliest",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many.")] = 10,
     queue: Annotated[int | None, typer.Option(min=0, max=254, help="Only this queue.")] = None,
     tags: Annotated[str, typer.Option(metavar="TAGS", help="Only these tags, as in 'a || b'.")] = "",
     url: Url = DEFAULT_URL,

@@ -58,12 +58,12 @@ def send(
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Travels with it.")
     ] = None,
     priority: Annotated[int, typer.Option(min=0, max=9, help="9 comes first.")] = 4,
-    ttl: Annotated[str | None, typer.Option(metavar="TIME", help="Expires after so long, as in 1h.")] = None,
+    ttl: Annotated[str | None, typer.Option(metavar="TIME", help="Expires after this time, as in 1h.")] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Delivered after so long, as in 90s, 2h or 7d.")
+        str | None, typer.Option(metavar="TIME", help="Delivered after this time, as in 90s, 2h or 7d.")
     ] = None,
     durability: Annotated[Safety, typer.Option(help="How safe before it counts.")] = "flushed",
-    count: Annotated[int, typer.Option(min=1, help="Send each so many times.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="Send each this many times.")] = 1,
     app_name: Annotated[str, typer.Option("--app", metavar="NAME", help="Send under this name.")] = APP,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,

@@ -30,7 +30,7 @@ def tail(
     start: Annotated[
         str, typer.Option("--from", metavar="PLACE", help="earliest, latest, an offset, 10m back, or a moment.")
     ] = "latest",
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     queue: Annotated[int | None, typer.Option(min=0, max=254, help="Only this queue.")] = None,
     tags: Annotated[str, typer.Option(metavar="TAGS", help="Only these tags, as in 'a || b'.")] = "",
     no_follow: Annotated[bool, typer.Option("--no-follow", help="Stop at the end of what is there.")] = False,

@@ -8,7 +8,7 @@ confirm service of every group that is expected to answer and has not:
 - it was not, and messages wait for the group → it may be among them: the first few times, it is waited for;
 - no confirm service answers → nothing is known: it is left alone. A message is not sent again while that is so, since
   the broker still has it for the group, and a consumer that is down would find it many times;
-- after so many checks a person is told, once. It is still asked about from then on, less often, and ended if it can be.
+- after `tries` checks a person is told, once. It is still asked about from then on, less often, and ended if possible.
 
 What always holds: of two compensators that ask at once, in any process, no row goes to both; a row that its owner does
 not finish is free again when its claim is over; a row whose result came meanwhile is not touched any more; each check
@@ -139,8 +139,8 @@ class Compensator:
         service: of the sender; its alerts and counts are used, too.
         client: a connection to a broker; the service's if left out.
         again: seconds until a row that could not be mended is asked about again.
-        tries: after so many checks a person is told.
-        backlog_tries: so many checks wait for a group that has messages left to consume.
+        tries: after this many checks a person is told.
+        backlog_tries: this many checks wait for a group that has messages left to consume.
         alerted_again: seconds until a row is asked about again after that.
         poll: seconds between two looks into the table, of the thread.
         batch: rows of one round.

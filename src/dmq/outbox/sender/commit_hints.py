@@ -47,7 +47,7 @@ class Hints:
             self._new.append(send_id)
 
     def take(self, limit: int) -> dict[str, int]:
-        """Up to so many that are due, each with how often it was looked for."""
+        """Up to `limit` that are due, each with how often it was looked for."""
         taken: dict[str, int] = {}
         while self._new and len(taken) < limit:
             taken[self._new.popleft()] = 0

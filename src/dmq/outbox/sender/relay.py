@@ -62,10 +62,10 @@ class Relay:
         tables: the outbox's; with the default names if left out.
         batch: how many rows it claims at a time.
         poll: seconds between two looks for rows that were left behind.
-        lease: seconds a claim lasts: after so long another relay takes over from one that died.
+        lease: seconds a claim lasts: after this time another relay takes over from one that died.
         result_after: seconds after sending at which a row without its results is the compensator's.
         timeout: seconds to wait for a broker's answer.
-        alert_after: refused so often, a message is an alert.
+        alert_after: a message that was refused this often is an alert.
         on_alert: called with an `Alert`.
         scan: whether it looks for rows that were left behind; without, it follows hints alone.
     """

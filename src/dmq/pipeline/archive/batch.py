@@ -37,7 +37,7 @@ def next_batch(
     Parameters:
         versions: how far each table is; None has nothing yet.
         first, end: what the journal has.
-        size: at most so many bytes.
+        size: at most this many bytes.
         accept_loss: go on behind what retention took before it was archived.
 
     Raises:

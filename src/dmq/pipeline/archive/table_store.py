@@ -207,7 +207,7 @@ class Table:
         return self._commit(decide, None)
 
     def vacuum(self, retention_hours: int, *, dry_run: bool = False) -> list[str]:
-        """Delete files that have belonged to no version for so long, those of runs that were killed, too."""
+        """Delete files that have belonged to no version for this time, those of runs that were killed, too."""
         delta = self._load()
         if delta is None:
             return []

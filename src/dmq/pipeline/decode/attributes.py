@@ -20,7 +20,7 @@ __all__ = ["NOTHING", "Found", "walk"]
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 
-# From so many records down, one after the other is cheaper; and a record may have thousands of entries.
+# From this many records down, one after the other is cheaper; and a record may have thousands of entries.
 FEW: Final = 24
 _HEAD_BYTES: Final = ENTRY.size
 

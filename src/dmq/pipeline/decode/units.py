@@ -417,7 +417,7 @@ def _read_headers(buffer: memoryview) -> tuple[_Units, int]:
 
 
 def _runs(firsts: Positions, counts: Positions, step: int) -> Positions:
-    """For each first, so many positions from it on, that far apart."""
+    """For each first, `counts` positions from it on, `step` apart."""
     runs: Positions = np.repeat(firsts - (np.cumsum(counts) - counts) * step, counts)
     runs += np.arange(0, len(runs) * step, step, dtype=np.int64)
     return runs

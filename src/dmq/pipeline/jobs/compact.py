@@ -41,7 +41,7 @@ class Portion(NamedTuple):
 
 
 def portions(files: Iterable[LiveFile], files_min: int = FILES_MIN, file_bytes: int = FILE_BYTES) -> list[Portion]:
-    """What is worth merging: days with at least so many small files; large files stay as they are."""
+    """What is worth merging: days with at least this many small files; large files stay as they are."""
     small: dict[date, list[LiveFile]] = defaultdict(list)
     for file in files:
         if file.bytes < file_bytes // 4:

@@ -42,7 +42,7 @@ _SWEEP_HOURS: Final = 168
 
 
 def oldest_kept(now: datetime, days: int) -> date:
-    """The first of the last so many days."""
+    """The first of the last `days` days."""
     return now.date() - timedelta(days=days - 1)
 
 

@@ -173,8 +173,8 @@ POSITIONS: Final = """
 """
 
 
-_IDLE_DAYS: Final = 30  # a group that settled nothing of a topic for so long is taken for gone, and no longer shown
-_KEPT_DAYS: Final = 60  # so long its positions are kept, should it come back
+_IDLE_DAYS: Final = 30  # a group that settled nothing of a topic for this time is taken for gone, and no longer shown
+_KEPT_DAYS: Final = 60  # its positions are kept this long, should it come back
 _PLACE: Final = ("message_id", "broker", "topic", "topic_id", "queue", "queue_offset", "stored_at")
 
 

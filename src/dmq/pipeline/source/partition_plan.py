@@ -106,7 +106,7 @@ def _queue_pieces(wanted: Sequence[Wanted], total: float, partitions_min: int, p
 def share_out(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
 ) -> PartitionOffsets:
-    """How far to read so that it is no more than so many rows: each queue in proportion to what waits in it.
+    """How far to read so that it is no more than `rows_max` rows: each queue in proportion to what waits in it.
 
     Parameters:
         start: where each queue is; one that is not there is at 0.

@@ -55,7 +55,7 @@ class Receiver:
             yield cls(port)
 
     def seconds(self, total_bytes: int, chunk_bytes: int) -> float:
-        """How long it takes to get so many bytes across, in chunks, until the other side has written them."""
+        """How long it takes to get the bytes across, in chunks, until the other side has written them."""
         chunk = os.urandom(chunk_bytes)
         with socket.create_connection(("127.0.0.1", self._port)) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,7 +82,7 @@ class Echo:
             yield cls(port)
 
     def round_trips(self, count: int, size: int) -> list[float]:
-        """The seconds of each of so many round trips."""
+        """The seconds of each of `count` round trips."""
         message = os.urandom(size)
         taken = []
         with socket.create_connection(("127.0.0.1", self._port)) as sock:
@@ -101,7 +101,7 @@ class Echo:
 
 
 def fdatasync_seconds(folder: str, count: int, size: int) -> list[float]:
-    """The seconds of each of so many small writes with an fdatasync, in a file that is there already."""
+    """The seconds of each of `count` small writes with an fdatasync, in a file that is there already."""
     taken = []
     with tempfile.TemporaryFile(dir=folder) as file:
         fd = file.fileno()

@@ -17,7 +17,7 @@ class Space:
         self.used_bytes = used_bytes
 
     def lacking(self, growth: int) -> int:
-        """How many of so many more bytes do not fit."""
+        """How many of `growth` more bytes do not fit."""
         if growth <= 0 or self.capacity_bytes is None:
             return 0
         return min(growth, max(0, self.used_bytes + growth - self.capacity_bytes))
