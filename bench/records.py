@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from dmq.model import Message
-from dmq.records import Compressor, decode_columns, encode_batch, iter_records, stamp_few, verify_batch
+from dmq.records import Compressor, batch_rules, check_batch, decode_columns, encode_batch, iter_records, stamp_few
 from dmq.records.columns import VERIFY_MANY_MIN
 from dmq.records.encoder import ENCODE_MANY_MIN
 from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns
@@ -49,7 +49,8 @@ def cases(count: int, kind: str) -> dict[str, Callable[[], object]]:
     compressor = Compressor()
     encoded = encode_batch("orders", "shop", messages, sent_at_ms=1)
     data, lengths = encoded.data, encoded.lengths
-    starts = verify_batch(data, lengths, "orders", check_crc=True)
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    rules, with_crc = batch_rules("orders"), batch_rules("orders", check_crc=True)
     places = starts.tolist()
     stamp = Stamp(3, 9, ADDRESS, ADDRESS, 5, 6)
     addresses = np.frombuffer(ADDRESS + ADDRESS, ADDRESSES_DTYPE)
@@ -67,8 +68,8 @@ def cases(count: int, kind: str) -> dict[str, Callable[[], object]]:
         ),
         "stamp": lambda: stamp_few(data, places, places, stamp),
         "stamp, columns": lambda: stamp_columns(data, starts, starts, columns),
-        "verify": lambda: verify_batch(data, lengths, "orders"),
-        "verify with CRC": lambda: verify_batch(data, lengths, "orders", check_crc=True),
+        "verify": lambda: check_batch(data, lengths, rules),
+        "verify with CRC": lambda: check_batch(data, lengths, with_crc),
         "decode columns": lambda: decode_columns(data, starts, lengths),
         "view: body and key": consume,
     }

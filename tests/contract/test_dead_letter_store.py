@@ -17,6 +17,7 @@ from dmq.deadletters.url import default_url
 from dmq.errors import DatabaseDown, WrongFormat
 from dmq.model import Message, MessageId
 from dmq.records import Compressor, DeadReason, RecordView, Stamp, encode_batch, moved_record, stamp_few
+from dmq.records.attributes import Attributes
 from tests.databases import DatabaseServers
 
 AT_MS = 1_700_000_000_000
@@ -52,8 +53,7 @@ def record(message: Message, number: int, **said: Any) -> RecordView:
         f"%DLQ%{options['group'] or ''}",
         sent_at_ms=AT_MS + 10 + number,
         message_id=MessageId(7, number),
-        first_error="bang",
-        **options,
+        says=Attributes(first_error="bang", **options),
     )
     return RecordView(moved)
 

@@ -19,7 +19,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import MessageId
 from dmq.records import DeadReason, RecordView, read_entries
 from dmq.records import attributes as attrs
-from dmq.records.builder import build_record, name_bytes
+from dmq.records.builder import build_record, name_bytes, record_head
 from dmq.records.compression import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from dmq.records.layout import COMPRESSED
 
@@ -150,9 +150,9 @@ def record_of(letter: DeadLetter) -> RecordView:
     names = (name_bytes(what, name) for what, name in (("app", letter.app), ("business id", letter.business_id or "")))
     return RecordView(
         build_record(
-            flags=letter.flags | COMPRESSED if codec else letter.flags & ~COMPRESSED,
-            tag_hash=letter.tag_hash,
-            priority=letter.priority,
+            record_head(
+                letter.flags | COMPRESSED if codec else letter.flags & ~COMPRESSED, letter.tag_hash, letter.priority
+            ),
             sent_at_ms=letter.sent_at_ms,
             body=body,
             body_crc=crc32c(body),

@@ -11,7 +11,7 @@ lengths before them: keys and dues of stored records are nobody's business but t
 
 What always holds: nothing is copied but the columns, which are small, and small bodies; what `unpack` returns adds up
 exactly, so that whoever slices records by their lengths stays inside. What the records themselves say is checked by
-`dmq.records.verify_batch`. Few records give tuples, many give arrays in native byte order: the store does the same.
+`dmq.records.check_batch`. Few records give tuples, many give arrays in native byte order: the store does the same.
 """
 
 from __future__ import annotations

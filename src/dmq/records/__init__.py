@@ -8,7 +8,7 @@ topic, `copy` as they are, `replay` from an archive. Nothing here does I/O or as
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
 from dmq.records.builder import encode_system
-from dmq.records.columns import Columns, decode_columns, verify_batch
+from dmq.records.columns import Columns, batch_rules, check_batch, decode_columns
 from dmq.records.compression import Compressor, decompress
 from dmq.records.encoder import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
@@ -30,7 +30,9 @@ __all__ = [
     "RecordView",
     "Stamp",
     "address_text",
+    "batch_rules",
     "business_hash",
+    "check_batch",
     "decode_attributes",
     "decode_columns",
     "decompress",
@@ -49,5 +51,4 @@ __all__ = [
     "scatter",
     "stamp_few",
     "tag_hash",
-    "verify_batch",
 ]

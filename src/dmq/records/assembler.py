@@ -1,4 +1,4 @@
-"""Many records at once, column by column: what `encoding` puts together with numpy.
+"""Many records at once, column by column: what `encoder` puts together with numpy.
 
 What always holds: the bytes are those that encoding one record after another gives.
 """

@@ -13,7 +13,7 @@
                                                                  22 sequence of its transaction's first message, u64
 
 What always holds: a kind below 0x80 occurs at most once, a property key too; properties keep their order. A reader
-skips kinds it does not know, and whoever moves a record copies them: a newer writer loses nothing to an older broker.
+skips kinds it does not know, and a move copies them: a newer writer loses nothing to an older broker.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.layout import Buffer
 
-__all__ = ["build_record", "encode_system", "name_bytes", "others_crc"]
+__all__ = ["build_record", "encode_system", "name_bytes", "others_crc", "record_head"]
 
 HEAD: Final = struct.Struct(">I51sQI")  # length · bytes 4..54 · CRC · body size
 BLANK_STAMP: Final = bytes(layout.STAMP.size)
@@ -27,14 +27,12 @@ def encode_system(topic_name: str, body: bytes, at_ms: int) -> bytes:
     """A system record: not a user's message, without app, key or attributes.
 
     Parameters:
-        topic_name: which of our own topics it belongs to.
+        topic_name: the system topic it belongs to.
         body: what it says.
         at_ms: its send time.
     """
     return build_record(
-        flags=layout.SYSTEM,
-        tag_hash=0,
-        priority=0,
+        _SYSTEM_HEAD,
         sent_at_ms=at_ms,
         body=body,
         body_crc=crc32c(body),
@@ -43,23 +41,33 @@ def encode_system(topic_name: str, body: bytes, at_ms: int) -> bytes:
     )
 
 
+def record_head(flags: int, tag_hash: int, priority: int) -> bytes:
+    """What a record begins with behind its length, up to the broker's fields."""
+    return layout.CLIENT_PART.pack(layout.MAGIC, flags, tag_hash, priority)
+
+
+_SYSTEM_HEAD: Final = record_head(layout.SYSTEM, 0, 0)
+
+
 def build_record(
+    head: bytes,
     *,
-    flags: int,
-    tag_hash: int,
-    priority: int,
     sent_at_ms: int,
     body: bytes | memoryview,
     body_crc: int,
     names: bytes,
     attributes: bytes,
 ) -> bytes:
-    """One record from its parts; `names` are topic, app and business id, each behind its length byte."""
+    """One record from its parts.
+
+    Parameters:
+        head: from `record_head`.
+        names: topic, app and business id, each behind its length byte.
+    """
     tail = names + layout.U16.pack(len(attributes)) + attributes
     length = HEAD.size + len(body) + len(tail)
     if length > _LENGTH_MAX:
         raise MessageTooLarge(f"a record takes {length} bytes; at most {_LENGTH_MAX} are possible", size=length)
-    head = layout.CLIENT_PART.pack(layout.MAGIC, flags, tag_hash, priority)
     sent = layout.U64.pack(sent_at_ms)
     crc = others_crc(head, sent, tail) << 32 | body_crc
     head = head + BLANK_STAMP + sent + BLANK_TIMES

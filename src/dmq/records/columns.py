@@ -21,7 +21,7 @@ from dmq.records import layout
 from dmq.records.layout import Buffer, Positions
 from dmq.records.view import RecordView
 
-__all__ = ["BatchRules", "Columns", "batch_rules", "check_batch", "decode_columns", "verify_batch"]
+__all__ = ["BatchRules", "Columns", "batch_rules", "check_batch", "decode_columns"]
 
 # From this many records on the numpy path is the faster one (bench/records.py).
 VERIFY_MANY_MIN: Final = 16
@@ -191,48 +191,11 @@ _NO_RECORDS: Final = np.empty(0, _FIXED_DTYPE)
 _NO_PARTS: Final = _Parts(*(np.empty(0, np.int64),) * 6, np.empty(0, np.bool_))
 
 
-def verify_batch(
-    buffer: Buffer,
-    lengths: Sequence[int] | npt.NDArray[np.integer[Any]],
-    topic: str,
-    *,
-    body_bytes_max: int = layout.BODY_BYTES_MAX,
-    flags_allowed: int = _ALL_FLAGS,
-    attributes_bytes_max: int = layout.CLIENT_ATTRIBUTES_BYTES_MAX,
-    check_crc: bool = False,
-) -> Positions:
-    """Check a batch that somebody sent.
+def check_batch(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules) -> None:
+    """Check a batch that a client sent: `buffer` holds the records, one after another, and nothing else.
 
     Parameters:
-        buffer: the records, one after another, and nothing else.
-        lengths: how long each is, as the sender says.
-        topic: the topic all of them must name.
-        body_bytes_max: the largest body, as stored.
-        flags_allowed: the system flags this sender may set.
-        attributes_bytes_max: the most attributes may take.
-        check_crc: also check both checksums of each record.
-
-    Returns:
-        Where each record begins.
-
-    Raises:
-        InvalidMessage: the first record at fault, by its index, and what is wrong with it.
-    """
-    rules = batch_rules(
-        topic,
-        body_bytes_max=body_bytes_max,
-        flags_allowed=flags_allowed,
-        attributes_bytes_max=attributes_bytes_max,
-        check_crc=check_crc,
-    )
-    check_batch(buffer, lengths, rules)
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, dtype=np.int64, out=bounds[1:])
-    return bounds[:-1]
-
-
-def check_batch(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules) -> None:
-    """`verify_batch` for somebody who has its rules at hand, and need not know where records begin.
+        lengths: how long each record is, as the sender says.
 
     Raises:
         InvalidMessage: the first record at fault, by its index, and what is wrong with it.
@@ -271,7 +234,7 @@ def _check_sum(size: int, count: int, total: int, smallest: int) -> None:
 
 
 class BatchRules(msgspec.Struct, frozen=True, gc=False):
-    """What holds for the records of a batch; see `verify_batch`."""
+    """What holds for the records of a batch; see `batch_rules`."""
 
     topic: bytes
     named: bytes  # the topic as records have it, behind its length; empty if no record can
@@ -293,7 +256,15 @@ def batch_rules(
     attributes_bytes_max: int = layout.CLIENT_ATTRIBUTES_BYTES_MAX,
     check_crc: bool = False,
 ) -> BatchRules:
-    """The rules for batches of a topic; the parameters are those of `verify_batch`."""
+    """The rules for batches of a topic.
+
+    Parameters:
+        topic: the topic all records must name.
+        body_bytes_max: the largest body, as stored.
+        flags_allowed: the system flags this sender may set.
+        attributes_bytes_max: the most attributes may take.
+        check_crc: also check both checksums of each record.
+    """
     name = topic.encode()
     named = bytes((len(name),)) + name if len(name) <= layout.NAME_BYTES_MAX else b""
     return BatchRules(

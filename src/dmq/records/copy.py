@@ -1,4 +1,4 @@
-"""Copying messages that failed: `moved_record` for retries and dead letters, a few microseconds each.
+"""Copies of messages that failed: `moved_record` for retries and dead letters, a few microseconds each.
 
 A group that fails does so with many messages at a time, and what their copies say is mostly the same for all of them.
 So that part is encoded once (`CopyPlan`), and each record is taken apart and put together without decoding its values.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from dmq.errors import InvalidMessage, RecordCorrupt
@@ -59,7 +60,7 @@ class CopyPlan:
         topic: where the copies go.
         sent_at_ms: their send time.
         place: topic and queue the originals stand in, if that is the place users know; None in a retry topic.
-        due_at_ms, target_topic, target_queue, group, reason, reason_code: as of `moved_record`.
+        says: what the move says of itself, as in `moved_record`, but for the attempt.
         error: what is kept as the first error of those that had none.
     """
 
@@ -71,25 +72,16 @@ class CopyPlan:
         sent_at_ms: int,
         place: tuple[str, int] | None,
         *,
-        due_at_ms: int | None = None,
-        target_topic: str | None = None,
-        target_queue: int | None = None,
-        group: str | None = None,
-        reason: str | None = None,
-        reason_code: int | None = None,
+        says: Attributes,
         error: str = "",
     ) -> None:
         self.topic = name_bytes("topic", topic)
         self.sent_bytes = layout.U64.pack(sent_at_ms)
         self.place = place
         self.attributes = encode_attributes(
-            Attributes(
-                due_at_ms=due_at_ms,
-                target_topic=target_topic,
-                target_queue=target_queue,
-                group=group,
-                reason=None if reason is None else shorten(reason),
-                reason_code=reason_code,
+            msgspec.structs.replace(
+                says,
+                reason=None if says.reason is None else shorten(says.reason),
                 original_topic=None if place is None else place[0],
                 original_queue=None if place is None else place[1],
             )

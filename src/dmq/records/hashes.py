@@ -1,7 +1,8 @@
 """The hashes that stand in records, index entries and the choice of a queue.
 
 What always holds: they are part of the stored format, so the same text gives the same number in every process, on every
-machine, in every version. None of them protects against anyone: whoever compares hashes compares the texts afterwards.
+machine, in every version. None of them protects against anyone: code that compares hashes compares the texts
+afterwards.
 """
 
 from __future__ import annotations

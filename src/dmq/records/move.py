@@ -1,4 +1,4 @@
-"""Moving a message: a copy of its record under another topic (retry, delay, commit, dead letter, resend, replay).
+"""A move: a copy of a message's record under another topic (retry, delay, commit, dead letter, resend, replay).
 
 What always holds: the copy carries the original's body bytes, key, tag, properties, expiry and every attribute this
 version does not know, and the id, topic, queue, offsets and send time that the message had first, and the first error
@@ -11,12 +11,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+import msgspec
+
 from dmq.errors import InvalidMessage
 from dmq.model import MessageId
 from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.attributes import Attributes, encode_attributes, read_entries
-from dmq.records.builder import build_record, name_bytes
+from dmq.records.builder import build_record, name_bytes, record_head
 from dmq.records.view import RecordView
 
 __all__ = ["REASON_BYTES_MAX", "DeadReason", "moved_record"]
@@ -41,6 +43,8 @@ _ORIGINALS: Final = (
 
 _Entry: TypeAlias = tuple[int, bytes]  # kind, value
 
+_SAYS_NOTHING: Final = Attributes()
+
 # What a first move does not take over from a client.
 NOT_COPIED: Final = _OF_ONE_MOVE | frozenset(_ORIGINALS)
 
@@ -61,16 +65,7 @@ def moved_record(
     *,
     sent_at_ms: int,
     message_id: MessageId | None = None,
-    due_at_ms: int | None = None,
-    target_topic: str | None = None,
-    target_queue: int | None = None,
-    attempt: int | None = None,
-    group: str | None = None,
-    reason: str | None = None,
-    reason_code: int | None = None,
-    first_error: str | None = None,
-    attempts_before: int | None = None,
-    flags: int = 0,
+    says: Attributes = _SAYS_NOTHING,
     is_placed: bool = True,
 ) -> bytes:
     """A copy of a record for another topic, with the broker's fields zero.
@@ -80,16 +75,12 @@ def moved_record(
         topic: where the copy goes.
         sent_at_ms: the copy's send time.
         message_id: the message's id; may be left out if the record was moved before and so carries it.
-        due_at_ms: when it is due.
-        target_topic: where it goes when it is.
-        target_queue: to which queue of that; `ANY_QUEUE` leaves the choice open.
-        attempt: the number of this attempt.
-        group: for whom it is kept.
-        reason: why it was moved, the text of its last error; cut, visibly, to 1,024 bytes of UTF-8.
-        reason_code: of a dead letter, a `DeadReason`.
-        first_error: the text of an error; kept, cut as well, unless an earlier move brought one.
-        attempts_before: of a message that is resent: the attempts it had, so that it gets as many again.
-        flags: system flags to add, `REPLAYED` for example.
+        says: what this move says of itself: `due_at_ms`, when the copy is due, and `target_topic` and `target_queue`,
+            where it goes then (`ANY_QUEUE` leaves the choice open); `attempt`, the number of this attempt, and `group`,
+            for whom it is kept; `reason`, why it was moved, the text of its last error, cut, visibly, to 1,024 bytes of
+            UTF-8, and `reason_code`, of a dead letter, a `DeadReason`; `first_error`, the text of an error, cut as well
+            and kept unless an earlier move brought one; `attempts_before`, of a message that is resent: the attempts it
+            had, so that it gets as many again.
         is_placed: the record stands in a queue of its own topic, so that its queue and offset are the message's; not
             so in the schedule and among half messages.
 
@@ -98,25 +89,16 @@ def moved_record(
         RecordCorrupt: its attributes cannot be read.
     """
     entries = [(kind, value) for kind, value in read_entries(record.attribute_bytes) if kind not in _OF_ONE_MOVE]
-    if attempts_before is not None:
+    if says.attempts_before is not None:
         entries = [(kind, value) for kind, value in entries if kind != attrs.ATTEMPTS_BEFORE]
     entries, origin = _with_origin(record, entries, message_id, is_placed)
     had_error = any(kind == attrs.FIRST_ERROR for kind, _ in entries)
-    move = Attributes(
-        due_at_ms=due_at_ms,
-        target_topic=target_topic,
-        target_queue=target_queue,
-        attempt=attempt,
-        group=group,
-        reason=None if reason is None else shorten(reason),
-        reason_code=reason_code,
-        first_error=None if first_error is None or had_error else shorten(first_error),
-        attempts_before=attempts_before,
+    first_error = None if says.first_error is None or had_error else shorten(says.first_error)
+    move = msgspec.structs.replace(
+        says, reason=None if says.reason is None else shorten(says.reason), first_error=first_error
     )
     kept = b"".join(attrs.entry(kind, value) for kind, value in entries)
-    return _rebuilt(
-        record, topic, sent_at_ms, flags, encoded=encode_attributes(origin) + encode_attributes(move) + kept
-    )
+    return _rebuilt(record, topic, sent_at_ms, encode_attributes(origin) + encode_attributes(move) + kept)
 
 
 def _with_origin(
@@ -144,15 +126,13 @@ def _with_origin(
     )
 
 
-def _rebuilt(record: RecordView, topic: str, sent_at_ms: int, flags: int, encoded: bytes) -> bytes:
+def _rebuilt(record: RecordView, topic: str, sent_at_ms: int, encoded: bytes) -> bytes:
     """The record under another topic and with other attributes."""
     if len(encoded) > layout.ATTRIBUTES_BYTES_MAX:
         raise InvalidMessage(f"a moved record's attributes would take {len(encoded)} bytes, over 65,535")
     _, app, business_id = record.name_bytes
     return build_record(
-        flags=record.flags & ~layout.IPV6 | layout.MOVED | flags,
-        tag_hash=record.tag_hash,
-        priority=record.priority,
+        record_head(record.flags & ~layout.IPV6 | layout.MOVED, record.tag_hash, record.priority),
         sent_at_ms=sent_at_ms,
         body=record.raw_body,
         body_crc=record.crc & 0xFFFF_FFFF,  # taken over, not computed: damage to the body must not get a fresh seal

@@ -9,7 +9,7 @@ What always holds: a broker takes such a record from nobody but a replay; a batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,9 +18,10 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dmq.errors import InvalidMessage
+from dmq.model import Message
 from dmq.records import attributes as attrs
 from dmq.records import layout
-from dmq.records.builder import build_record, name_bytes
+from dmq.records.builder import build_record, name_bytes, record_head
 from dmq.records.columns import decode_columns
 from dmq.records.hashes import id_hashes, tag_hash
 from dmq.records.layout import Buffer
@@ -53,16 +54,10 @@ class ReplayTarget:
     def record(
         self,
         message_id: bytes,
-        body: bytes,
+        message: Message,
         *,
         app: str,
         first_sent_at_ms: int,
-        key: str | None = None,
-        tag: str | None = None,
-        business_id: str | None = None,
-        priority: int = 0,
-        ordered: bool = False,
-        properties: Mapping[str, str] | None = None,
         codec: int = 0,
         raw_size: int = 0,
     ) -> bytes:
@@ -70,34 +65,32 @@ class ReplayTarget:
 
         Parameters:
             message_id: its id, 16 bytes.
-            body: as it goes out, compressed with the codec.
+            message: with the body as it goes out, compressed with the codec.
             app: who sent it first.
             first_sent_at_ms: when.
 
         Raises:
             InvalidMessage: a text has no UTF-8 form, or there is too much of them.
         """
-        flags = _MARKS | (layout.ORDERED if ordered else 0) | (layout.COMPRESSED if codec else 0)
+        flags = _MARKS | (layout.ORDERED if message.ordered else 0) | (layout.COMPRESSED if codec else 0)
         sent = attrs.entry(attrs.ORIGINAL_SEND_TIME, layout.U64.pack(first_sent_at_ms))
         said = [_ID_HEAD + message_id, self._said, sent]
         hashed = 0
-        if tag is not None:
-            entry, hashed = _tag(tag)
+        if message.tag is not None:
+            entry, hashed = _tag(message.tag)
             said.append(entry)
-        if properties:
-            said.append(attrs.property_entries(properties))
+        if message.properties:
+            said.append(attrs.property_entries(message.properties))
         if codec:
             said.append(attrs.compression_entry(codec, raw_size))
-        if key is not None:
-            said.append(attrs.text_entry(attrs.KEY, "key", key))
+        if message.key is not None:
+            said.append(attrs.text_entry(attrs.KEY, "key", message.key))
         return build_record(
-            flags=flags,
-            tag_hash=hashed,
-            priority=priority,
+            record_head(flags, hashed, message.priority),
             sent_at_ms=self._sent_at_ms,
-            body=body,
-            body_crc=crc32c(body),
-            names=self._topic + _name("app", app) + name_bytes("business id", business_id or ""),
+            body=message.body,
+            body_crc=crc32c(message.body),
+            names=self._topic + _name("app", app) + name_bytes("business id", message.business_id or ""),
             attributes=b"".join(said),
         )
 

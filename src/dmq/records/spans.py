@@ -1,6 +1,6 @@
 """Spans: where the bodies and keys of many records stand, found with a few array operations.
 
-For whoever is about to look at most of them, one after another. What always holds: a span lies within its record; what
+For a caller that looks at most of them, one after another. What always holds: a span lies within its record; what
 has no span (a body that is compressed, a key that is missing or not in its usual place, a record that is none) is read
 through a `RecordView`, which also says what is wrong.
 """

@@ -1,7 +1,7 @@
-"""A bounded set of open files for reading, so that ten thousand queues do not need ten thousand descriptors.
+"""The file pool: a bounded set of files open for reading, so that 10,000 queues do not need 10,000 descriptors.
 
-Whoever must not wait for a disk asks under `deferring`: a read that was not prepared raises `NeedsDisk`, another thread
-does that read, and the question is asked again.
+A thread that must not wait for a disk asks under `deferring`: a read that was not prepared raises `NeedsDisk`, another
+thread does that read, and the question is asked again.
 """
 
 from __future__ import annotations

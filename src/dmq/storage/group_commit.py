@@ -211,7 +211,7 @@ class GroupCommit:
         try:
             self._store.tick()
         except DMQError as error:
-            log.error("upkeep failed", extra={"error": str(error)})  # whoever writes next is told
+            log.error("upkeep failed", extra={"error": str(error)})  # the next write raises it
 
 
 def _call(function: Callable[[], Any], future: Future[Any]) -> None:

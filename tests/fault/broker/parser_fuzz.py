@@ -33,7 +33,7 @@ with atheris.instrument_imports(include=["dmq"]):
     )
     from dmq.protocol.consume import Lease, PullReply, Push
     from dmq.protocol.produce import Produce
-    from dmq.records import iter_records, verify_batch
+    from dmq.records import batch_rules, check_batch, iter_records
 
 from tests.unit.protocol.samples import batch_of, examples, frames, produce_frame
 
@@ -71,7 +71,8 @@ def _serve(frame: Frame) -> None:
     header = decode_request(frame)
     if isinstance(header, Produce):
         batch = unpack_batch(frame.body, header.count, header.keys)
-        verify_batch(batch.data, batch.lengths, header.topic, body_bytes_max=BODY_BYTES_MAX, flags_allowed=1)
+        rules = batch_rules(header.topic, body_bytes_max=BODY_BYTES_MAX, flags_allowed=1)
+        check_batch(batch.data, batch.lengths, rules)
     elif isinstance(header, Push):
         _open(frame, header.leases)
 

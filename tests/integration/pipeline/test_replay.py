@@ -18,7 +18,7 @@ import pytest
 
 import dmq
 from dmq.errors import InvalidMessage, InvalidRequest, UnknownTopic
-from dmq.model import Durability, MessageId
+from dmq.model import Durability, Message, MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay.replay import ReplayRequest, execute
 from dmq.pipeline.replay.selection import Selection
@@ -199,7 +199,9 @@ def test_a_broker_takes_replayed_messages_from_replays_only(
 ) -> None:
     for topic in ("refused", "others"):
         client.admin.create_topic(topic, allow_existing=True)
-    record = ReplayTarget("refused", "r", 1).record(MessageId(1, 1).to_bytes(), b"body", app="a", first_sent_at_ms=1)
+    record = ReplayTarget("refused", "r", 1).record(
+        MessageId(1, 1).to_bytes(), Message(b"body"), app="a", first_sent_at_ms=1
+    )
     asked = msgspec.structs.replace(Produce("refused", 0, 1, 0, 77, 0, 0, flags=REPLAYED), **changed)
     frame = client.router.home.connection().request(
         Command.PRODUCE, asked, [pack_records([len(record)]), record], timeout=SECONDS

@@ -18,7 +18,7 @@ from dmq.protocol import (
     unpack_batch,
     unpack_records,
 )
-from dmq.records import verify_batch
+from dmq.records import batch_rules, check_batch
 from tests.sampling import SEED, sample_size
 from tests.unit.protocol.samples import batch_of, produce_frame
 
@@ -39,7 +39,7 @@ def test_a_batch_comes_back_as_it_was(count: int, keys: bool, dues: bool) -> Non
     assert [*back.hash_index] == [*batch.hash_index]
     assert [*back.hashes] == [*batch.hashes]
     assert [*back.dues] == due_times
-    verify_batch(back.data, back.lengths, "orders")
+    check_batch(back.data, back.lengths, batch_rules("orders"))
 
 
 def test_few_records_give_tuples_and_many_give_native_arrays() -> None:

@@ -15,7 +15,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.records import Attributes, Compressor, RecordView, decompress, encode_attributes, encode_batch, layout
 from dmq.records import compression as module
-from dmq.records.builder import build_record
+from dmq.records.builder import build_record, record_head
 from tests.unit.records.samples import noise
 
 LIMIT = 1 << 20
@@ -185,18 +185,17 @@ def test_a_frame_that_claims_a_huge_size_is_refused_before_anything_is_allocated
 def test_a_record_that_is_marked_compressed_but_does_not_say_how_is_corrupt() -> None:
     """J-08."""
     parts: dict[str, Any] = {
-        "tag_hash": 0,
-        "priority": 0,
+        "head": record_head(layout.COMPRESSED, 0, 0),
         "sent_at_ms": 0,
         "body": LZ4,
         "body_crc": 0,
         "names": bytes(3),
     }
-    silent = build_record(flags=layout.COMPRESSED, attributes=b"", **parts)
+    silent = build_record(attributes=b"", **parts)
     with pytest.raises(RecordCorrupt, match="codec 0"):
         _ = RecordView(silent).body
     told = encode_attributes(Attributes(codec=1, raw_size=10_000))
-    spoken = RecordView(build_record(flags=layout.COMPRESSED, attributes=told, **parts))
+    spoken = RecordView(build_record(attributes=told, **parts))
     assert spoken.body == bytes(10_000)
     with pytest.raises(RecordCorrupt, match="9999 are allowed"):
         spoken.body_within(9_999)

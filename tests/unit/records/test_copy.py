@@ -38,8 +38,9 @@ def stamped(data: bytes | bytearray, queue: int = 5, offset: int = 77) -> bytes:
     return bytes(buffer)
 
 
-def plan(**more: object) -> CopyPlan:
-    return CopyPlan("%RETRY%billing%17", NOW_MS, ("orders", 5), group="billing", reason="boom", error="boom", **more)  # type: ignore[arg-type]
+def plan() -> CopyPlan:
+    says = Attributes(group="billing", reason="boom")
+    return CopyPlan("%RETRY%billing%17", NOW_MS, ("orders", 5), error="boom", says=says)
 
 
 @given(messages, st.booleans(), st.integers(1, 40))
@@ -53,10 +54,7 @@ def test_a_copy_says_what_a_move_says(message: Message, expires: bool, attempt: 
         "%RETRY%billing%17",
         sent_at_ms=NOW_MS,
         message_id=ID,
-        attempt=attempt,
-        group="billing",
-        reason="boom",
-        first_error="boom",
+        says=Attributes(attempt=attempt, group="billing", reason="boom", first_error="boom"),
     )
     ours, theirs = RecordView(copied.record), RecordView(moved)
     ours.verify()
@@ -81,7 +79,11 @@ def test_a_copy_of_a_retry_keeps_place_id_and_first_error_and_counts_on(message:
     assert failed.attempts == 3
     assert failed.message_id == ID.to_bytes()
     dead = CopyPlan(
-        "%DLQ%billing", NOW_MS + 9, None, group="billing", reason="bang", reason_code=DeadReason.REJECTED, error="bang"
+        "%DLQ%billing",
+        NOW_MS + 9,
+        None,
+        error="bang",
+        says=Attributes(group="billing", reason="bang", reason_code=DeadReason.REJECTED),
     )
     twice = RecordView(copy_record(failed, dead, b"", 4).record)
     twice.verify()
@@ -99,7 +101,9 @@ def test_a_copy_out_of_the_topic_names_the_place_there() -> None:
     first = copy_record(read_failed(stored(Message(b"x")), is_retry=False), plan(), ID.to_bytes(), 1)
     failed = read_failed(stamped(first.record, queue=2, offset=8), is_retry=False)
     assert failed.attempts == 0
-    again = CopyPlan("%SCHEDULE%", NOW_MS, ("orders", 2), due_at_ms=NOW_MS + 1000, target_topic="t", target_queue=2)
+    again = CopyPlan(
+        "%SCHEDULE%", NOW_MS, ("orders", 2), says=Attributes(due_at_ms=NOW_MS + 1000, target_topic="t", target_queue=2)
+    )
     attributes = RecordView(copy_record(failed, again, b"", 1).record).attributes
     assert (attributes.original_topic, attributes.original_queue, attributes.original_queue_offset) == ("orders", 2, 8)
     assert attributes.message_id == ID

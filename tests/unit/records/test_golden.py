@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dmq.model import Message, MessageId
 from dmq.records import RecordView, Stamp, encode_batch, encode_system, layout, moved_record, stamp_few, tag_hash
+from dmq.records.attributes import Attributes
 from tests.unit.records.samples import SENT_AT_MS, slow_crc32c
 
 MESSAGE = Message(
@@ -105,7 +106,11 @@ def test_a_system_record_has_the_bytes_of_the_layout() -> None:
 def test_a_moved_record_has_the_bytes_of_the_layout() -> None:
     """J-04."""
     moved = moved_record(
-        RecordView(STAMPED), "later", sent_at_ms=SENT_AT_MS + 256, message_id=MessageId(1, 2), attempt=3, reason="no"
+        RecordView(STAMPED),
+        "later",
+        sent_at_ms=SENT_AT_MS + 256,
+        message_id=MessageId(1, 2),
+        says=Attributes(attempt=3, reason="no"),
     )
     attributes = bytes.fromhex(
         "04 0010 0000000000000001 0000000000000002"  # message id

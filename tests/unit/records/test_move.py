@@ -44,12 +44,14 @@ def test_a_moved_record_keeps_the_message_and_tells_its_origin(message: Message)
             "%RETRY%billing",
             sent_at_ms=SENT_AT_MS + 1_000,
             message_id=ID,
-            due_at_ms=SENT_AT_MS + 5_000,
-            target_topic="orders",
-            target_queue=ANY_QUEUE,
-            attempt=2,
-            group="billing",
-            reason="handler raised",
+            says=Attributes(
+                due_at_ms=SENT_AT_MS + 5_000,
+                target_topic="orders",
+                target_queue=ANY_QUEUE,
+                attempt=2,
+                group="billing",
+                reason="handler raised",
+            ),
         )
     )
     moved.verify()
@@ -78,30 +80,31 @@ def test_a_moved_record_keeps_the_message_and_tells_its_origin(message: Message)
 
 def test_moving_again_keeps_the_first_origin_and_forgets_the_last_move() -> None:
     """J-04."""
-    once = moved_record(stored(Message(b"x", key="k")), "a", sent_at_ms=1, message_id=ID, attempt=1, reason="first")
-    twice = RecordView(moved_record(RecordView(once), "b", sent_at_ms=2, attempt=2, flags=layout.REPLAYED))
+    once = moved_record(
+        stored(Message(b"x", key="k")), "a", sent_at_ms=1, message_id=ID, says=Attributes(attempt=1, reason="first")
+    )
+    twice = RecordView(moved_record(RecordView(once), "b", sent_at_ms=2, says=Attributes(attempt=2)))
     assert (twice.message_id, twice.attributes.original_topic, twice.attributes.original_queue) == (ID, "orders", 5)
     assert (twice.attributes.original_send_time_ms, twice.attributes.original_queue_offset) == (SENT_AT_MS, 77)
     assert (twice.attributes.attempt, twice.attributes.reason, twice.key) == (2, None, "k")
-    assert twice.flags == layout.MOVED | layout.REPLAYED
+    assert twice.flags == layout.MOVED
 
 
 def test_the_first_error_and_the_attempts_of_before_stay_and_the_reason_is_of_the_last_move() -> None:
-    once = moved_record(stored(Message(b"x")), "a", sent_at_ms=1, message_id=ID, reason="first", first_error="first")
+    once = moved_record(
+        stored(Message(b"x")), "a", sent_at_ms=1, message_id=ID, says=Attributes(reason="first", first_error="first")
+    )
     twice = RecordView(
         moved_record(
             RecordView(once),
             "b",
             sent_at_ms=2,
-            reason="second",
-            reason_code=DeadReason.REJECTED,
-            first_error="second",
-            attempts_before=3,
+            says=Attributes(reason="second", reason_code=DeadReason.REJECTED, first_error="second", attempts_before=3),
         )
     )
     said = twice.attributes
     assert (said.first_error, said.reason, said.reason_code, said.attempts_before) == ("first", "second", 5, 3)
-    said = RecordView(moved_record(twice, "c", sent_at_ms=3, attempts_before=8)).attributes
+    said = RecordView(moved_record(twice, "c", sent_at_ms=3, says=Attributes(attempts_before=8))).attributes
     assert (said.first_error, said.reason, said.reason_code, said.attempts_before) == ("first", None, None, 8)
     said = RecordView(moved_record(twice, "c", sent_at_ms=3)).attributes
     assert said.attempts_before == 3
@@ -145,15 +148,17 @@ def test_the_largest_message_that_can_be_sent_can_be_moved_with_everything_said(
                 name,
                 sent_at_ms=1,
                 message_id=ID,
-                due_at_ms=1,
-                target_topic=name,
-                target_queue=1,
-                attempt=1,
-                group=name,
-                reason="é" * 5_000,
-                reason_code=DeadReason.EXPIRED,
-                first_error="é" * 5_000,
-                attempts_before=7,
+                says=Attributes(
+                    due_at_ms=1,
+                    target_topic=name,
+                    target_queue=1,
+                    attempt=1,
+                    group=name,
+                    reason="é" * 5_000,
+                    reason_code=DeadReason.EXPIRED,
+                    first_error="é" * 5_000,
+                    attempts_before=7,
+                ),
             )
         )
         record.verify()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,16 +11,18 @@ from dmq.errors import InvalidMessage
 from dmq.model import Message, MessageId
 from dmq.records import RecordView, encode_batch, id_hash, key_hash, moved_record
 from dmq.records.attributes import Attributes, encode_attributes
-from dmq.records.builder import build_record, name_bytes
+from dmq.records.builder import build_record, name_bytes, record_head
 from dmq.records.layout import MOVED, REPLAYED
 from dmq.records.replay import ReplayTarget, ids_of_replayed, merged_hashes
 
 ID = MessageId(0xFFFF_0000_FFFF_0000, 12)
 
 
-def replayed(message_id: MessageId = ID, body: bytes = b"body", **more: object) -> bytes:
+def replayed(message_id: MessageId = ID, body: bytes = b"body", **more: Any) -> bytes:
     target = ReplayTarget("again", "replay-1", 5000)
-    return target.record(message_id.to_bytes(), body, app="shop", first_sent_at_ms=1000, **more)  # type: ignore[arg-type]
+    coding = {name: more.pop(name) for name in ("codec", "raw_size") if name in more}
+    message = Message(body, **more)
+    return target.record(message_id.to_bytes(), message, app="shop", first_sent_at_ms=1000, **coding)
 
 
 def test_a_record_says_all_that_the_message_had_and_where_it_comes_from() -> None:
@@ -36,7 +40,9 @@ def test_a_record_says_all_that_the_message_had_and_where_it_comes_from() -> Non
 
 
 def test_a_message_that_is_moved_on_keeps_its_id_and_its_replay() -> None:
-    moved = RecordView(moved_record(RecordView(replayed(key="k")), "%RETRY%g", sent_at_ms=6000, group="g", attempt=1))
+    moved = RecordView(
+        moved_record(RecordView(replayed(key="k")), "%RETRY%g", sent_at_ms=6000, says=Attributes(group="g", attempt=1))
+    )
     assert (moved.attributes.message_id, moved.attributes.replay, moved.key) == (ID, "replay-1", "k")
     assert moved.flags & REPLAYED
 
@@ -62,9 +68,7 @@ def plain() -> bytes:
 def marked(attributes: Attributes) -> bytes:
     names = name_bytes("topic", "again") + b"\0\0"
     return build_record(
-        flags=MOVED | REPLAYED,
-        tag_hash=0,
-        priority=0,
+        record_head(MOVED | REPLAYED, 0, 0),
         sent_at_ms=1,
         body=b"",
         body_crc=0,

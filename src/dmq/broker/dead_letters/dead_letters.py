@@ -20,6 +20,7 @@ from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import Busy, DatabaseDown, DeadLettered, DMQError, InvalidRequest
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId
 from dmq.records import DeadReason, RecordView, moved_record
+from dmq.records.attributes import Attributes
 from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.token_bucket import TokenBucket
@@ -189,9 +190,7 @@ class DeadLetters:
                         DLQ_PREFIX,
                         sent_at_ms=at_ms,
                         message_id=MessageId(producer, first_id.sequence + index),
-                        reason=refused.error,
-                        reason_code=refused.reason,
-                        first_error=refused.error,
+                        says=Attributes(reason=refused.error, reason_code=refused.reason, first_error=refused.error),
                     )
                 )
             return put_records(store, records, self._name)

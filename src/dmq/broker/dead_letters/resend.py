@@ -25,6 +25,7 @@ from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError, UnknownMessage, UnknownTopic, Unsupported
 from dmq.model import SYSTEM_PREFIX, TopicConfig, parse_broadcast_name, retry_topic_name
 from dmq.records import business_hash, id_hash, key_hash, moved_record
+from dmq.records.attributes import Attributes
 from dmq.storage.journal.unit_draft import Batch
 from dmq.token_bucket import TokenBucket
 
@@ -153,9 +154,9 @@ class Resend:
             record,
             topic,
             sent_at_ms=self._runtime.clock.wall.now_ms(),
-            attempt=0 if letter.group else None,
-            group=letter.group or None,
-            attempts_before=letter.attempts,
+            says=Attributes(
+                attempt=0 if letter.group else None, group=letter.group or None, attempts_before=letter.attempts
+            ),
         )
         hashes = [id_hash(letter.message_id)]
         if record.key is not None:

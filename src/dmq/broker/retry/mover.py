@@ -38,6 +38,7 @@ from dmq.errors import InvalidSettings
 from dmq.model import DRAIN_GROUP, SCHEDULE_TOPIC, Durability, TopicConfig, dead_letter_topic_name, retry_topic_name
 from dmq.offset_runs import mask_runs, offset_runs
 from dmq.records import DeadReason
+from dmq.records.attributes import Attributes
 from dmq.records.copy import CopyPlan
 from dmq.storage.state.events import Outcome
 
@@ -212,12 +213,14 @@ class Mover:
                     target if due_ms is None else SCHEDULE_TOPIC,
                     sent_at_ms,
                     place.name,
-                    due_at_ms=due_ms,
-                    target_topic=None if due_ms is None else target,
-                    target_queue=None if due_ms is None else queue,
-                    group=group,
-                    reason=failure.error or None,
                     error=failure.error,
+                    says=Attributes(
+                        due_at_ms=due_ms,
+                        target_topic=None if due_ms is None else target,
+                        target_queue=None if due_ms is None else queue,
+                        group=group,
+                        reason=failure.error or None,
+                    ),
                 )
                 where = (target, queue) if due_ms is None else (SCHEDULE_TOPIC, self._loads.fragment)
                 found = plans[delay_ms] = (plan, load.batch_for(*where))
@@ -236,10 +239,8 @@ class Mover:
             topic,
             self._clock.wall.now_ms(),
             place.name,
-            group=group,
-            reason=verdict.error or verdict.reason.name,
-            reason_code=verdict.reason,
             error=verdict.error,
+            says=Attributes(group=group, reason=verdict.error or verdict.reason.name, reason_code=verdict.reason),
         )
         batch = load.batch_for(topic, 0)
         for origin in origins:

@@ -17,6 +17,7 @@ from dmq.broker.catalog.catalog import Catalog
 from dmq.errors import InvalidName
 from dmq.model import DRAIN_GROUP, MessageId, TopicConfig, check_name, dead_letter_topic_name
 from dmq.records import ANY_QUEUE, RecordView, business_hash, id_hash, key_hash, moved_record
+from dmq.records.attributes import Attributes
 from dmq.records.copy import release_record
 from dmq.records.hashes import id_hashes
 from dmq.records.layout import FLAGS_AT, ORDERED
@@ -139,10 +140,10 @@ class ReleaseUnit:
             record,
             name,
             sent_at_ms=self._sent_at_ms,
-            attempt=said.attempt,
-            group=None if said.target_topic is None else said.group,
-            reason=said.reason,
             is_placed=False,
+            says=Attributes(
+                attempt=said.attempt, group=None if said.target_topic is None else said.group, reason=said.reason
+            ),
         )
         queue = target_queue(topic, record, ANY_QUEUE if said.target_queue is None else said.target_queue)
         self._batch(name, queue).append(_placed(rank, copy, said.message_id, said.key))
@@ -161,12 +162,14 @@ class ReleaseUnit:
             dead_letter_topic_name(owner),
             sent_at_ms=self._sent_at_ms,
             message_id=message_id,
-            attempt=said.attempt if record.moved else None,
-            group=owner,
-            reason=self._reason,
-            reason_code=self._code,
-            first_error=self._reason,
             is_placed=False,
+            says=Attributes(
+                attempt=said.attempt if record.moved else None,
+                group=owner,
+                reason=self._reason,
+                reason_code=self._code,
+                first_error=self._reason,
+            ),
         )
         self._letters.setdefault(dead_letter_topic_name(owner), []).append(_placed(rank, copy, message_id, said.key))
         self.dead += 1

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from dmq.errors import MessageTooLarge
+from dmq.model import Message
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.replay.plan import Plan
 from dmq.protocol.batch import pack_batch
@@ -147,15 +148,17 @@ class _Making:
     def _record(self, row: _Row, codec: int, body: bytes) -> bytes:
         return self._target.record(
             (int(row.message_id, 32) >> 2).to_bytes(16, "big"),  # base 32, with two bits to spare at the end
-            body,
+            Message(
+                body,
+                key=row.key,
+                tag=row.tag,
+                business_id=row.business_id,
+                ordered=bool(row.flags & ORDERED),
+                priority=row.priority,
+                properties={one["key"]: one["value"].decode() for one in row.headers} if row.headers else None,
+            ),
             app=row.app,
             first_sent_at_ms=row.sent_at_us // 1000,
-            key=row.key,
-            tag=row.tag,
-            business_id=row.business_id,
-            priority=row.priority,
-            ordered=bool(row.flags & ORDERED),
-            properties={one["key"]: one["value"].decode() for one in row.headers} if row.headers else None,
             codec=codec,
             raw_size=len(row.body) if codec else 0,
         )

@@ -126,7 +126,7 @@ class Held(NamedTuple):
 
 
 class Fragment:
-    """See the module."""
+    """The entries of one fragment that are in memory."""
 
     __slots__ = ("_aside", "_chunks", "_far", "bound", "near")
 

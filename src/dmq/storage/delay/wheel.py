@@ -51,7 +51,7 @@ class _Flight:
 
 
 class Wheel:
-    """See the module."""
+    """Which records are pending, due and handed out."""
 
     def __init__(self, files: Files, pool: FilePool, cache: BlockCache, fragments: int) -> None:
         self.files = WheelFiles(files, pool, cache)

@@ -1,20 +1,18 @@
-"""Sorted tables in files, read a block at a time, each block with its own checksum.
+"""Block files: sorted tables in files, read a block at a time, each block with its own checksum.
 
-A framed head says how many entries each section has and carries the owner's own bytes; then come the sections, each
-padded to whole blocks of 4096 bytes: as many entries as fit, zeros, and in the last 8 bytes the CRC-32C of the rest of
-the block and the block's number in the file. A bit that flips anywhere is found by whoever reads that block.
-
-What all derived files have in common: a frame with a checksum, written to be found whole or not at all.
+All derived files begin with a frame, which is found whole or not at all:
 
     0  4    magic · 4  u16 version · 6  u16 zero · 8  u32 CRC-32C of what follows · 12  u32 payload length · payload
 
+In a block file the frame says how many entries each section has, and carries the owner's own bytes; then come the
+sections, each padded to whole blocks of 4096 bytes: as many entries as fit, zeros, and in the last 8 bytes the CRC-32C
+of the rest of the block and the block's number in the file. Reading a block finds any flipped bit in it.
+
+Each checkpoint adds one small file, and reading must look into all of them; so from time to time the newest are merged
+into one (`merge_from`), and only when they amount to something does that touch the large old ones.
+
 What always holds: nothing here is the truth. A derived file that is missing or wrong raises `DerivedDamaged`, and the
 store builds all of them anew from the journal.
-
-When to merge files that checkpoints leave behind (index runs, lookup files, wheel runs).
-
-Pure code. Each checkpoint adds one small file; reading must look into all of them; so from time to time the newest are
-merged into one, and only when they amount to something does that touch the large old ones.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ sorted sections: units (start, store time), hashes (hash, record offset) and bat
 offset of the first record). Neighbouring files are merged up to a span, so a lookup searches a few files per gigabyte,
 a few blocks in each.
 
-What always holds: hashes only propose; whoever asked compares the record itself. Files cover the journal without a gap
+What always holds: hashes only propose; the caller compares the record itself. Files cover the journal without a gap
 from its start (or before) to the checkpoint; the rest is in memory.
 """
 
@@ -53,7 +53,7 @@ class _Pending:
         units = np.empty(len(self.starts), _UNITS)
         units["start"], units["time"] = np.frombuffer(self.starts, np.uint64), np.frombuffer(self.times, np.uint64)
         values = np.frombuffer(self.hashes, np.uint64)
-        # Whoever asks sorts what one hash proposes, so equal ones may stand in any order.
+        # The caller sorts what one hash proposes, so equal ones may stand in any order.
         order = np.argsort(values)
         hashes = np.empty(len(values), _HASHES)
         hashes["hash"] = values[order]
@@ -94,7 +94,7 @@ class IndexFile:
 
 
 class Lookup:
-    """See the module."""
+    """The lookup of one journal."""
 
     def __init__(self, files: Files, pool: FilePool, cache: BlockCache, span_max: int) -> None:
         self._files = files

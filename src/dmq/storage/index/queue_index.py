@@ -50,7 +50,7 @@ class Columns(NamedTuple):
 
 
 class QueueIndex:
-    """See the module. `folder_of` gives the folder name of a topic id, None when the topic is gone."""
+    """The entries of all queues. `folder_of` gives the folder name of a topic id, None when the topic is gone."""
 
     def __init__(self, files: Files, pool: FilePool, folder_of: Callable[[int], str | None]) -> None:
         self._files = files

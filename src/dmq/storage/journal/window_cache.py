@@ -1,4 +1,4 @@
-"""A bounded cache of journal ranges known to be good: units just written, and units read and verified.
+"""The window cache: journal ranges known to be good, units just written and units read and verified.
 
 What always holds: a window holds whole units, one after another without a gap; all windows together hold at most
 `bytes_max`, but for the one used last.
@@ -37,7 +37,7 @@ class _Window:
 
 
 class WindowCache:
-    """See the module."""
+    """Keeps windows of the journal, the longest unused dropped first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -1,7 +1,7 @@
-"""Searching the journal for the events that concern one message.
+"""Event search: the events of the journal that concern one message.
 
-Pure code over units as they stand in the journal. Events are not indexed, so whoever asks reads units from the message
-on and hands them in, as many as it is ready to; most messages are settled shortly after they were stored.
+Pure code over units as they stand in the journal. Events are not indexed, so the caller reads units from the message
+on and hands in as many as it likes; most messages are settled shortly after they were stored.
 
 What always holds: a unit that fails its checksum says nothing; events come in the order of the journal.
 """

@@ -1,9 +1,8 @@
-"""Looking into a data directory without opening it: nothing is locked, changed or recovered.
+"""Inspection: a look into a data directory without opening it, where nothing is locked, changed or recovered.
 
 Everything comes as plain data a person can read and JSON can hold; bodies are never shown, only their sizes. A
 directory in use can be looked into as well: what its owner writes or removes meanwhile may be missing.
-
-Events in words, for a person who looks into a journal.
+`event_words` puts an event into words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checking a data directory without opening it: nothing is locked, changed or recovered.
+"""Verification: a check of a data directory without opening it, where nothing is locked, changed or recovered.
 
 Every unit and record of the journal, and everything on disk that is derived from it: the checkpoint, positions, every
 index entry in queue files and runs, every block of lookup and wheel files. Each finding says what it means and what to

@@ -1,4 +1,4 @@
-"""Reading: messages of a queue by offset, records by key or id, raw units, offsets by time.
+"""The reader: messages of a queue by offset, records by key or id, raw units, offsets by time.
 
 What always holds: nothing beyond the visible offset is read; every byte handed out comes from a unit that was just
 written or whose checksum was verified; what fails its checksum is reported as `Damaged` and never handed out.
@@ -76,7 +76,7 @@ class Found(NamedTuple):
 
 
 class Reader:
-    """See the module. `derived` is replaced by the store after a rebuild."""
+    """Reads from one journal. `derived` is replaced by the store after a rebuild."""
 
     def __init__(self, journal: Journal, derived: Derived, cache_bytes: int) -> None:
         self._journal = journal

@@ -1,8 +1,8 @@
-"""Gathering: records by their journal offsets, many at a time, for those that are to be moved.
+"""Record groups: records by their journal offsets, many at a time, for code that moves them.
 
-What always holds: every offset asked for is in exactly one of what comes back, or among those that cannot be read; a
-`Gathered` holds records of one batch of one unit, so that they share their producer, and what a client sent, their
-topic too.
+What always holds: every offset asked for is in exactly one of the groups, or among those that cannot be read; a
+`Gathered` holds records of one batch of one unit, so that they share their producer and, if a client sent them, their
+topic.
 """
 
 from __future__ import annotations

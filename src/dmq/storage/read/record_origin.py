@@ -1,18 +1,13 @@
-"""Identities: which message ids the records of a queue have, as runs.
+"""Where the records of a queue come from: their message ids, store times and addresses, as runs.
 
-A record does not carry its id: producer and sequence stand once per batch, in the unit's batch table (ADR 1). Whoever
-hands records out asks here, and gets a run for each batch instead of an id for each record.
+A record does not carry its id: producer and sequence stand once per batch, in the unit's batch table (ADR 1). Code that
+hands records out asks `Identities`, and gets a run for each batch instead of an id for each record. A record has its
+store time and its sender's address only as well as its own bytes can hold them (a time after its sender's clock, an
+IPv4 address); the unit and the row of its batch table have them as they were. Readers that want every message of a
+queue ask `origin_runs`, so that they see what readers of the journal itself see.
 
-What always holds: the runs add up to the records asked for, in their order; a run with producer 0 means that those
-records were moved and carry their ids themselves. At most `ROWS_MAX` rows of batch tables are kept.
-
-Origins: when the records of a queue were stored, and from which address, as runs.
-
-A record has both only as well as its own bytes can hold them (a time after its sender's clock, an IPv4 address); the
-unit it stands in and the row of its batch table have them as they were. Readers that want every message of a queue ask
-here, so that they see what readers of the journal itself see.
-
-What always holds: the runs add up to the records asked for, in their order.
+What always holds: the runs add up to the records asked for, in their order; a run of ids with producer 0 means that
+those records were moved and carry their ids themselves. At most `ROWS_MAX` rows of batch tables are kept.
 """
 
 from __future__ import annotations

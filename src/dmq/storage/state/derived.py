@@ -39,7 +39,7 @@ _SPAN_MAX = 1 << 30
 
 
 class Derived:
-    """See the module."""
+    """The state, the index and the delay wheel, all at the same journal offset."""
 
     def __init__(self, files: Files, pool: FilePool, settings: StoreSettings, origin: int) -> None:
         expiry_ms = int(settings.producer_expiry_hours * 3_600_000)

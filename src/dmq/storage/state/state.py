@@ -1,34 +1,12 @@
 """State: what the journal says, small enough to keep in memory and to write whole.
 
-Topics with their incarnations, the next offset of every queue, positions, producers, open transactions. It is built by
-applying units in order and in no other way; `snapshot` and `restore` turn it into bytes and back, for the snapshot unit
-at the head of every segment and for the checkpoint.
+`State` has the topics with their incarnations, the next offset of every queue, positions, producers and open
+transactions. It is built by applying units in order and in no other way; `snapshot` and `restore` turn it into bytes
+and back, for the snapshot unit at the head of every segment and for the checkpoint. Parts of it have classes of their
+own: `JoinedTransactions`, `KeyTable` and `RetryCounts`.
 
-What always holds: restoring a snapshot and applying the units after it gives the same state as applying all units.
-
-Which half messages end together: all of a transaction's, under the id of its first one.
-
-A transaction with one message is not mentioned here at all; of one with more, the further ones name the first.
-
-What always holds: a message has at most one first, and is among the members of that; what is kept of a message goes
-when it ends, and what is kept of one that never was stored, when its first does.
-
-Keys: a small key-value space in the journal, for what the parts of an installation tell each other.
-
-A namespace holds keys, a key holds some bytes, for ever or until a moment that whoever wrote it keeps moving on: so
-what is said of a process goes when the process does.
-
-What always holds: the table is what the events say, and no clock changes it; who reads passes over what has expired,
-and the broker writes an event when it takes it out. How much there is, in keys and in bytes, is counted, so that the
-broker can refuse more.
-
-Retrying: the retry topics, and how many messages wait in the schedule to come into each.
-
-A message that failed is settled where it was and kept in the schedule until it is due in the retry topic of its group.
-There is one such topic for each group and topic that ever had a failure (ADR 9).
-
-What always holds: the counts follow from the events and batches of the journal alone. A message that is settled as
-RETRIED is on its way, and one that arrives in a retry topic no longer is.
+What always holds: restoring a snapshot and applying the units after it gives the same state as applying all units; no
+part of the state depends on a clock.
 """
 
 from __future__ import annotations
@@ -82,7 +60,11 @@ _ID_BYTES = 16
 
 
 class JoinedTransactions:
-    """See the module. Messages are named by their 16-byte ids."""
+    """Which half messages end together: all of a transaction, under the id of its first one. Ids have 16 bytes.
+
+    A transaction with one message is not mentioned here; of one with more, the further messages name the first. What is
+    kept of a message goes when it ends, and what is kept of one that never was stored goes when its first one ends.
+    """
 
     def __init__(self) -> None:
         self._firsts: dict[bytes, bytes] = {}
@@ -139,7 +121,12 @@ class JoinedTransactions:
 
 
 class KeyTable:
-    """See the module."""
+    """The key-value space in the journal, in which the parts of an installation tell each other what they need.
+
+    A namespace holds keys, a key holds some bytes, for ever or until a time that its writer keeps moving on: so what is
+    said of a process goes when the process does. No clock changes the table: a reader passes over what has expired, and
+    the broker writes an event when it takes it out. Keys and bytes are counted, so that the broker can refuse more.
+    """
 
     def __init__(self) -> None:
         self._namespaces: dict[str, dict[str, KeyPut]] = {}
@@ -189,27 +176,32 @@ def size_of(event: KeyPut) -> int:
 
 
 class RetryCounts:
-    """By the key of a retry topic's queue (`state.queue_key`), how many messages are on their way into it."""
+    """By the key of a retry topic's queue (`queue_key`), how many messages wait in the schedule to come into it.
+
+    A failed message is settled as RETRIED where it was, and waits in the schedule until it is due in the retry topic of
+    its group; each group has one for every topic in which a message of it ever failed (ADR 9). The counts follow from
+    the events and batches of the journal alone.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def left(self, key: int, count: int) -> None:
-        """Messages were settled, to come into this queue of a retry topic."""
+        """Messages were settled as RETRIED, to come into this queue of a retry topic."""
         self._counts[key] = self._counts.get(key, 0) + count
 
     def arrived(self, key: int, count: int) -> None:
         """Messages came into a queue; of interest if it is one of a retry topic."""
         if key in self._counts:
-            # What is resent from the dead letters arrives without having been on its way.
+            # A dead letter that is resent arrives without having waited in the schedule.
             self._counts[key] = max(0, self._counts[key] - count)
 
     def waiting(self, key: int) -> int:
-        """How many are on their way."""
+        """How many messages wait in the schedule."""
         return max(0, self._counts.get(key, 0))
 
     def drop(self, topic_id: int) -> None:
-        """The topic is gone."""
+        """The topic was deleted."""
         for key in [key for key in self._counts if key >> 8 == topic_id]:
             del self._counts[key]
 
@@ -280,7 +272,7 @@ def queue_key(topic_id: int, queue: int) -> int:
 
 
 class State:
-    """See the module."""
+    """What the units up to a journal offset say; see the head of the module for what is in it."""
 
     def __init__(self, producers: ProducerTable) -> None:
         built_in = TopicConfig(queues=_BUILT_IN_QUEUES)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from dmq.errors import Damaged
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, MessageId
+from dmq.records.attributes import Attributes
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.move import moved_record
 from dmq.settings import StoreSettings
@@ -196,13 +197,15 @@ def _copy(found: Found, topic: str, now_ms: int, due_ms: int | None = None) -> B
         topic,
         sent_at_ms=now_ms,
         message_id=found.message_id,
-        due_at_ms=due_ms,
-        target_topic=before.target_topic,
-        target_queue=before.target_queue,
-        attempt=before.attempt,
-        group=before.group,
-        reason=before.reason,
-        reason_code=before.reason_code,
+        says=Attributes(
+            due_at_ms=due_ms,
+            target_topic=before.target_topic,
+            target_queue=before.target_queue,
+            attempt=before.attempt,
+            group=before.group,
+            reason=before.reason,
+            reason_code=before.reason_code,
+        ),
     )
     hashes = [id_hash(found.message_id)]
     if before.key is not None:

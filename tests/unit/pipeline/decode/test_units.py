@@ -21,7 +21,7 @@ from dmq.pipeline.decode.units import decode_peeked, decode_units
 from dmq.pipeline.tables import COPY, MESSAGE, SCHEMAS
 from dmq.records import Attributes, Compressor, DeadReason, RecordView, encode_attributes, moved_record
 from dmq.records.attributes import entry, property_entries
-from dmq.records.builder import build_record
+from dmq.records.builder import build_record, record_head
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import Settled, SnapshotTaken, decode_event
 from dmq.storage.store import MessageStore
@@ -56,13 +56,14 @@ def compare(body: bytes) -> None:
     assert [(event.journal_offset, event.stored_at_ms, bytes(event.body)) for event in rows.events] == events
 
 
-def move_all(store: MessageStore, topic: str, **how: object) -> None:
+def move_all(store: MessageStore, topic: str, **how: Any) -> None:
     """Copy every message of `orders` to another topic."""
     moved: list[bytes] = []
+    says = Attributes(**how)
     for _, row, _, within, record in [*records_of(journal(store))]:
         if record.topic == "orders":
             message_id = MessageId(row.producer_id, row.first_sequence + within)
-            moved.append(moved_record(record, topic, sent_at_ms=SENT_AT_MS + 9, message_id=message_id, **how))  # type: ignore[arg-type]
+            moved.append(moved_record(record, topic, sent_at_ms=SENT_AT_MS + 9, message_id=message_id, says=says))
     if moved:
         store.append([Batch(topic=topic, queue=0, data=b"".join(moved), lengths=[*map(len, moved)], moved=True)])
 
@@ -211,9 +212,7 @@ def spoilt_batch(attributes: bytes, count: int = 1, flags: int = 0, first_sequen
     """Records with attributes that no client of ours writes."""
     names = b"\x06orders\x04shop\x00"
     record = build_record(
-        flags=flags,
-        tag_hash=0,
-        priority=4,
+        record_head(flags, 0, 4),
         sent_at_ms=1,
         body=b"body",
         body_crc=crc32c(b"body"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dmq.model import SCHEDULE_TOPIC, Message, MessageId, TopicConfig, retry_topic_name
 from dmq.records import RecordView, encode_batch
+from dmq.records.attributes import Attributes
 from dmq.records.copy import CopyPlan, copy_record, read_failed
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import DelaysDone, Event, Outcome, Settled, TopicDropped, pack_offsets
@@ -69,7 +70,9 @@ class Rig:
     def copy(self, queue: int, offset: int, topic: str, due_ms: int | None) -> Batch:
         (record,) = self.store.queries.read("orders", queue, offset, 1).records()
         raw = bytes(memoryview(record.buffer)[record.start : record.start + record.length])
-        plan = CopyPlan(topic, 5, ("orders", queue), target_topic=self.name, target_queue=queue, group="g")
+        plan = CopyPlan(
+            topic, 5, ("orders", queue), says=Attributes(target_topic=self.name, target_queue=queue, group="g")
+        )
         copied = copy_record(read_failed(raw, is_retry=False), plan, MessageId(7, offset).to_bytes(), 1)
         dues = [] if due_ms is None else [due_ms]
         return Batch(topic=topic, queue=queue, data=copied.record, lengths=[len(copied.record)], dues=dues, moved=True)
@@ -86,7 +89,7 @@ class Rig:
             record = RecordView(found.record.buffer, found.record.start)
             queue = record.attributes.target_queue or 0
             raw = bytes(memoryview(record.buffer)[record.start : record.start + record.length])
-            plan = CopyPlan(self.name, 6, None, group="g")
+            plan = CopyPlan(self.name, 6, None, says=Attributes(group="g"))
             copied = copy_record(read_failed(raw, is_retry=True), plan, b"", 1)
             batch = Batch(topic=self.name, queue=queue, data=copied.record, lengths=[len(copied.record)], moved=True)
             self.write(batch, DelaysDone(pack_offsets([delay.offset])))
