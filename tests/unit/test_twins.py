@@ -42,7 +42,7 @@ def test_a_twin_says_where_it_comes_from(twins: ModuleType) -> None:
         ("async for message in consumer:", "for message in consumer:"),
         ("def unasync(): ...  # awaited", "def unasync(): ...  # awaited"),
         ("async def __aenter__(self) -> Self:", "def __enter__(self) -> Self:"),
-        ("def __aiter__(self) -> AsyncIterator[AioMessage]:", "def __iter__(self) -> Iterator[Message]:"),
+        ("def __aiter__(self) -> AsyncIterator[AioMessage]:", "def __iter__(self) -> Iterator[ReceivedMessage]:"),
         ("raise StopAsyncIteration", "raise StopIteration"),
         ("await asyncio.sleep(left)", "time.sleep(left)"),
         ("lock = asyncio.Lock()", "lock = threading.Lock()"),
@@ -54,6 +54,11 @@ def test_a_twin_says_where_it_comes_from(twins: ModuleType) -> None:
 )
 def test_the_words_of_asyncio_become_those_of_threads(twins: ModuleType, source: str, blocking: str) -> None:
     assert twins.blocking_side(source) == f"{blocking}\n"
+
+
+def test_a_method_that_may_be_awaited_returns_nothing(twins: ModuleType) -> None:
+    source = "def pause(self) -> Awaitable[None]:\n    self.is_paused = True\n    return DONE\n"
+    assert twins.blocking_side(source) == "def pause(self) -> None:\n    self.is_paused = True\n"
 
 
 def test_what_takes_the_place_of_asyncio_is_imported_once(twins: ModuleType) -> None:

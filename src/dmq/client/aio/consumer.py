@@ -1,7 +1,8 @@
-"""The consumer on an event loop: the twin of `dmq.client.consumer.consumer`, over the same core.
+"""The consumer: messages one by one, by the batch, or with a handler.
 
-What always holds: as there; everything happens on the loop, but for handlers that are plain functions, which run in
-threads of their own. `ack`, `nack` and `reject` never wait: they may be awaited, and need not be.
+What always holds: a message is acked once, by the caller or by the handler's return; after a reconnect the subscription
+is sent again as itself, with the leases still held (D-22). How it waits, and when its reports leave, is the business of
+its subscriber.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from typing import Any, Self
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.executor import AioExecutor
+
+# twin: async
 from dmq.client.aio.message import DONE, AioBatch, AioMessage, OpenedAioMessage
+
+# twin: end
 from dmq.client.aio.pool import AioPool
 from dmq.client.aio.router import AioRouter
+from dmq.client.aio.subscriber import AioSubscriber
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.handler import RateLimit
@@ -32,7 +38,6 @@ from dmq.client.consumer.subscription import (
     ANSWER_SECONDS,
     LAST_WORDS_SECONDS,
     Subscription,
-    Subscriptions,
     check_extended,
 )
 from dmq.clock import Clock
@@ -41,11 +46,21 @@ from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
 
+# twin: blocking
+# from dmq.client.connection.threads import FOREVER
+# from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage
+# twin: end
+
 __all__ = ["AioConsumer"]
 
 
 class AioConsumer:
-    """Gets messages. Made by `AioClient.consumer`; parameters as of `dmq.client.consumer.consumer.Consumer`."""
+    """Gets messages. Made by `AioClient.consumer`.
+
+    Parameters:
+        number: of its subscription, unique within the client.
+        released: told when it is closed.
+    """
 
     def __init__(
         self,
@@ -57,18 +72,15 @@ class AioConsumer:
     ) -> None:
         self._options = options
         self._router = router
-        self._core = core = ConsumerCore(options, clock, self._extend)
-        self._subscriptions = Subscriptions(options, number, router, core, subscriber=self)
+        self._core = ConsumerCore(options, clock, self._extend)
+        self._subscriber = AioSubscriber(options, number, router, self._core)
+        self._subscriptions = self._subscriber.subscriptions
         self._puller = Puller(self._subscriptions)
         self._released = released
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._state = threading.Lock()  # held for some statements, never while waiting
         self._previous: AioMessage | AioBatch | None = None
         self._executor: AioExecutor | None = None
         self.is_closing = False
-        core.on_reports = self._report
-        core.on_free = lambda: self.wake(nudge=True)
         self._subscriptions.refresh()
 
     @property
@@ -123,32 +135,36 @@ class AioConsumer:
             if core.ended is not None:
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
             if not self._subscriptions.is_started:
-                self._subscriptions.begin()
-            await self._wait()
+                self._start()
+            # twin: blocking
+            # self._subscriber.flush()
+            # twin: end
+            await self._subscriber.wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
 
-    async def _wait(self) -> None:
-        """Wait until something happened."""
-        waiter = self._loop.create_future()
-        self._waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.discard(waiter)
+    def _start(self) -> None:
+        with self._state:
+            if self._subscriptions.is_started:
+                return
+            self._subscriptions.is_started = True
+        self._subscriptions.begin()
 
     def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
-        """Have so many of those who wait look again."""
-        for waiter in [*self._waiters][:count]:
-            if not waiter.done():
-                waiter.set_result(None)
-            self._waiters.discard(waiter)
-
-    def attend(self, link: AioConnection) -> None:
-        """Nothing: the loop reads all connections."""
+        """Have so many of those who wait for messages look again; also one that reads, if nudged."""
+        self._subscriber.wake(count, nudge=nudge)
 
     # --- by the batch -----------------------------------------------------------------------------------------------
 
     async def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> AioBatch:
-        """A batch of messages; parameters and errors as of `dmq.client.consumer.consumer.Consumer.pull`."""
+        """A batch of messages: the fastest way to consume.
+
+        Parameters:
+            max_messages: how many at most.
+            wait: seconds to wait for the first one; the batch is empty if none comes.
+            queue: take messages of this queue only.
+
+        Raises:
+            DMQError: there is no connection, or the broker refuses.
+        """
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
         one = self._puller.asked_alone(ask)
@@ -156,9 +172,13 @@ class AioConsumer:
             await self._ahead()
         parts = self._puller.from_stock(ask)
         if not parts:
-            self.flush()
+            self._subscriber.flush()
             parts = await self._pull_now(one, ask, wait) if one is not None else await self._pull_any(ask, wait)
+        # twin: async
         batch = AioBatch(AioMessage, parts, OpenedAioMessage)
+        # twin: blocking
+        # batch = Batch(ReceivedMessage, parts, OpenedMessage)
+        # twin: end
         if one is not None:
             self._puller.read_ahead(one, ask, len(batch))
         if self._options.auto_ack:
@@ -167,13 +187,9 @@ class AioConsumer:
 
     async def _ahead(self, is_enough: Callable[[], object] = lambda: False) -> None:
         """Wait for what is being read ahead, or until there is enough."""
-        if self._puller.is_under_way():
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    while self._puller.is_under_way() and not is_enough():
-                        await self._wait()
-            except TimeoutError:
-                pass  # the next pull says why
+        puller, deadline = self._puller, time.monotonic() + ANSWER_SECONDS
+        while puller.is_under_way() and not is_enough() and (left := deadline - time.monotonic()) > 0:
+            await self._subscriber.wait(lambda: not puller.is_under_way() or is_enough(), left)
 
     async def _pull_now(self, one: Subscription[AioPool], ask: Ask, wait: float) -> list[Part]:
         """What one broker has, waiting for it."""
@@ -232,7 +248,11 @@ class AioConsumer:
         return is_connected, []
 
     async def _pull_once(self, one: Subscription[AioPool], ask: Ask, wait: float) -> Frame:
+        # twin: async
         connection = await one.pool.connection(max(wait, 0.001))
+        # twin: blocking
+        # connection = one.pool.connection(time.monotonic() + max(wait, 0.001))
+        # twin: end
         header = self._options.pull(one.member(connection), ask.max_messages, wait, ask.queue)
         frame = await connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
         if frame.status:
@@ -254,27 +274,44 @@ class AioConsumer:
         policy: str | RateLimit = "caller-runs",
         local_retries: int = 1,
     ) -> None:
-        """Call a handler for each message until the consumer is closed; as `dmq.client.consumer.consumer.Consumer.run`.
+        """Call a handler for each message until the consumer is closed; acks after the handler.
+
+        In the main thread SIGTERM closes the consumer too: handlers that run are finished, the other messages go back
+        to the broker.
 
         Parameters:
-            handler: a coroutine function, or a plain one, which then runs in a thread.
-            workers: how many run at a time.
+            handler: called with the message; on an event loop a coroutine function, or a plain function, which runs in
+                a thread. `dmq.Retry` and `dmq.Reject` say what to do with the message; after any other error the
+                handler is tried again here, then the message is delivered again later.
+            workers: how many handlers run at a time.
+            policy: what happens to messages that come while all workers are busy. "caller-runs": the caller runs
+                handlers too; "block": they wait in the prefetch, and the broker waits with more; "reject": they go
+                back to the broker and come again later, maybe to another member; `dmq.RateLimit(n)`: as "block",
+                and handlers start at most n times a second.
+            local_retries: how often an error is tried again here.
+
+        Raises:
+            DMQError: the subscription was refused or ended, or the client was closed.
+            InvalidSettings: a value makes no sense.
         """
         executor = AioExecutor(self, self._core, handler, workers, policy=policy, local_retries=local_retries)
-        if self._executor is not None:
-            raise InvalidRequest("run() is running already: one at a time for a consumer")
-        if self.is_closing:
-            return
-        self._executor = executor
+        with self._state:
+            if self._executor is not None:
+                raise InvalidRequest("run() is running already: one at a time for a consumer")
+            if self.is_closing:
+                return
+            self._executor = executor
         try:
             await executor.run()
         finally:
             await self._ran(executor)
 
     async def _ran(self, executor: AioExecutor) -> None:
-        self._executor = None
+        with self._state:
+            self._executor = None
+            must_close = self.is_closing
         executor.finished.set()
-        if self.is_closing:
+        if must_close:
             await self.close()
 
     # --- control ----------------------------------------------------------------------------------------------------
@@ -290,10 +327,17 @@ class AioConsumer:
         return DONE
 
     async def seek(self, to: When) -> None:
-        """Move the group to a place; as `dmq.client.consumer.consumer.Consumer.seek`."""
+        """Move the group to a place, as in `start_from` and `admin.reset`.
+
+        Messages in hand are no longer leased to this consumer, and prefetched ones are dropped.
+
+        Raises:
+            InvalidSettings: that is not a place.
+            DMQError: there is no connection, or the broker refuses.
+        """
         point = parse_point(to)
         self._subscriptions.check_open()
-        self.flush()
+        self._subscriber.flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         for one in self._subscriptions:
             await self._seek_at(one, header)
@@ -335,23 +379,6 @@ class AioConsumer:
         reply: SettleReply = decode_response(answer)
         check_extended(reply, delivery, time.monotonic() + seconds)
 
-    # --- reporting --------------------------------------------------------------------------------------------------
-
-    def _report(self, is_urgent: bool) -> None:
-        is_here = threading.get_ident() == self._loop_thread
-        if is_urgent and is_here:
-            self.flush()
-        elif not self._core.is_report_due:
-            self._core.is_report_due = True
-            if is_here:
-                self._loop.call_soon(self.flush)  # what is said in one turn of the loop goes together
-            else:
-                self._loop.call_soon_threadsafe(self.flush)
-
-    def flush(self) -> None:
-        self._core.is_report_due = False
-        self._subscriptions.report()
-
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -361,20 +388,30 @@ class AioConsumer:
 
     async def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""
+        # twin: blocking
+        # if self._router.is_forked:
+        #     return  # it is the parent's
+        # twin: end
         self.stop()
-        executor = self._executor
+        with self._state:
+            executor = self._executor
         if executor is not None:
             if not executor.is_mine():
+                # twin: async
                 await executor.finished.wait()
+                # twin: blocking
+                # executor.finished.wait(FOREVER)
+                # twin: end
                 await self.close()
             return  # run() closes when its handlers are done
-        if self._subscriptions.is_closed:
-            return
-        self._subscriptions.is_closed = True
+        with self._state:
+            if self._subscriptions.is_closed:
+                return
+            self._subscriptions.is_closed = True
         await self._ahead()
         self._core.release_all()
         last = [(one, await self._last_connection(one)) for one in self._subscriptions]
-        self.flush()
+        self._subscriber.flush_last()
         for one, connection in last:
             farewell = None if connection is None else one.farewell(connection)
             if connection is not None and farewell is not None:
@@ -386,12 +423,16 @@ class AioConsumer:
         self._released(self)
 
     async def _last_connection(self, one: Subscription[AioPool]) -> AioConnection | None:
-        """The connection for our last words to a broker, waiting for it if there are any."""
+        """The connection for the last reports to a broker, waiting for it if there are any."""
         if one.book.has_reports and one.pool.closed_by is None:
             try:
+                # twin: async
                 return await one.pool.connection(LAST_WORDS_SECONDS)
+                # twin: blocking
+                # return one.pool.connection(time.monotonic() + LAST_WORDS_SECONDS)
+                # twin: end
             except DMQError:
-                pass  # what was not said is not settled, and is delivered again
+                pass  # what was not reported is delivered again
         return one.pool.current()
 
     async def __aenter__(self) -> Self:

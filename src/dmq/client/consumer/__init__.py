@@ -5,6 +5,8 @@
 - `duplicates`, `prefetch`: which of it is handed out, and when
 - `leases`, `core`: what is in hand, and what is said of it
 - `strategy`, `subscription`, `puller`: what brokers are told and tell
-- `consumer`, `handler`, `executor`: what a program iterates over, pulls from or runs a handler with
+- `subscriber`: how a consumer waits for messages and reports what was done with them
+- `consumer`, `handler`, `executor`: what a program iterates over, pulls from or runs a handler with; `./scripts/twins`
+  writes `consumer` from its asyncio twin
 - `follow`: reading a topic without a group
 """

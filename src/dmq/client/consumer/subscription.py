@@ -41,7 +41,7 @@ from dmq.protocol.consume import (
 from dmq.protocol.session import ServerReboot
 from dmq.protocol.status import ErrorHeader
 
-__all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "NamedLink", "Subscriber", "Subscription", "Subscriptions"]
+__all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "AnySubscriber", "NamedLink", "Subscription", "Subscriptions"]
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class NamedLink(Link, Protocol):
     ) -> Pending: ...
 
 
-class Subscriber(Protocol):
-    """What subscriptions ask of their consumer, which waits in its own way."""
+class AnySubscriber(Protocol):
+    """What subscriptions ask of the part of their consumer that waits and reports, in threads or on a loop."""
 
     def wake(self, count: int = ..., *, nudge: bool = ...) -> None:
         """Have so many of those who wait for messages look again; also one that reads, if nudged."""
@@ -267,7 +267,7 @@ class Subscriptions(Generic[P]):
         number: of the subscription, unique within the client, the same at all brokers.
         router: says which brokers have queues of the topic.
         core: what the consumer has in hand.
-        subscriber: the consumer.
+        subscriber: waits and reports for the consumer.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Subscriptions(Generic[P]):
         number: int,
         router: AnyRouter[P, Any],
         core: ConsumerCore,
-        subscriber: Subscriber,
+        subscriber: AnySubscriber,
     ) -> None:
         self.options: Final = options
         self.number: Final = number

@@ -1,0 +1,114 @@
+"""How a consumer of a blocking program waits and reports: in the threads of its callers. Thread-safe.
+
+What always holds: a thread that waits for a message reads the connection itself if no other thread does, so that there
+is no thread between a lone message and its handler. Reports leave at once when there is nothing else to do, and
+together otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from dmq.client.connection.connection import Connection
+from dmq.client.connection.router import Router
+from dmq.client.connection.threads import Waiter
+from dmq.client.consumer.core import ConsumerCore
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.subscription import ALL, Subscriptions
+
+__all__ = ["Subscriber"]
+
+# A busy consumer reports so often that another thread would only be in its way; a slow one does not wait long.
+COMPANY_SECONDS: Final = 0.005
+# Reports about a batch leave with the next pull; so long they wait for one that does not come.
+NEXT_PULL_SECONDS: Final = 0.02
+_LOOK_SECONDS: Final = 1.0  # a thread that waits looks again at least so often
+
+
+class Subscriber:
+    """The waiting threads of one consumer, and its reports; the hand-written part of `dmq.client.consumer.consumer`.
+
+    Parameters:
+        number: of the subscription, unique within the client.
+    """
+
+    def __init__(self, options: ConsumerOptions, number: int, router: Router, core: ConsumerCore) -> None:
+        self._router = router
+        self._core = core
+        self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
+        self._must_flush = False
+        self._waiters: dict[int, Waiter] = {}  # by thread
+        self._attended: list[Connection] = []
+        self.subscriptions: Final = Subscriptions(options, number, router, core, subscriber=self)
+        core.on_reports = self._report
+        core.on_free = lambda: self.wake(nudge=True)
+
+    def wait(self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS) -> None:
+        """Wait until something is there, reading meanwhile if no other thread does; returns after so long anyway."""
+        me, waiter = threading.get_ident(), Waiter()
+        self._waiters[me] = waiter
+        try:
+            only = self.subscriptions.only
+            link = None if only is None else only.pool.current()
+            if is_done():
+                return
+            if link is None:
+                waiter.wait(seconds)
+            else:
+                connection = link
+                connection.until(waiter, lambda: is_done() or connection.is_closed, time.monotonic() + seconds)
+        finally:
+            del self._waiters[me]
+
+    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
+        """Have so many waiting threads look again. The one that reads is this one, and looks by itself."""
+        me = threading.get_ident()
+        if me in self._waiters:
+            count -= 1
+        for thread, waiter in tuple(self._waiters.items()):
+            if count <= 0:
+                break
+            if thread != me:
+                waiter.wake()
+                count -= 1
+        if nudge:
+            for one in self.subscriptions:
+                connection = one.pool.current()
+                if connection is not None:
+                    connection.nudge()
+
+    def attend(self, link: Connection) -> None:
+        """Have pushes read from now on though nobody waits at this link."""
+        if link not in self._attended:
+            self._attended = [other for other in self._attended if not other.is_closed] + [link]
+            link.hold()
+
+    def _report(self, is_urgent: bool) -> None:
+        if is_urgent:
+            self.flush()
+        elif not self._core.is_report_due:
+            self._core.is_report_due = True
+            wait = NEXT_PULL_SECONDS if self._core.has_company else COMPANY_SECONDS
+            self._router.call_later(wait, self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._core.is_report_due = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the reports. A thread that finds another at it leaves the rest to that one."""
+        self._must_flush = True
+        while self._must_flush and self._flushing.acquire(False):
+            try:
+                self._must_flush = False
+                self.subscriptions.report()
+            finally:
+                self._flushing.release()
+
+    def flush_last(self) -> None:
+        """Send the last reports, after those that another thread is about to send."""
+        with self._flushing:
+            self.flush()
