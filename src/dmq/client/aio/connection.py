@@ -221,5 +221,5 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
             call_with(pending.on_answer, reason)
         if not self._ready.done():
             self._ready.set_exception(self._session.closed_by or reason)
-            self._ready.exception()  # whoever waited has been told; nobody may have
+            self._ready.exception()  # retrieved, though nobody may have waited for it
         self._on_closed(self, reason)

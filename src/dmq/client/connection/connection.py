@@ -1,18 +1,16 @@
-"""A connection over a blocking program's socket: whoever waits for an answer reads, for itself and for everybody.
+"""A connection over the socket of a blocking program: a thread that waits for an answer reads, for itself and for all.
 
-The bytes go over a `Wire`, and `Turns` say which thread reads it.
+The bytes go over a `Wire`, and `Turns` say which thread reads it. An `Exchange` is a request whose answer is waited for
+by the very thread that reads.
 
 What always holds:
-- `submit` either raises, and nothing was sent, or `on_answer` is called exactly once, by whichever thread reads, with
-  no lock of ours held that a request needs: it may submit the next one.
+- `submit` either raises, and nothing was sent, or `on_answer` is called exactly once, by the thread that reads, with no
+  lock held that a request needs: it may submit the next one.
 - At most one thread reads; a reader never blocks in writing, so that two full sockets cannot hold each other.
 - Output that the socket does not take is kept, up to `OUT_BYTES_MAX` beyond what the reader itself adds; others wait.
-- The socket is closed by whoever may read, never under the hands of a thread that polls it.
-
-A request whose answer is waited for by the very thread that reads. Pure but for its lock.
-
-What always holds: the answer goes to exactly one place: to the thread that waits, or, once that handed over, to
-whoever it named.
+- The socket is closed by a thread that may read, never while another thread polls it.
+- The answer of an exchange goes to one place: to the thread that waits, or, once that handed over, to the function it
+  named.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ __all__ = ["Connection", "Exchange"]
 
 
 class Exchange:
-    """See the module."""
+    """One request and its answer. Pure but for its lock."""
 
     __slots__ = ("_late", "_lock", "answer", "pending")
 
@@ -94,7 +92,7 @@ class Connection(Peer["Connection"]):
         self.until: Final = self._turns.until
         self.take_ready: Final = self._turns.take_ready
         self.nudge: Final = self._wire.wake
-        """Have whoever reads look again whether what it waits for is there."""
+        """Have the thread that reads look again whether what it waits for is there."""
 
     @classmethod
     def open(
@@ -281,7 +279,7 @@ class Connection(Peer["Connection"]):
     # --- bytes ------------------------------------------------------------------------------------------------------
 
     def _receive(self, seconds: float) -> None:
-        """Wait so long for bytes, and do what they ask. Only for whoever leads."""
+        """Wait so long for bytes, and do what they ask. Only for the thread that leads."""
         is_readable, is_writable = self._wire.poll(seconds)
         if is_writable:
             self._flush()
@@ -318,7 +316,7 @@ class Connection(Peer["Connection"]):
             self.close(self._session.closed_by)
 
     def _write(self, buffers: Sequence[Buffer], *, is_waited_for: bool = False) -> None:
-        """Send. What the socket does not take is sent by whoever reads.
+        """Send. The thread that reads sends what the socket does not take.
 
         Parameters:
             is_waited_for: this thread will wait for the answer, and so read if nobody else does.

@@ -1,18 +1,16 @@
-"""Failover: which broker to try next, and when. Pure: times in, decisions out.
+"""Failover: which address to try next, and when; and which connection is in use. Pure: times in, decisions out.
 
-A round tries every address once, in the order of the URL, beginning after the one that was lost; between rounds it
+A round tries every address once, in the order of the URL, beginning after the one that was lost. Between rounds it
 waits, twice as long each time up to a maximum, with a random part so that a thousand clients do not come back in one
-moment. A broker that announced its reboot is out of use (D-09): it is left out of the first round if there is anybody
-else, and comes last in the others, until it says that it is healthy or a connection to it succeeds.
+moment. A broker that announced its reboot is out of use (D-09): it is left out of the first round if there is another,
+and comes last in later rounds, until it says that it is healthy or a connection to it succeeds.
 
-What always holds: with at least one address there is always a next attempt; a round never tries an address twice.
+Both pools ask `Standing` which connection is in use, which are beside it, and what follows when one breaks. The
+blocking pool asks under its lock.
 
-Where a client stands: which connection is in use, which are beside it, and what follows when one breaks. Pure.
-
-Both transports ask it and do what it says; the blocking one asks under its lock.
-
-What always holds: one connection at most to an address; `interrupted` and `resumed` alternate; once closed, for
-whatever reason, it stays so, and the first reason is the one that is told.
+What always holds: with at least one address there is always a next attempt; a round never tries an address twice;
+there is at most one connection to an address; `interrupted` and `resumed` alternate; what is closed stays closed, and
+the first reason is the one that is told.
 """
 
 from __future__ import annotations
@@ -171,7 +169,7 @@ class Loss(NamedTuple):
 
 
 class Standing(Generic[C]):
-    """See the module.
+    """The connections of one pool.
 
     Parameters:
         failover: whom to try.

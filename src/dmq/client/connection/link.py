@@ -1,10 +1,7 @@
-"""What both connections have in common: who is at the other end, and the handing out of what arrived.
+"""Links: what senders and consumers see of connections, and what the blocking and the asyncio connection share.
 
-What always holds: whatever an answer's or a push's taker raises is logged, and harms no other.
-
-What senders see of connections: the seams between deciding and doing. Both clients bring their own.
-
-What always holds: `submit` either raises, and nothing was sent, or calls `on_answer` exactly once.
+What always holds: `submit` either raises, and nothing was sent, or calls `on_answer` exactly once; an error that the
+receiver of an answer or of a push raises is logged, and does not keep the others from theirs.
 """
 
 from __future__ import annotations

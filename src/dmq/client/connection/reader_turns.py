@@ -24,7 +24,7 @@ _READ_SECONDS: Final = 1.0  # how long the background thread reads before it let
 
 
 class Turns:
-    """See the module.
+    """The turns of one connection.
 
     Parameters:
         name: of the background thread.
@@ -148,7 +148,7 @@ class Turns:
     def attend(self) -> None:
         """One more thing must be read though nobody waits."""
         self.attention += 1
-        if self.attention == 1 and not self._leader:  # whoever leads passes on, and looks at this first
+        if self.attention == 1 and not self._leader:  # the leader passes on, and looks at this first
             self.start_background()
 
     def start_background(self) -> None:

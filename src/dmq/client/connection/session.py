@@ -6,7 +6,7 @@ What always holds:
 - Every request that was taken is answered exactly once: by its response, or by the error that ended the session.
 - At most `outstanding_max` requests wait for an answer; one more is refused with `Busy`.
 - Nothing is sent before the hello but the hello; nothing is asked of a session that ended.
-- A response to nobody is dropped (D-23): whoever asked has given up on it.
+- A response to nobody is dropped (D-23): the caller has given up on it.
 - A request of the broker is answered: a heartbeat with a heartbeat, anything else with UNKNOWN_COMMAND.
 
 The session is not thread-safe. The blocking shell guards `request`, `forget`, `fail` and `receive` with one lock.
@@ -89,7 +89,7 @@ class Received(NamedTuple):
 
 
 class Session:
-    """See the module.
+    """One conversation with a broker.
 
     Parameters:
         hello: who we are.

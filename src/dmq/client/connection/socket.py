@@ -1,7 +1,7 @@
 """The wire: a blocking client's socket, read by one thread at a time and written by any.
 
 What always holds:
-- Nobody blocks in writing. What the socket does not take is kept in order, and written by whoever reads.
+- No thread blocks in writing. What the socket does not take is kept in order, and the thread that reads writes it.
 - A thread that polls can be woken from any other.
 - The socket is closed only by `dispose`, which the owner calls when nobody polls: never under a thread's hands.
 """
@@ -29,7 +29,7 @@ _POLL_SECONDS_MAX: Final = 3600.0
 
 
 class Wire:
-    """See the module. Takes over a connected socket."""
+    """Takes over a connected socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,7 +89,7 @@ class Wire:
             self.out_bytes += len(rest)
 
     def flush(self) -> OSError | None:
-        """Send what was kept, as far as the socket takes it; the error if it is broken. Only for whoever reads."""
+        """Send what was kept, as far as the socket takes it; the error if it is broken. Only for the reader."""
         with self._writing:
             try:
                 while self._out:
@@ -110,7 +110,7 @@ class Wire:
     def poll(self, seconds: float) -> tuple[bool, bool]:
         """Wait so long for something to read, or for room to write if something was kept; which of the two there is.
 
-        Only for whoever reads. Another thread's `wake` ends it too.
+        Only for the thread that reads. Another thread's `wake` ends it too.
         """
         if self._wants_room != bool(self._out):
             self._wants_room = not self._wants_room
@@ -125,7 +125,7 @@ class Wire:
         return is_readable, is_writable
 
     def wake(self) -> None:
-        """Have whoever polls look again."""
+        """Have the thread that polls look again."""
         with self._writing:
             if not self._is_disposed:
                 try:
@@ -142,7 +142,7 @@ class Wire:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the connection; whoever polls notices."""
+        """End the connection; the thread that polls notices."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -1,16 +1,15 @@
-"""Waiting threads, and things done later or elsewhere: what the blocking client has instead of an event loop.
-
-What always holds: a wake-up that comes before the wait is not lost; callbacks of a user run on the notifier's thread
-only, so that a slow one holds up its kind and never the connection (D-07), and one that raises is logged and harms
-nobody; alarms never run early.
-
-What becomes of clients in a forked child: nothing there may use the parent's connection.
+"""Threads of a blocking client: waiting, callbacks, alarms, and what happens to a client in a forked child.
 
 Two processes on one socket would take each other's answers, and two producers with one name would be taken for one that
-repeats itself, so that the broker would store the messages of only one of them.
+repeats itself, so that the broker would store the messages of only one of them. So a child never uses its parent's
+connection.
 
-What always holds: in a child, whatever a client is asked for raises `NotConnected` that says to connect again; closing
-it does nothing; the parent notices nothing of it.
+What always holds:
+- A wake-up that comes before the wait is not lost. Alarms never run early.
+- Callbacks of a user run on the notifier's thread only: a slow one delays other callbacks and never the connection
+  (D-07), and one that raises is logged.
+- In a child, every call of a client raises `NotConnected`, which says to connect again; closing it does nothing; the
+  parent notices nothing of it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Messages are made by the million, so a message is only (delivery, index), and everything about it is looked up when
 asked for: in the record's bytes, or in columns that many messages share.
 
-What always holds: a message waits, is taken, or is settled, and only goes forwards; it is settled once, whoever says it
-first; ranges that are reported name exactly the offsets that were settled, since an ack that comes too late counts for
-whatever it names. State is changed under the lock of its consumer only.
+What always holds: a message waits, is taken, or is settled, and only goes forwards; it is settled once, by the first
+call; ranges that are reported name exactly the offsets that were settled, since an ack that comes too late counts for
+all that it names. State is changed under the lock of its consumer only.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""Duplicates: which messages a consumer has done, so that the same one is not done again (D-10).
+"""Duplicates: which messages of a delivery are for the user, so that none is handled twice (R-07, D-10). Pure.
 
-A message may come twice with one id: its producer moved to another broker and both had stored it, or an ack got lost
-with its connection. The window is keyed by message id and attempt, so that a redelivery after a failure is none. Pure.
+A message may come twice with one id: its producer moved to another address and both had stored it, or an ack got lost
+with its connection. The window of what was handled is keyed by message id and attempt, so that a redelivery after a
+failure is not a duplicate. Ids of one producer are numbers that follow each other, and are kept as intervals: a
+consumer that keeps up with its producers needs a handful of them for millions of messages.
 
-Ids of one producer are numbers that follow each other, and are kept as intervals: a consumer that keeps up with its
-producers needs a handful of them for millions of messages.
+Not for the user are messages whose tag only shares its hash with a wanted one, and duplicates: messages that were acked
+before, and twins of messages that are in hand. A twin gets no handler of its own: it shares the outcome of the first.
 
-What always holds: only what was acked counts as done; at most `intervals_max` intervals are kept, and the oldest
-numbers of the producer heard of least recently go first.
-
-Screening: which messages of a delivery are for the user (R-07, D-10). Pure.
-
-Not for the user are strangers, whose tag only shares its hash with a wanted one, and duplicates: messages that were
-acked before, and twins of messages that are in hand. A twin gets no handler of its own: it shares the first one's fate.
-
-What always holds: a message is in hand from when it was chosen until it is settled, dropped or forgotten; every twin
-leads to a settlement or is chosen in the end.
+What always holds: only acked messages count as done; at most `intervals_max` intervals are kept, and the oldest numbers
+of the producer heard of least recently go first; a message is in hand from when it was chosen until it is settled,
+dropped or forgotten; every twin is settled or chosen in the end.
 """
 
 from __future__ import annotations
@@ -85,7 +80,7 @@ class Intervals:
 
 
 class DuplicateWindow:
-    """See the module."""
+    """The messages that were handled, or are in hand."""
 
     def __init__(self, intervals_max: int = INTERVALS_MAX) -> None:
         self._intervals_max = intervals_max
@@ -151,7 +146,7 @@ class Screened(NamedTuple):
 
 
 class Screening:
-    """See the module.
+    """Which messages of one broker are for the user.
 
     Parameters:
         tags: the tags that are wanted; None for all.

@@ -23,7 +23,7 @@ class Retry(Exception):
 
     Parameters:
         after: seconds until then; left out, the broker's retry table says.
-        reason: why, for whoever looks into it.
+        reason: why, for the person who looks into it.
 
     Raises:
         InvalidSettings: `after` is no time.

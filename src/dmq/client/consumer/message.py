@@ -162,7 +162,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
         Parameters:
             delay: seconds until then; left out, the broker's retry table says.
-            reason: why, for whoever looks into it.
+            reason: why, for the person who looks into it.
         """
         delivery = self._delivery
         delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms(delay), reason=reason)

@@ -33,7 +33,7 @@ class _Lane:
 
 
 class Prefetch:
-    """See the module.
+    """The messages of one consumer that wait.
 
     Parameters:
         is_ordered: of an ordered group.
@@ -119,7 +119,7 @@ class Prefetch:
             if lane.delivery.deadline <= now:
                 self.drop(lane.delivery)
             if self._is_free(lane.delivery) and self._take_from(lane, limit, found):
-                with contextlib.suppress(ValueError):  # whoever drops the last message drops the lanes as well
+                with contextlib.suppress(ValueError):  # dropping the last message drops the lanes as well
                     lanes.remove(lane)
             if found:
                 return
