@@ -79,15 +79,22 @@ class Broker:
         self.changes = catalog.changes
         self.keys = KeyValues(journal, runtime)
         mover = Mover(journal, runtime, catalog, settings.retry_table)
-        self.channels = Channels(journal, runtime, catalog, settings, mover)
+        self.channels = Channels(journal, runtime, catalog, settings, failures=mover)
         self.groups = Groups(journal, self.channels)
         self.reader = Reader(journal, self.channels)
         self.delays = Delays(journal, runtime, catalog)
         self.transactions = Transactions(journal, runtime, catalog, settings)
-        self.dead_letters = DeadLetters(journal, runtime, catalog, settings, letters or (lambda: open_letters(MEMORY)))
+        self.dead_letters = DeadLetters(
+            journal, runtime, catalog, settings, make=letters or (lambda: open_letters(MEMORY))
+        )
         self.limits = RateLimits(journal, runtime)
         self.publisher = Publisher(
-            journal, self.channels, self.limits, self.delays, self.transactions, self.dead_letters
+            journal,
+            self.channels,
+            self.limits,
+            self.delays,
+            transactions=self.transactions,
+            dead_letters=self.dead_letters,
         )
         self.maintenance = Maintenance(runtime.readiness, self.channels, audience)
         catalog.listeners += [self.channels, self.limits]

@@ -176,7 +176,7 @@ class SqlDrain:
     async def _records(self, topic: Topic, queue: int, at: int) -> _Read | None:
         queries = self._queries
         try:
-            found = await self._reads.ask(lambda: queries.read(topic.name, queue, at, _BATCH, _BATCH_BYTES))
+            found = await self._reads.ask(lambda: queries.read(topic.name, queue, at, _BATCH, max_bytes=_BATCH_BYTES))
         except (OffsetGone, Damaged) as error:
             is_gone = isinstance(error, OffsetGone)
             resume = max(at + 1, int(error.detail["first"] if is_gone else error.detail["next"]))
@@ -184,14 +184,14 @@ class SqlDrain:
                 log.error("dead letters are damaged", extra={"topic": topic.name, "error": error.message})
                 self._refused.setdefault((topic.id, queue), set()).update(range(at, resume))
             self._next[topic.id, queue] = resume
-            return _Read(topic, queue, [], [], resume)
+            return _Read(topic, queue, [], [], following=resume)
         position = queries.position(DRAIN_GROUP, topic.name, queue)
         offsets, records = [], []
         for offset, record in zip(found.offsets.tolist(), found.records(), strict=True):
             if position is None or not position.is_settled(offset):
                 offsets.append(offset)
                 records.append(bytes(record.buffer[record.start : record.start + record.length]))
-        return _Read(topic, queue, offsets, records, found.next_offset)
+        return _Read(topic, queue, offsets, records, following=found.next_offset)
 
     async def _put(self, read: _Read) -> None:
         refused: dict[int, str] = {}
@@ -208,7 +208,15 @@ class SqlDrain:
         kept = [offset for index, offset in enumerate(read.offsets) if index not in refused]
         now_ms = self._clock.now_ms()
         events: list[Event] = [
-            Settled(DRAIN_GROUP, read.topic.id, read.queue, start, stop - start, Outcome.ACKED, settled_at_ms=now_ms)
+            Settled(
+                DRAIN_GROUP,
+                read.topic.id,
+                read.queue,
+                start,
+                count=stop - start,
+                outcome=Outcome.ACKED,
+                settled_at_ms=now_ms,
+            )
             for start, stop in offset_runs(kept)
         ]
         self._writer.write_soon(events)

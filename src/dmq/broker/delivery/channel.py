@@ -293,7 +293,7 @@ class Channel:
                 tags=None if filtered is None else TagFilter(filtered, proposal.stop - proposal.start),
             )
         except (OffsetGone, Damaged) as error:
-            self._pass_over(queue, cursor, proposal, error, now_ms)
+            self._pass_over(queue, cursor, proposal, error, now_ms=now_ms)
             return None
         except BaseException:
             cursor.release(proposal, now_ms)
@@ -306,7 +306,7 @@ class Channel:
         pieces = found.pieces
         size = sum(map(len, pieces))
         looked = Looked(found.next_offset, None if filtered is None else offsets, size)
-        lease = cursor.grant(proposal, demand.member, now_ms, demand.lease_ms, looked)
+        lease = cursor.grant(proposal, demand.member, now_ms, demand.lease_ms, looked=looked)
         if lease is None:
             return None
         if (
@@ -315,7 +315,7 @@ class Channel:
             or topic.id in self._queries.expiring
             or 0 < self.max_attempts < proposal.attempt
         ):
-            self._doom(queue, lease, found, offsets, now_ms)
+            self._doom(queue, lease, found, offsets, now_ms=now_ms)
             if lease.count > limit:
                 more = list(mask_runs(lease.start, lease.mask ^ lowest(lease.mask, limit)))
                 cursor.nack(lease.epoch, lease.number, more, now_ms, was_tried=False)
@@ -338,7 +338,7 @@ class Channel:
             extra={"topic": self.topic.name, "group": self.group.name, "queue": queue, "error": str(error)},
         )
         looked = Looked(min(resume, proposal.stop), (), reason=GONE if is_gone else DAMAGED)
-        cursor.grant(proposal, _NOBODY, now_ms, 0, looked)
+        cursor.grant(proposal, _NOBODY, now_ms, 0, looked=looked)
         self._parts.write(cursor.take_skipped(now_ms))
 
     def _doom(self, queue: int, lease: Lease, found: Slice, offsets: Sequence[int], now_ms: int) -> None:

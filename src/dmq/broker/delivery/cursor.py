@@ -230,7 +230,7 @@ class Cursor:
         if unseen:
             self._give_back(proposal, unseen, now_ms)
         if found != mask:
-            start = self._pass_over(start, stop, mask, found, is_whole, reason)
+            start = self._pass_over(start, stop, mask, found, is_whole=is_whole, reason=reason)
             mask = found >> (start - proposal.start)
         if not mask:
             return None
@@ -367,7 +367,7 @@ class Cursor:
         """
         lease = self._leases.get(number) if epoch == self.epoch else None
         if lease is not None:
-            return self._settle(lease, ranges, Outcome.ACKED, now_ms, "")
+            return self._settle(lease, ranges, Outcome.ACKED, now_ms, error="")
         if epoch == self.epoch:
             is_known = number > self._older_than
         else:
@@ -384,7 +384,7 @@ class Cursor:
         Raises:
             LeaseLost: the lease is gone; nothing may be moved.
         """
-        return self._settle(self._find(epoch, number), ranges, outcome, now_ms, error)
+        return self._settle(self._find(epoch, number), ranges, outcome, now_ms, error=error)
 
     def reject(self, epoch: int, number: int, ranges: Ranges | None, now_ms: int, error: str = "") -> list[Settled]:
         """Settle messages that no attempt will help: the caller moves them to the dead letters.
@@ -392,7 +392,7 @@ class Cursor:
         Raises:
             LeaseLost: the lease is gone.
         """
-        return self.settle(epoch, number, ranges, Outcome.DEAD, now_ms, error)
+        return self.settle(epoch, number, ranges, Outcome.DEAD, now_ms=now_ms, error=error)
 
     def set_aside(
         self, epoch: int, number: int, ranges: Ranges | None, outcome: Outcome, now_ms: int, error: str = ""
@@ -409,7 +409,7 @@ class Cursor:
         bits = lease.mask if ranges is None else lease.mask & mask_of_ranges(ranges, lease.start, lease.stop)
         if not bits:
             return None
-        entry = self._move(lease, bits, lease.attempt, NEVER_MS, now_ms)
+        entry = self._move(lease, bits, lease.attempt, NEVER_MS, now_ms=now_ms)
         events = self._log.settled(entry.start, entry.mask, outcome, now_ms, lease=lease, error=error)
         return entry, events
 
@@ -458,7 +458,7 @@ class Cursor:
             # Up to the next one of the other kind, so that entries lie one behind the other.
             part = moved & ((others & -others) - 1) if others else moved
             attempt = lease.attempt + (1 if is_tried and was_tried else 0)
-            entries.append(self._move(lease, part, attempt, now_ms + delay_ms if is_tried else now_ms, now_ms))
+            entries.append(self._move(lease, part, attempt, now_ms + delay_ms if is_tried else now_ms, now_ms=now_ms))
             moved ^= part
         return entries
 
@@ -602,7 +602,7 @@ class Cursor:
         self._begin(Position(offset))
 
     def _return(self, lease: Lease, attempt: int, now_ms: int) -> Redelivery:
-        return self._move(lease, lease.mask, attempt, now_ms, now_ms)
+        return self._move(lease, lease.mask, attempt, now_ms, now_ms=now_ms)
 
     def _move(self, lease: Lease, bits: int, attempt: int, ready_at_ms: int, now_ms: int) -> Redelivery:
         """Take bits out of a lease and into the redelivery list."""

@@ -64,11 +64,37 @@ class DequeueLog:
         if mask & (mask + 1) == 0:  # unbroken: the usual case, a whole lease
             count = mask.bit_length()
             events.append(
-                Settled(group, topic_id, queue, start, count, value, b"", member, attempt, leased_at_ms, now_ms, error)
+                Settled(
+                    group,
+                    topic_id,
+                    queue,
+                    start,
+                    count=count,
+                    outcome=value,
+                    bitmap=b"",
+                    member=member,
+                    attempt=attempt,
+                    leased_at_ms=leased_at_ms,
+                    settled_at_ms=now_ms,
+                    error=error,
+                )
             )
             return events
         events.extend(
-            Settled(group, topic_id, queue, at, count, value, bitmap, member, attempt, leased_at_ms, now_ms, error)
+            Settled(
+                group,
+                topic_id,
+                queue,
+                at,
+                count=count,
+                outcome=value,
+                bitmap=bitmap,
+                member=member,
+                attempt=attempt,
+                leased_at_ms=leased_at_ms,
+                settled_at_ms=now_ms,
+                error=error,
+            )
             for at, count, bitmap in pieces(start, mask)
         )
         return events

@@ -54,7 +54,7 @@ def read_origins(
         at = start
         while at < stop:
             try:
-                found = queries.read(topic.name, queue, at, stop - at, _EVERYTHING, None)
+                found = queries.read(topic.name, queue, at, stop - at, max_bytes=_EVERYTHING, tags=None)
             except OffsetGone as error:
                 resume = min(stop, max(at + 1, int(error.detail["first"])))
             except Damaged as error:

@@ -82,7 +82,7 @@ class Reader:
         def look(queue: int, messages: int, size: int) -> tuple[int, Slice, list[IdRun], list[OriginRun]]:
             queries = self._queries
             start = self._channels.offset_of(topic, queue, asked.at)
-            found = queries.read(topic.name, queue, start, messages, size, tags)
+            found = queries.read(topic.name, queue, start, messages, max_bytes=size, tags=tags)
             ids = queries.id_runs(topic, queue, found.offsets.tolist(), found.pieces)
             origins = queries.origins(topic, queue, found.offsets, found.pieces) if asked.with_origins else []
             return start, found, ids, origins

@@ -119,7 +119,7 @@ async def look_up(broker: Broker, message_id: MessageId, *, is_thorough: bool) -
             id=str(message_id),
         )
     events, is_complete = await _events(broker, message_id, copies, is_thorough)
-    return Life(message_id, copies, events, letters, is_complete, notes)
+    return Life(message_id, copies, events, letters, is_complete=is_complete, notes=notes)
 
 
 def _copies(queries: Queries, message_id: MessageId) -> list[Copy]:
@@ -147,20 +147,20 @@ def _copies(queries: Queries, message_id: MessageId) -> list[Copy]:
                     topic.id,
                     record.queue,
                     record.queue_offset,
-                    int(journal_offset),
-                    part.stored_at_ms,
-                    said.original_send_time_ms or record.send_time_ms,
-                    record.app,
-                    said.tag,
-                    part.is_moved,
-                    due_ms,
-                    topic.name == SCHEDULE_TOPIC and _is_pending(queries, due_ms, int(journal_offset)),
-                    target,
-                    said.group or "",
-                    _attempts(said),
-                    said.reason or "",
-                    said.reason_code or 0,
-                    said.expires_at_ms,
+                    journal_offset=int(journal_offset),
+                    stored_at_ms=part.stored_at_ms,
+                    sent_at_ms=said.original_send_time_ms or record.send_time_ms,
+                    app=record.app,
+                    tag=said.tag,
+                    is_moved=part.is_moved,
+                    due_ms=due_ms,
+                    is_pending=topic.name == SCHEDULE_TOPIC and _is_pending(queries, due_ms, int(journal_offset)),
+                    target=target,
+                    group=said.group or "",
+                    attempt=_attempts(said),
+                    error=said.reason or "",
+                    reason_code=said.reason_code or 0,
+                    expires_ms=said.expires_at_ms,
                 )
             )
     return sorted(found, key=lambda copy: copy.journal_offset)
@@ -187,11 +187,11 @@ async def _letters(broker: Broker, message_id: MessageId) -> list[Letter]:
             row.group,
             row.reason,
             row.last_error,
-            row.attempts,
-            row.dead_at_ms,
-            row.state,
-            row.changed_at_ms or 0,
-            row.changed_by or "",
+            attempts=row.attempts,
+            dead_at_ms=row.dead_at_ms,
+            state=row.state,
+            changed_at_ms=row.changed_at_ms or 0,
+            changed_by=row.changed_by or "",
         )
         for row in page.letters
     ]

@@ -98,8 +98,17 @@ class _Order:
 def _leased(leased: Leased) -> Step:
     copy = leased.copy
     note = f"is out now, until {moment(leased.until_ms)}"
-    where = (copy.topic, copy.queue, copy.offset)
-    return Step(leased.since_ms, "delivered", *where, leased.group, leased.member, leased.attempt, note)
+    return Step(
+        leased.since_ms,
+        "delivered",
+        copy.topic,
+        copy.queue,
+        offset=copy.offset,
+        group=leased.group,
+        member=leased.member,
+        attempt=leased.attempt,
+        note=note,
+    )
 
 
 def _lettered(life: Life) -> Iterator[Step]:

@@ -71,18 +71,18 @@ def facts_of(broker: Broker, life: Life, topic: Topic, group: str) -> Facts | No
     if copy.topic.startswith(DLQ_PREFIX):
         state = next((row.state for row in reversed(life.letters) if row.group == group_of(group)), "")
         reason = _REASONS.get(copy.reason_code, str(copy.reason_code))
-        return facts._replace(dead=Dead(reason, copy.error, copy.stored_at_ms, copy.attempt, state))
+        return facts._replace(dead=Dead(reason, copy.error, copy.stored_at_ms, copy.attempt, state=state))
     if copy.due_ms:
         return facts._replace(retry=Retry(copy.due_ms, copy.attempt, copy.error))
     live = broker.channels.open.get((topic.name, group))
-    facts = _with_group(broker, facts, topic, group, live)
+    facts = _with_group(broker, facts, topic, group, live=live)
     is_retry = copy.topic.startswith(RETRY_PREFIX)
     if is_retry:
         facts = facts._replace(retry=Retry(0, copy.attempt, copy.error), is_matching=True)
     expires_ms = copy.expires_ms
     if expires_ms is None and topic.config.ttl_ms is not None and not is_retry:
         expires_ms = copy.stored_at_ms + topic.config.ttl_ms
-    return _with_place(broker, facts._replace(expires_ms=expires_ms), life, copy, group, live)
+    return _with_place(broker, facts._replace(expires_ms=expires_ms), life, copy, group=group, live=live)
 
 
 def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Channel | None) -> Facts:
@@ -139,7 +139,7 @@ def _how(life: Life, copy: Copy, group: str) -> tuple[SettledHow | None, bool]:
             how = how if was_passed else None
         elif covers(event, copy.offset):
             at_ms = event.settled_at_ms or seen.stored_at_ms
-            how = SettledHow(event.outcome, event.member, at_ms, event.attempt + copy.attempt, event.error)
+            how = SettledHow(event.outcome, event.member, at_ms, event.attempt + copy.attempt, error=event.error)
     return how, was_passed
 
 
@@ -159,5 +159,7 @@ def leases_of(broker: Broker, life: Life, topic: Topic) -> list[Leased]:
             lease = live.cursor(key).claim_on(copy.offset)
             if isinstance(lease, Lease):
                 attempt = lease.attempt + copy.attempt
-                found.append(Leased(copy, group, lease.holder.name, lease.leased_at_ms, lease.due_ms, attempt))
+                found.append(
+                    Leased(copy, group, lease.holder.name, lease.leased_at_ms, until_ms=lease.due_ms, attempt=attempt)
+                )
     return found

@@ -29,5 +29,5 @@ class Journal(NamedTuple):
     def of(cls, store: MessageStore, settings: BrokerSettings, clock: Clock, outbox: WriteCoalescer) -> Journal:
         """The writer and the readers of a store."""
         arrivals = Arrivals(settings.pulls_waiting_max)
-        writer = JournalWriter(store, clock, settings.waiting_bytes_max, outbox, arrivals)
+        writer = JournalWriter(store, clock, settings.waiting_bytes_max, outbox, arrivals=arrivals)
         return cls(store, store.queries, writer, DiskReads(store.queries), arrivals=arrivals)

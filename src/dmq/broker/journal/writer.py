@@ -155,7 +155,7 @@ class JournalWriter:
         Raises:
             Busy: too much is waiting.
         """
-        self.put(_Called(items, durability, done, size, atomic))
+        self.put(_Called(items, durability, done, size, atomic=atomic))
 
     def put(self, submission: Submission) -> None:
         """`submit`, for a submission that has a class of its own.
@@ -178,7 +178,7 @@ class JournalWriter:
 
     def submit_lazily(self, items: Sequence[Event]) -> None:
         """Hand over events that nobody waits for: they are written with the next unit, or in a few milliseconds."""
-        self._submitted.append(_Called(items, Durability.STORED, nobody_waits, 0, False))
+        self._submitted.append(_Called(items, Durability.STORED, nobody_waits, 0, atomic=False))
         if self._turn_planned:
             return
         self._idle.clear()

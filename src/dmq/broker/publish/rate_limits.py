@@ -191,7 +191,12 @@ class RateLimits:
         """Whether it is stored already: a producer that sends it again is told so, and nothing is stored twice."""
         stored = self._queries.topic(batch.topic)
         return self._queries.is_resent(
-            stored, batch.queue, batch.producer_id, batch.producer_epoch, batch.first_sequence, count
+            stored,
+            batch.queue,
+            batch.producer_id,
+            batch.producer_epoch,
+            first_sequence=batch.first_sequence,
+            count=count,
         )
 
     def set(self, limit: Limit) -> Coroutine[Any, Any, list[Limit]]:

@@ -33,7 +33,7 @@ class CopyBatch:
 
     def add(self, origin: Origin, plan: CopyPlan, attempt: int, due_ms: int | None, expires_at_ms: int | None) -> int:
         """Add a copy; returns its size."""
-        copied = copy_record(origin.failed, plan, origin.message_id, attempt, expires_at_ms)
+        copied = copy_record(origin.failed, plan, origin.message_id, attempt, expires_at_ms=expires_at_ms)
         if copied.key is not None:
             self._keys.append((len(self._records), copied.key))
         self._records.append(copied.record)

@@ -226,7 +226,9 @@ class Mover:
                 found = plans[delay_ms] = (plan, load.batch_for(*where))
             plan, batch = found
             load.size += batch.add(origin, plan, made, due_ms, expires_at_ms=place.expiry(origin))
-        self._set_aside(load, place, origins, _Verdict(DeadReason.REJECTED, failure.error, Outcome.RETRIED), now_ms)
+        self._set_aside(
+            load, place, origins, _Verdict(DeadReason.REJECTED, failure.error, Outcome.RETRIED), now_ms=now_ms
+        )
 
     def _bury(self, place: _Place, origins: Sequence[Origin], verdict: _Verdict, made: int, *, now_ms: int) -> None:
         if not origins:
@@ -246,7 +248,7 @@ class Mover:
         for origin in origins:
             attempts = origin.failed.attempts_before + origin.failed.attempts + made
             load.size += batch.add(origin, plan, attempts, None, expires_at_ms=None)
-        self._set_aside(load, place, origins, verdict, now_ms)
+        self._set_aside(load, place, origins, verdict, now_ms=now_ms)
 
     def _set_aside(self, load: Load, place: _Place, origins: Sequence[Origin], verdict: _Verdict, now_ms: int) -> None:
         channel, key, cursor, lease = place

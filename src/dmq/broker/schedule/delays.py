@@ -89,7 +89,13 @@ class Delays:
         self.unreadable = 0
         self.is_building = False  # one unit at a time is made, so that a turn of the loop is short
         self._workers = deque(
-            _Worker(self, journal, runtime, catalog, fragments_of(number, settings.thread_count, settings.fragment))
+            _Worker(
+                self,
+                journal,
+                runtime,
+                catalog,
+                fragments=fragments_of(number, settings.thread_count, settings.fragment),
+            )
             for number in range(settings.thread_count)
         )
 

@@ -100,7 +100,12 @@ class ReleaseUnit:
                 self.add_dead(part.record(index), part.message_id(index), rank)
             return
         records = moved_many(
-            part.buffer, part.starts, part.lengths, part.row.producer_id, part.sequences, self._sent_at_ms
+            part.buffer,
+            part.starts,
+            part.lengths,
+            part.row.producer_id,
+            sequences=part.sequences,
+            sent_at_ms=self._sent_at_ms,
         )
         hashes = id_hashes(part.row.producer_id, part.sequences).tolist()
         placed = map(_Placed, ranks, records, hashes, part.hashes.tolist())

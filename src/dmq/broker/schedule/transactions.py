@@ -481,7 +481,7 @@ class Transactions:
                 if half is None:
                     continue
                 if attempts[message_id]:
-                    self._ask(part, index, message_id, half.group, attempts[message_id])
+                    self._ask(part, index, message_id, half.group, attempt=attempts[message_id])
                 else:
                     groups[message_id] = half.group
         if groups:

@@ -158,10 +158,10 @@ class Dispatcher:
                 _check_changes(broker.changes, session, header)
             work = entry.handler(broker, session, frame, header)
         except Later as later:
-            self._wait_for(broker, later.change, session, frame, header)
+            self._wait_for(broker, later.change, session, frame, header=header)
         else:
             if work is not None:
-                self._go_on(broker, entry, session, frame, work)
+                self._go_on(broker, entry, session, frame, work=work)
 
     def _refuse(self, connection: Connection, frame: Frame, error: BaseException) -> None:
         """Answer that a request did not work."""

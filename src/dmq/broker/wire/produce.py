@@ -41,8 +41,8 @@ def _answer(
                 placement.queue,
                 placement.first_offset,
                 placement.unit_start,
-                durability,
-                placement.duplicate,
+                durability=durability,
+                is_duplicate=placement.duplicate,
             )
         )
 
