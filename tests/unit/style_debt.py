@@ -29,7 +29,6 @@ PLACES: dict[str, set[str]] = {
 # How many there are at most, by layer.
 COUNTS: dict[str, dict[str, int]] = {
     "positional_calls": {
-        "dmq.broker": 44,
         "dmq.records": 1,
     },
     "vague_words": {
