@@ -7,9 +7,6 @@ from __future__ import annotations
 
 # By the name of the rule in `bench.house.rules`.
 PLACES: dict[str, set[str]] = {
-    "duplicate_classes_in_package": {
-        "dmq.client:Batch",
-    },
     "wide_functions": {
         "dmq.client.aio.connection:AioConnection.submit",
         "dmq.client.connection.connection:Connection.submit",

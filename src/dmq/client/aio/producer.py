@@ -19,7 +19,7 @@ from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.arguments import check_function
 from dmq.client.connection.session import Push
-from dmq.client.producer.accumulator import Batch, Draft
+from dmq.client.producer.accumulator import Draft, SendBatch
 from dmq.client.producer.core import Core, listed
 from dmq.client.producer.future import Receipts, SendFuture
 from dmq.client.producer.message import SendOptions
@@ -181,7 +181,7 @@ class AioProducer:
         if not messages:
             return Receipts((), 0)
         route = self._routes.get(topic) or await self._route(topic)
-        parts: list[tuple[Batch, Sequence[int]]] = []
+        parts: list[tuple[SendBatch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
@@ -220,7 +220,7 @@ class AioProducer:
         self._routes.put(topic, route)
         return route
 
-    async def _put(self, draft: Draft, deadline: float | None) -> tuple[Batch, int]:
+    async def _put(self, draft: Draft, deadline: float | None) -> tuple[SendBatch, int]:
         while True:
             put = self._core.put(draft, attended=deadline is None, deadline=deadline)
             if put is not None:
@@ -234,7 +234,7 @@ class AioProducer:
         self._core.accumulator.waiters.append(waiter)
         return await waiter.wait(self._left(deadline))
 
-    async def _enter(self, batch: Batch, deadline: float | None) -> None:
+    async def _enter(self, batch: SendBatch, deadline: float | None) -> None:
         """Let a batch of `send_many` into the window."""
         while True:
             self._core.check_open()
@@ -244,7 +244,7 @@ class AioProducer:
             if self._options.on_full != "block" or not await self._wait_for_room(deadline):
                 raise self._core.full(batch.topic, Message(b""))
 
-    async def _wait(self, batch: Batch, deadline: float | None) -> None:
+    async def _wait(self, batch: SendBatch, deadline: float | None) -> None:
         """Wait for a batch; raise if it takes too long."""
         if batch.is_done:
             return
@@ -267,7 +267,7 @@ class AioProducer:
             raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
         return AioTransaction(self._transactions, self._prepare, (topic, body, options), self._options.timeout)
 
-    async def _prepare(self, topic: str, body: object, **options: Any) -> tuple[Batch, int]:
+    async def _prepare(self, topic: str, body: object, **options: Any) -> tuple[SendBatch, int]:
         transactions = self._transactions
         assert transactions is not None
         deadline = self._deadline()

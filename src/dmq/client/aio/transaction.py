@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dmq.client.aio.waiter import TaskWaiter
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.transaction_core import End, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
 from dmq.model import MessageId
@@ -27,7 +27,7 @@ __all__ = ["AioEndFuture", "AioTransaction"]
 
 log = logging.getLogger(__name__)
 
-Prepare = Callable[..., Awaitable[tuple[Batch, int]]]
+Prepare = Callable[..., Awaitable[tuple[SendBatch, int]]]
 
 
 class AioEndFuture:
@@ -104,7 +104,7 @@ class AioTransaction:
         self._transactions = transactions
         self._prepare = prepare
         self._first = first
-        self._halves: list[tuple[Batch, int]] = []  # empty until it is awaited or entered
+        self._halves: list[tuple[SendBatch, int]] = []  # empty until it is awaited or entered
         self._timeout = timeout
         self._end: End | None = None
 
@@ -119,7 +119,7 @@ class AioTransaction:
 
     # twin: blocking
     # def __init__(
-    #     self, transactions: Transactions, prepare: Prepare, first: tuple[Batch, int], timeout: float | None
+    #     self, transactions: Transactions, prepare: Prepare, first: tuple[SendBatch, int], timeout: float | None
     # ) -> None:
     #     self._transactions = transactions
     #     self._prepare = prepare

@@ -38,11 +38,11 @@ __all__ = [
     "SECOND_BYTES_MIN",
     "SECOND_MESSAGES_MIN",
     "Accumulator",
-    "Batch",
     "Draft",
     "Lane",
     "LaneKey",
     "Outcome",
+    "SendBatch",
     "Spooled",
     "Stream",
     "Wakeable",
@@ -177,7 +177,7 @@ class LaneKey(NamedTuple):
         return self.is_delayed or self.is_half
 
 
-class Batch(Outcome, NumberedBatch):
+class SendBatch(Outcome, NumberedBatch):
     """Messages that go together, from the first one gathered to the answer."""
 
     is_plain = True  # as long as all have a body and at most a key: they then are two columns
@@ -259,15 +259,15 @@ class Lane:
         self.has_offsets = not key.is_aside and key.durability != Durability.NONE
         self.stream = stream
         self.turn = turn
-        self.ready: deque[Batch] = deque()
-        self.gathering: Batch | None = None
+        self.ready: deque[SendBatch] = deque()
+        self.gathering: SendBatch | None = None
         self.under_way = 0
 
     @property
     def is_idle(self) -> bool:
         return not self.ready and self.gathering is None
 
-    def offered(self) -> Batch | None:
+    def offered(self) -> SendBatch | None:
         """What would go next, if it is worth going now."""
         if self.ready:
             return self.ready[0]
@@ -304,7 +304,7 @@ class Accumulator:
         self._producer_id = self._random.getrandbits(64)
         self._streams: dict[tuple[Durability, bool, bool], Stream] = {}
         self._lanes: dict[LaneKey, Lane] = {}
-        self._unsettled: dict[Batch, None] = {}
+        self._unsettled: dict[SendBatch, None] = {}
         self.bytes = 0
         self.messages = 0
         self.waiters: deque[Wakeable] = deque()  # for room in the window
@@ -324,7 +324,7 @@ class Accumulator:
             "for some of them, or widen window_bytes"
         )
 
-    def release(self, batch: Batch) -> list[Wakeable]:
+    def release(self, batch: SendBatch) -> list[Wakeable]:
         """A batch is settled: its room is free, and those who wait for some are returned to be woken."""
         self.bytes -= batch.bytes
         self.messages -= batch.count
@@ -350,10 +350,10 @@ class Accumulator:
             stream.lanes.setdefault(key.topic, []).append(lane)
         return lane
 
-    def append(self, draft: Draft) -> Batch:
+    def append(self, draft: Draft) -> SendBatch:
         """Put a message into the batch that gathers; it is the last one there. The window was asked before.
 
-        `Batch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
+        `SendBatch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
         before; if it has not, the end of what is under way will look again.
         """
         lane, message, size, due_ms, extra = draft
@@ -369,7 +369,7 @@ class Accumulator:
         self._count_one(lane, batch, size)
         return batch
 
-    def append_plain(self, lane: Lane, body: bytes, key: str | None, size: int) -> Batch:
+    def append_plain(self, lane: Lane, body: bytes, key: str | None, size: int) -> SendBatch:
         """`append` for a message that has a body and at most a key, and is not delayed."""
         batch = lane.gathering
         if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
@@ -391,7 +391,7 @@ class Accumulator:
         )
         return batch
 
-    def take_alone(self, lane: Lane, size: int, queues: Sequence[int]) -> Batch | None:
+    def take_alone(self, lane: Lane, size: int, queues: Sequence[int]) -> SendBatch | None:
         """A batch for one message that leaves at once, with its queue and its numbers, as if it had been appended.
 
         None if anything else is in its way: messages or batches of its lane, a full window, or queues that are all
@@ -399,7 +399,7 @@ class Accumulator:
         """
         if lane.under_way or lane.gathering is not None or lane.ready or not self.has_room(size, 1):
             return None
-        batch = lane.gathering = Batch(lane)
+        batch = lane.gathering = SendBatch(lane)
         batch.bytes, batch.count = size, 1
         if self.next_batch(lane, queues) is None:
             lane.gathering = None
@@ -409,18 +409,18 @@ class Accumulator:
         self.messages += 1
         return batch
 
-    def _gathering(self, lane: Lane, size: int) -> Batch:
+    def _gathering(self, lane: Lane, size: int) -> SendBatch:
         """The batch of a lane that has room for so much more."""
         batch = lane.gathering
         if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
             if batch is not None:
                 batch.is_sealed = True
                 lane.ready.append(batch)
-            batch = lane.gathering = Batch(lane)
+            batch = lane.gathering = SendBatch(lane)
             self._unsettled[batch] = None
         return batch
 
-    def _count_one(self, lane: Lane, batch: Batch, size: int) -> None:
+    def _count_one(self, lane: Lane, batch: SendBatch, size: int) -> None:
         count = batch.count = batch.count + 1
         total = batch.bytes = batch.bytes + size
         self.bytes += size
@@ -429,7 +429,7 @@ class Accumulator:
             not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
         )
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: SendBatch) -> None:
         """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
         lane = batch.lane
         if lane.gathering is not None:
@@ -442,7 +442,7 @@ class Accumulator:
         self.bytes += batch.bytes
         self.messages += batch.count
 
-    def withdraw(self, batch: Batch) -> bool:
+    def withdraw(self, batch: SendBatch) -> bool:
         """Take back a batch that has not left; False if it has."""
         lane = batch.lane
         if lane.gathering is batch:
@@ -455,7 +455,7 @@ class Accumulator:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def next_batch(self, lane: Lane, queues: Sequence[int]) -> Batch | None:
+    def next_batch(self, lane: Lane, queues: Sequence[int]) -> SendBatch | None:
         """The batch of this lane that leaves now, with its queue and its numbers; None if none does.
 
         Parameters:
@@ -490,12 +490,12 @@ class Accumulator:
             lane.under_way += 1
         return batch
 
-    def _number(self, batch: Batch, stream: Stream) -> None:
+    def _number(self, batch: SendBatch, stream: Stream) -> None:
         batch.producer_id = stream.producer_id
         batch.first_sequence = stream.next_sequence
         stream.next_sequence += batch.count
 
-    def finished(self, batch: Batch) -> list[Lane]:
+    def finished(self, batch: SendBatch) -> list[Lane]:
         """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""
         self._unsettled.pop(batch, None)
         lane = batch.lane
@@ -511,6 +511,6 @@ class Accumulator:
         """All lanes that have something to send."""
         return [lane for lane in self._lanes.values() if not lane.is_idle]
 
-    def unsettled(self) -> Iterator[Batch]:
+    def unsettled(self) -> Iterator[SendBatch]:
         """All batches that are not settled, oldest first."""
         return iter([*self._unsettled])

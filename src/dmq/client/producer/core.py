@@ -16,7 +16,7 @@ import msgspec
 
 from dmq.client.arguments import check_seconds, check_whole
 from dmq.client.connection.link import Links
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Batch, Draft, Lane, LaneKey
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Draft, Lane, LaneKey, SendBatch
 from dmq.client.producer.encoder import BatchEncoder, encode_body
 from dmq.client.producer.message import (
     TEXT_MAX,
@@ -105,11 +105,11 @@ class Spooling(Protocol):
         """Keep what is known of a topic for the next start."""
         ...
 
-    def wait_kept(self, batch: Batch, deadline: float) -> None:
+    def wait_kept(self, batch: SendBatch, deadline: float) -> None:
         """Wait until the batch is on the disk, at most until a moment of `time.monotonic`."""
         ...
 
-    def give_up(self, batch: Batch, timeout: float) -> None:
+    def give_up(self, batch: SendBatch, timeout: float) -> None:
         """The time of a synchronous send is over: end it well if the batch is on the disk, else raise."""
         ...
 
@@ -215,7 +215,7 @@ class Core:
             return None
         return lane
 
-    def alone(self, topic: str, message: Message, durability: str, now: float) -> Batch | None:
+    def alone(self, topic: str, message: Message, durability: str, now: float) -> SendBatch | None:
         """A batch of one message that may be sent at once, encoded and with its numbers; None if it has to queue.
 
         It is a batch like any other: in the window, with its queue taken, and to be seen through to its end. It is
@@ -248,7 +248,7 @@ class Core:
             batch.body, batch.key_count = records, key_count
         return batch
 
-    def put_plain(self, lane: Lane, body: bytes, key: str | None) -> tuple[Batch, int] | None:
+    def put_plain(self, lane: Lane, body: bytes, key: str | None) -> tuple[SendBatch, int] | None:
         """`put` for a message of `plain_lane`; None if the window is full: then `draft` and `put` decide."""
         size = len(body) + MESSAGE_BYTES
         with self.lock:
@@ -262,7 +262,7 @@ class Core:
         with self.lock:
             return self.accumulator.lane(key)
 
-    def put(self, draft: Draft, *, attended: bool, deadline: float | None) -> tuple[Batch, int] | None:
+    def put(self, draft: Draft, *, attended: bool, deadline: float | None) -> tuple[SendBatch, int] | None:
         """Put a message into its lane: its batch and its place there; None if the window is full."""
         with self.lock:
             if self.sender.closed_by is not None or not self.accumulator.has_room(draft.size, 1):
@@ -282,7 +282,7 @@ class Core:
 
     def many(
         self, route: Route, messages: Sequence[Message], options: SendOptions
-    ) -> Iterator[tuple[Batch, Sequence[int]]]:
+    ) -> Iterator[tuple[SendBatch, Sequence[int]]]:
         """Batches of `send_many`, each encoded when it is asked for, with the indexes of its messages.
 
         Raises:
@@ -300,7 +300,7 @@ class Core:
             lane = self.lane(LaneKey(options.topic, queue, level, is_delayed=bool(due), group=options.consumed_by))
             start = 0
             while start < len(indexes):
-                batch = Batch(lane)
+                batch = SendBatch(lane)
                 stop = self._fill(batch, messages, indexes, start, plain=plain)
                 part = indexes[start:stop]
                 if due:
@@ -312,7 +312,9 @@ class Core:
                 yield batch, part
                 start = stop
 
-    def _fill(self, batch: Batch, messages: Sequence[Message], indexes: Sequence[int], start: int, plain: bool) -> int:
+    def _fill(
+        self, batch: SendBatch, messages: Sequence[Message], indexes: Sequence[int], start: int, plain: bool
+    ) -> int:
         stop = min(len(indexes), start + MANY_MESSAGES)
         part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
         bodies = [message.body for message in part]

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.clock import Clock
 from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import Message
@@ -151,7 +151,7 @@ class BatchEncoder:
         self._compressor = compressor
         self._encoding = threading.Lock()  # a compressor serves one thread at a time
 
-    def encode(self, batch: Batch, body_bytes_max: int) -> None:
+    def encode(self, batch: SendBatch, body_bytes_max: int) -> None:
         """Turn a batch's messages into the body of its request.
 
         Parameters:

@@ -23,7 +23,7 @@ from dmq.client.connection.connection import Connection, Exchange
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
-from dmq.client.producer.accumulator import Batch, Draft
+from dmq.client.producer.accumulator import Draft, SendBatch
 from dmq.client.producer.core import Core, listed
 from dmq.client.producer.future import Receipts, SendFuture
 from dmq.client.producer.message import SendOptions
@@ -127,7 +127,7 @@ class Producer:
             raise batch.error_of(index)
         return batch.receipt(index)
 
-    def _send_alone(self, topic: str, message: Message, durability: str, deadline: float) -> Batch | None:
+    def _send_alone(self, topic: str, message: Message, durability: str, deadline: float) -> SendBatch | None:
         """Send a message in this thread and wait a while for its answer: its batch, settled or not.
 
         None if it is not a case for this way; then nothing was done.
@@ -160,7 +160,7 @@ class Producer:
             sender.answered(batch, connection, exchange.answer)
         return batch
 
-    def _hand_over(self, exchange: Exchange, batch: Batch, connection: Connection) -> bool:
+    def _hand_over(self, exchange: Exchange, batch: SendBatch, connection: Connection) -> bool:
         """Leave a lone batch whose answer takes long to the sender; False if the answer has just come."""
         sender = self._sender
         assert exchange.pending is not None
@@ -247,7 +247,7 @@ class Producer:
         messages = listed(messages)
         if not messages:
             return Receipts((), 0)
-        parts: list[tuple[Batch, Sequence[int]]] = []
+        parts: list[tuple[SendBatch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
@@ -300,8 +300,8 @@ class Producer:
         return self._transactions
 
     def _prepare(
-        self, topic: str, body: object, *, first: tuple[Batch, int] | None = None, **options: Any
-    ) -> tuple[Batch, int]:
+        self, topic: str, body: object, *, first: tuple[SendBatch, int] | None = None, **options: Any
+    ) -> tuple[SendBatch, int]:
         transactions = self._transacting()
         deadline = self._deadline()
         if first is not None:  # it may still be on its way, and only then has its number
@@ -351,7 +351,7 @@ class Producer:
             self._spooling.remember(topic)
         return route
 
-    def _put(self, draft: Draft, attended: bool, deadline: float | None) -> tuple[Batch, int]:
+    def _put(self, draft: Draft, attended: bool, deadline: float | None) -> tuple[SendBatch, int]:
         """Put a message into its lane, waiting for room if the user wants that."""
         limit = deadline or FOREVER
         while True:
@@ -374,7 +374,7 @@ class Producer:
             accumulator.waiters.append(waiter)
         return waiter.wait(deadline - time.monotonic())
 
-    def _enter(self, batch: Batch, parts: Sequence[tuple[Batch, Sequence[int]]], deadline: float) -> None:
+    def _enter(self, batch: SendBatch, parts: Sequence[tuple[SendBatch, Sequence[int]]], deadline: float) -> None:
         """Let a batch of `send_many` into the window; while that is full, read the answers that make room."""
         accumulator = self._core.accumulator
         while True:
@@ -394,7 +394,7 @@ class Producer:
             if is_over:
                 raise TimedOut(f"the window stayed full for {self._options.timeout:g} s")
 
-    def _wait(self, batch: Batch, deadline: float) -> None:
+    def _wait(self, batch: SendBatch, deadline: float) -> None:
         """Wait for a batch; read meanwhile if nobody else does."""
         router = self._router
         limit = deadline
@@ -417,7 +417,7 @@ class Producer:
             else:
                 connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
 
-    def _give_up(self, batch: Batch) -> None:
+    def _give_up(self, batch: SendBatch) -> None:
         """The time of a synchronous send is over: take it back if that is still possible, and raise.
 
         What the spool has ends well.

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from dmq.client.connection.link import Link, Links
 from dmq.client.connection.threads import FOREVER
-from dmq.client.producer.accumulator import Accumulator, Batch, Lane
+from dmq.client.producer.accumulator import Accumulator, Lane, SendBatch
 from dmq.client.producer.encoder import BatchEncoder
 from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import RetryPolicy, Step
@@ -65,10 +65,10 @@ class Sender:
         self._routes = routes
         self._links = links
         self._clock = clock
-        self._attempts: NumberedSender[Batch] = NumberedSender(self)
+        self._attempts: NumberedSender[SendBatch] = NumberedSender(self)
         self.answered: Final = self._attempts.answered
-        self._under_way: dict[Batch, Link] = {}
-        self._parked: list[Batch] = []
+        self._under_way: dict[SendBatch, Link] = {}
+        self._parked: list[SendBatch] = []
         self._is_scanning = False
         self.closed_by: DMQError | None = None
         self.body_bytes_max = _BODY_BYTES_MAX
@@ -92,7 +92,7 @@ class Sender:
             if lane.is_idle:
                 return
 
-    def encode(self, batch: Batch) -> None:
+    def encode(self, batch: SendBatch) -> None:
         """Turn a batch's messages into the body of its request.
 
         Raises:
@@ -100,7 +100,7 @@ class Sender:
         """
         self._encoder.encode(batch, self.body_bytes_max)
 
-    def dispatch(self, batch: Batch, link: Link | None) -> None:
+    def dispatch(self, batch: SendBatch, link: Link | None) -> None:
         """Send a batch that has left its lane; whatever prevents that, it is seen to. Without a link it waits."""
         try:
             if batch.body is None:
@@ -112,7 +112,7 @@ class Sender:
         except DMQError as error:
             self.unsent(batch, error)
 
-    def unsent(self, batch: Batch, error: DMQError) -> None:
+    def unsent(self, batch: SendBatch, error: DMQError) -> None:
         """A batch could not be sent: it waits for a connection or for its turn, or ends."""
         if isinstance(error, NotConnected):
             batch.last_error = error
@@ -123,7 +123,7 @@ class Sender:
         else:
             self._end(batch, error=error)
 
-    def header(self, batch: Batch, now: float) -> Produce:
+    def header(self, batch: SendBatch, now: float) -> Produce:
         """The header under which a batch goes out now."""
         key = batch.lane.key
         timeout_ms = 0
@@ -148,7 +148,7 @@ class Sender:
             timeout_ms=timeout_ms,
         )
 
-    def _send(self, batch: Batch, link: Link) -> None:
+    def _send(self, batch: SendBatch, link: Link) -> None:
         key = batch.lane.key
         now = self._clock.monotonic()
         header = self.header(batch, now)
@@ -168,7 +168,7 @@ class Sender:
                 self._under_way.pop(batch, None)
             raise
 
-    def note_sending(self, batch: Batch, link: Link, now: float) -> None:
+    def note_sending(self, batch: SendBatch, link: Link, now: float) -> None:
         """Note when a batch goes out for the first time, and where it goes now."""
         if batch.sent_at is None:
             batch.sent_at = now
@@ -176,7 +176,7 @@ class Sender:
                 batch.deadline = now + self._policy.give_up_after
         batch.broker = link.address
 
-    def watch(self, batch: Batch, link: Link) -> None:
+    def watch(self, batch: SendBatch, link: Link) -> None:
         """Look after a batch from now on: send it again if it is not answered, give it up in the end."""
         with self.lock:
             self._under_way[batch] = link
@@ -186,13 +186,13 @@ class Sender:
 
     # --- back: how an attempt ended ---------------------------------------------------------------------------------
 
-    def unanswered(self, batch: Batch, error: DMQError) -> None:
+    def unanswered(self, batch: SendBatch, error: DMQError) -> None:
         """The connection broke: the batch goes out again over the next one."""
         with self.lock:
             self._under_way.pop(batch, None)
         self._park(batch)
 
-    def refused(self, batch: Batch, link: Link, error: DMQError) -> None:
+    def refused(self, batch: SendBatch, link: Link, error: DMQError) -> None:
         """The broker answered with an error: the policy decides whether, when and where the batch goes out again."""
         with self.lock:
             self._under_way.pop(batch, None)
@@ -215,7 +215,7 @@ class Sender:
         else:
             self._links.call_later(decision.pause, lambda: self._again(batch))
 
-    def _again(self, batch: Batch) -> None:
+    def _again(self, batch: SendBatch) -> None:
         if batch.is_done:
             return
         link = self._links.link_for(batch.topic, batch.queue)
@@ -224,7 +224,7 @@ class Sender:
         else:
             self.dispatch(batch, link)
 
-    def _refresh(self, batch: Batch, link: Link) -> None:
+    def _refresh(self, batch: SendBatch, link: Link) -> None:
         """Ask whether the topic is there, and with how many queues; then send again, or give up."""
 
         def learned(answer: Frame | DMQError) -> None:
@@ -241,7 +241,7 @@ class Sender:
         except DMQError:
             self._park(batch)
 
-    def _park(self, batch: Batch) -> None:
+    def _park(self, batch: SendBatch) -> None:
         """Keep a batch until a connection is back; if one is there already, it goes at once."""
         batch.is_attended = True
         with self.lock:
@@ -310,14 +310,14 @@ class Sender:
         if must_go_on:
             self._links.call_later(SCAN_SECONDS, self._scan)
 
-    def _out_of_retries(self, batch: Batch) -> OutOfRetries:
+    def _out_of_retries(self, batch: SendBatch) -> OutOfRetries:
         return OutOfRetries(
             f"sent {batch.resends + 1} times within {self._policy.give_up_after:g} s and never answered; whether the "
             "message is stored is not known",
             resends=batch.resends,
         )
 
-    def withdraw(self, batch: Batch, error: DMQError) -> bool:
+    def withdraw(self, batch: SendBatch, error: DMQError) -> bool:
         """Take back a batch that was never sent; False if it was, or may be any moment."""
         with self.lock:
             if batch.sent_at is not None or batch.is_done:
@@ -350,7 +350,7 @@ class Sender:
         for batch in batches:
             self._end(batch, error=error)
 
-    def too_late(self, batch: Batch, *timeouts: float | None) -> DMQError:
+    def too_late(self, batch: SendBatch, *timeouts: float | None) -> DMQError:
         """What a send raises whose time, the shortest of these, is over."""
         patience = min(limit for limit in (*timeouts, FOREVER) if limit is not None)
         return self._policy.too_late(batch.history, batch.last_error, batch.sent_at is not None, patience)
@@ -382,7 +382,12 @@ class Sender:
     # --- the end of batches -----------------------------------------------------------------------------------------
 
     def _end(
-        self, batch: Batch, reply: ProduceReply | None = None, error: DMQError | None = None, *, is_alone: bool = False
+        self,
+        batch: SendBatch,
+        reply: ProduceReply | None = None,
+        error: DMQError | None = None,
+        *,
+        is_alone: bool = False,
     ) -> None:
         """Tell those who wait, make room in the window, and send what waited for its queue.
 
@@ -409,7 +414,7 @@ class Sender:
 
     stored = _end  # what follows when a broker has a batch
 
-    def _call_back(self, batch: Batch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
+    def _call_back(self, batch: SendBatch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
         """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.
 
         Returns what is still to be awaited, where callbacks are coroutine functions.
@@ -428,7 +433,7 @@ class Sender:
         self._release(batch)
         return None
 
-    async def _await_callbacks(self, batch: Batch, waiting: list[Awaitable[Any]]) -> None:
+    async def _await_callbacks(self, batch: SendBatch, waiting: list[Awaitable[Any]]) -> None:
         for awaitable in waiting:
             try:
                 await awaitable
@@ -436,7 +441,7 @@ class Sender:
                 log.exception("a delivery callback raised", extra={"topic": batch.topic})
         self._release(batch)
 
-    def _release(self, batch: Batch) -> None:
+    def _release(self, batch: SendBatch) -> None:
         with self.lock:
             waiters = self.accumulator.release(batch)
         for waiter in waiters:

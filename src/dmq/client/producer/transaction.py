@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dmq.client.connection.threads import FOREVER
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.transaction_core import End, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
 from dmq.model import MessageId
@@ -25,7 +25,7 @@ __all__ = ["EndFuture", "Transaction"]
 
 log = logging.getLogger(__name__)
 
-Prepare = Callable[..., tuple[Batch, int]]
+Prepare = Callable[..., tuple[SendBatch, int]]
 
 
 class EndFuture:
@@ -78,7 +78,7 @@ class Transaction:
     """
 
     def __init__(
-        self, transactions: Transactions, prepare: Prepare, first: tuple[Batch, int], timeout: float | None
+        self, transactions: Transactions, prepare: Prepare, first: tuple[SendBatch, int], timeout: float | None
     ) -> None:
         self._transactions = transactions
         self._prepare = prepare

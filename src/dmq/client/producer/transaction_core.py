@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.connection.link import Link, Links
 from dmq.client.connection.url import Address
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Batch, Draft, LaneKey, Outcome
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Draft, LaneKey, Outcome, SendBatch
 from dmq.client.producer.core import Core
 from dmq.client.producer.encoder import encode_body
 from dmq.client.producer.message import check_message, expiry
@@ -68,7 +68,7 @@ def check_options(group: str | None, check: Check | None) -> None:
         raise InvalidSettings(f"check is a function of a message, not {check!r}")
 
 
-def spans_of(halves: Sequence[tuple[Batch, int]]) -> Spans:
+def spans_of(halves: Sequence[tuple[SendBatch, int]]) -> Spans:
     """The numbers of half messages, neighbours together."""
     sequences = sorted(batch.first_sequence + index for batch, index in halves)
     return [(start, stop - start) for start, stop in offset_runs(sequences)]
@@ -126,7 +126,7 @@ class Transactions:
         body: object,
         *,
         ttl: float | None = None,
-        first: tuple[Batch, int] | None = None,
+        first: tuple[SendBatch, int] | None = None,
         **fields: Any,
     ) -> Draft:
         """A half message out of the arguments of `Producer.transaction`.
@@ -149,7 +149,7 @@ class Transactions:
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    def end(self, halves: Sequence[tuple[Batch, int]], outcome: TransactionOutcome) -> End:
+    def end(self, halves: Sequence[tuple[SendBatch, int]], outcome: TransactionOutcome) -> End:
         """End half messages that are stored, all of one producer."""
         batch = halves[0][0]
         end = End(batch.topic, batch.producer_id, spans_of(halves), outcome, at=self._clock.monotonic())
@@ -157,7 +157,7 @@ class Transactions:
         self._put(end)
         return end
 
-    def end_later(self, halves: Sequence[tuple[Batch, int]], outcome: TransactionOutcome) -> End:
+    def end_later(self, halves: Sequence[tuple[SendBatch, int]], outcome: TransactionOutcome) -> End:
         """End half messages once all of them are stored; if one cannot be, that is the end's error."""
         end = End(halves[0][0].topic, 0, [], outcome, at=self._clock.monotonic())
         left = len(halves)
@@ -349,7 +349,7 @@ def _joined(answer: Frame | DMQError) -> None:
         log.warning("a producer group was not joined", extra={"status": answer.status})
 
 
-def roll_back_late(transactions: Transactions, batch: Batch, index: int) -> None:
+def roll_back_late(transactions: Transactions, batch: SendBatch, index: int) -> None:
     """Nobody waits for a half message any more: should it be stored after all, it is rolled back."""
 
     def stored() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import Batch, Spooled
+from dmq.client.producer.accumulator import SendBatch, Spooled
 from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import pause_after
 from dmq.client.spool.parcel import Kept, Parcel, Place, Places
@@ -49,7 +49,7 @@ class DrainListener(Protocol):
         """A broker refused a batch of a topic."""
         ...
 
-    def finish(self, batch: Batch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
+    def finish(self, batch: SendBatch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
         """The outcome of a batch is known to those who wait for it."""
         ...
 
@@ -91,7 +91,7 @@ class Drain:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def announce(self, kept: Kept, batch: Batch) -> None:
+    def announce(self, kept: Kept, batch: SendBatch) -> None:
         """The spool has a batch. Called in order, by the spool's thread."""
         with self._changed:
             self.announced = kept.offset + 1

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.errors import RecordCorrupt, WrongFormat
 from dmq.protocol import Buffer
@@ -96,7 +96,7 @@ class Parcel(NumberedBatch):
         is_unanswered: it may be stored.
     """
 
-    def __init__(self, kept: Kept, place: Place, batch: Batch | None, is_unanswered: bool) -> None:
+    def __init__(self, kept: Kept, place: Place, batch: SendBatch | None, is_unanswered: bool) -> None:
         self.kept = kept
         self.place = place
         self.batch = batch
@@ -130,7 +130,7 @@ class Places:
         self.is_stalled = False
         """A place waits until what it has settled is proven."""
 
-    def enter(self, kept: Kept, batch: Batch | None, is_unanswered: bool) -> None:
+    def enter(self, kept: Kept, batch: SendBatch | None, is_unanswered: bool) -> None:
         """Put a batch at the end of its place."""
         place = self._places.setdefault(kept.head.place, Place())
         place.parcels.append(Parcel(kept, place, batch, is_unanswered))

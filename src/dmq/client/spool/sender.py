@@ -1,4 +1,4 @@
-"""Sending through a spool: from a lane to the producer's own disk, and from there to a broker.
+"""The sender through a spool: from a lane to the producer's own disk, and from there to a broker.
 
 The accumulator gathers as ever, but a batch leaves it for the spool. While the disk works on one, the next gathers, so
 many threads share a flush and a batch grows with the load. Once flushed, a batch is the drain's.
@@ -16,7 +16,7 @@ import time
 from typing import Final
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import Accumulator, Batch, Lane, LaneKey, Spooled, Stream
+from dmq.client.producer.accumulator import Accumulator, Lane, LaneKey, SendBatch, Spooled, Stream
 from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.encoder import BatchEncoder
 from dmq.client.producer.retry_policy import RetryPolicy
@@ -66,12 +66,12 @@ class SpoolAccumulator(Accumulator):
         # The spool forgets what a broker acknowledged, so it has to be safe there.
         return super().lane(key._replace(durability=max(key.durability, Durability.FLUSHED)))
 
-    def _number(self, batch: Batch, stream: Stream) -> None:
+    def _number(self, batch: SendBatch, stream: Stream) -> None:
         pass  # its place in the spool is its number
 
 
 class SpoolSender(Sender):
-    """See the module. `Batch.sent_at` says since when the spool has a batch."""
+    """The sender of a producer with a spool. `SendBatch.sent_at` says since when the spool has a batch."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SpoolSender(Sender):
             if lane.is_idle:
                 return
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: SendBatch) -> None:
         key = batch.lane.key
         try:
             if batch.body is None:
@@ -133,7 +133,7 @@ class SpoolSender(Sender):
         except DMQError as error:
             self._fail(batch, error)
 
-    def _kept(self, batch: Batch, head: Head, offset: int, error: DMQError | None) -> None:
+    def _kept(self, batch: SendBatch, head: Head, offset: int, error: DMQError | None) -> None:
         """The spool has a batch, or could not take it. Called by its thread, in order."""
         if error is not None:
             self._fail(batch, error)
@@ -156,14 +156,14 @@ class SpoolSender(Sender):
         for lane in lanes:
             self.pump(lane)
 
-    def _fail(self, batch: Batch, error: DMQError) -> None:
+    def _fail(self, batch: SendBatch, error: DMQError) -> None:
         self._end(batch, error=error)
         with self._changed:
             self._changed.notify_all()
 
     # --- what becomes of it -----------------------------------------------------------------------------------------
 
-    def finish(self, batch: Batch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
+    def finish(self, batch: SendBatch, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
         """An accepted batch comes to its end, for those who wait."""
         if batch.is_done:
             return
@@ -204,14 +204,14 @@ class SpoolSender(Sender):
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def wait_kept(self, batch: Batch, deadline: float) -> None:
+    def wait_kept(self, batch: SendBatch, deadline: float) -> None:
         """Wait until the spool has a batch, at most until a moment of `time.monotonic`; then see it off."""
         with self._changed:
             while not batch.is_done and batch.sent_at is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
         self._drain.pump()
 
-    def give_up(self, batch: Batch, timeout: float) -> None:
+    def give_up(self, batch: SendBatch, timeout: float) -> None:
         """The time of a synchronous send is over: if the spool has it, that is its outcome.
 
         Raises:

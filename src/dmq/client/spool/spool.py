@@ -52,7 +52,7 @@ OnKept = Callable[[int, DMQError | None], None]
 
 
 class Spool:
-    """See the module. Thread-safe; `on_settled` and `on_proven` are called by its own thread.
+    """A spool in a directory. Thread-safe; `on_settled` and `on_proven` are called by its own thread.
 
     Parameters:
         files: the directory.
@@ -216,7 +216,7 @@ class Spool:
         return kept, found.next_offset
 
     def set_aside(self, kept: Kept, error: DMQError, done: Callable[[DMQError | None], None]) -> None:
-        """Keep a batch apart that no broker takes. Not settled by that: whoever asked does so when it is done.
+        """Keep a batch apart that no broker takes. That does not settle it: the caller does, when it is done.
 
         Parameters:
             done: called by the spool's thread, with the error if it could not be kept apart.

@@ -12,9 +12,9 @@ from dmq.client.producer.accumulator import (
     BATCH_MESSAGES_MAX,
     SECOND_MESSAGES_MIN,
     Accumulator,
-    Batch,
     Draft,
     LaneKey,
+    SendBatch,
 )
 from dmq.model import Durability, Message
 
@@ -163,7 +163,7 @@ def test_numbers_rise_within_each_queue_and_have_no_gaps_within_a_batch(seed: in
         for delayed, half in ((False, False), (True, False), (False, True))
     ]
     last: dict[tuple[int, str, int], int] = {}
-    under_way: list[Batch] = []
+    under_way: list[SendBatch] = []
     sent = 0
     for _ in range(400):
         key = chance.choice(keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmq.client.connection.connection import Exchange
-from dmq.client.producer.accumulator import Accumulator, Batch, Draft, LaneKey
+from dmq.client.producer.accumulator import Accumulator, Draft, LaneKey, SendBatch
 from dmq.errors import DMQError, NotConnected
 from dmq.model import Durability, Message
 from dmq.protocol import Frame
@@ -34,13 +34,13 @@ def test_it_has_a_queue_and_a_number_and_takes_room() -> None:
 def test_it_does_not_overtake_nor_overfill(what: str) -> None:
     acc = Accumulator(1000, 10, seed=1)
     lane = acc.lane(ANY)
-    blocker: Batch | None = None
+    blocker: SendBatch | None = None
     if what == "under way":
         blocker = acc.take_alone(lane, 100, range(4))
     elif what == "gathering":
         blocker = acc.append(Draft(lane, Message(b"x"), 100))
     elif what == "ready":
-        blocker = Batch(lane)
+        blocker = SendBatch(lane)
         blocker.count = 1
         acc.add(blocker)
     elif what == "full":

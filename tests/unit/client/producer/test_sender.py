@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.future import SendFuture
 from dmq.client.producer.routes import Route, Routes
@@ -58,9 +58,9 @@ class Rig:
         self.core.sender.connected(link)
 
 
-def batch_of(future: SendFuture) -> Batch:
+def batch_of(future: SendFuture) -> SendBatch:
     outcome = future._outcome
-    assert isinstance(outcome, Batch)
+    assert isinstance(outcome, SendBatch)
     return outcome
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmq.client.admin.reports import StoredMessage
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.routes import Route, Routes
 from dmq.client.producer.transaction import EndFuture, Transaction
@@ -52,14 +52,14 @@ class Bench:
         self.core = Core.make("shop", ProducerOptions(), routes, self.lines, self.clock)
         self.transactions = Transactions(self.core, self.lines, self.clock, "pay", check)  # type: ignore[arg-type]
 
-    def prepare(self, body: bytes = b"x") -> tuple[Batch, int]:
+    def prepare(self, body: bytes = b"x") -> tuple[SendBatch, int]:
         """A half message on its way."""
         put = self.core.put(self.transactions.draft(self.route, "orders", body), attended=True, deadline=None)
         assert put is not None
         self.core.sender.pump(put[0].lane)
         return put
 
-    def prepared(self, body: bytes = b"x") -> tuple[Batch, int]:
+    def prepared(self, body: bytes = b"x") -> tuple[SendBatch, int]:
         """A half message that the broker has."""
         half = self.prepare(body)
         self.link.produced()[-1].store()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dmq.client.producer.accumulator import Batch
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.core import ProducerOptions
 from dmq.client.producer.future import SendFuture
 from dmq.client.producer.routes import Route, Routes
@@ -407,7 +407,7 @@ def test_a_batch_is_done_once() -> None:
         future = rig.send()
         rig.request()
         batch = future._outcome
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, SendBatch)
         rig.sender.give_up(batch, 5.0)
         rig.sender.give_up(batch, 5.0)
         assert future.result(0).durability == "spooled"
