@@ -30,7 +30,6 @@ COUNTS: dict[str, dict[str, int]] = {
     },
     "vague_words": {
         "dmq.client": 2,
-        "dmq.protocol": 8,
     },
     "silent_docstrings": {
         "dmq.client": 2,

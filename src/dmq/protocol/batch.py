@@ -10,7 +10,7 @@
 lengths before them: keys and dues of stored records are nobody's business but the store's.
 
 What always holds: nothing is copied but the columns, which are small, and small bodies; what `unpack` returns adds up
-exactly, so that whoever slices records by their lengths stays inside. What the records themselves say is checked by
+exactly, so that slices of records by their lengths stay inside. What the records themselves say is checked by
 `dmq.records.check_batch`. Few records give tuples, many give arrays in native byte order: the store does the same.
 """
 

@@ -8,7 +8,7 @@ Everything is big-endian.
      6  u16  command; in a response, the one it answers
      8  u16  status: 0 in requests, in one-way frames and where all went well
     10  u16  flags: a receiver may ignore a low bit it does not know (0-7), but must refuse a high one (8-15)
-    12  u32  correlation: chosen by whoever asks, returned unchanged; 0 in one-way frames
+    12  u32  correlation: chosen by the client, returned unchanged; 0 in one-way frames
     16  u32  size of the header
     20  header: one MessagePack array, see `dmq.protocol.header`
         body: all the rest; record batches, whose bytes nobody re-encodes on their way to the disk or back
@@ -38,7 +38,7 @@ What always holds of it:
   of connections share one, which the processor then has at hand, and one that is between two frames holds none.
 - Only `ProtocolError` is raised, and after that the parser is of no more use.
 
-Nothing here asks how long is too long: whoever owns the connection looks at `pending_since` now and then and closes it.
+Nothing here asks how long is too long: the owner of the connection looks at `pending_since` now and then and closes it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
     `body` is bytes when it is small, else a read-only view of the buffer it was received in. If that buffer has nothing
     but this frame up to its end, and some room before it, `room` is a view that may be written to, from the buffer's
-    start to the frame's end: whoever is done with the frame may build something around its body without copying it.
+    start to the frame's end: a caller that is done with the frame may build around its body without copying it.
     """
 
     kind: int
@@ -189,7 +189,7 @@ _KINDS: Final = frozenset(int(kind) for kind in Kind)
 class Chunks:
     """A chunk to receive into, for the connections of one thread; at most one is kept.
 
-    Whoever receives asks for a buffer, fills it and says so before anybody else asks. So one that has asked and said
+    A connection asks for a buffer, fills it and says so before another one asks. So one that has asked and said
     nothing found nothing to receive, as happens after each frame that fills its buffer to the end: its chunk goes to
     the next that asks.
     """
@@ -386,7 +386,7 @@ class FrameParser:
                 frames.append(Frame(kind, command, status, flags, correlation=correlation, header=header, body=body))
             else:
                 view = buffer[body_at:stop].toreadonly()
-                # Not of a buffer that is half empty: whoever keeps the room keeps all of it.
+                # Not of a buffer that is half empty: a frame that keeps the buffer keeps all of it.
                 is_alone = self._is_own and start == HEADROOM_BYTES and 2 * stop >= len(buffer)
                 room = buffer[:stop] if is_alone else None
                 self._has_views = True

@@ -46,7 +46,7 @@ class ProduceFlag(IntFlag):
     NAMED = 0x01  # the producer id is a name that comes back (spool, Spark, replay): never forget its sequence numbers
     DUES = 0x02  # the body has a column of due times: the batch goes to the delay store
     HALF = 0x04  # the messages are prepared: invisible until TRANSACTION_END
-    EXPIRING = 0x08  # some of the messages expire: whoever hands them out has to look
+    EXPIRING = 0x08  # some of the messages expire: delivery has to look
     REPLAYED = 0x10  # the messages were stored before and come back: their records carry their ids
     JOINED = 0x20  # HALF: some belong to transactions that were begun before; their records say to which
 

@@ -99,7 +99,7 @@ _decoder: Final = msgspec.msgpack.Decoder(ErrorHeader)
 
 
 def error_from_status(status: int, header: bytes | ErrorHeader) -> DMQError:
-    """The exception that a response stands for; to be raised, or handed to whoever waits.
+    """The exception that a response stands for; to be raised, or handed to the caller that waits.
 
     A status we do not know becomes a `ServerError` if its group says that trying again may help, else a `DMQError`;
     `detail["status"]` then has the number.
