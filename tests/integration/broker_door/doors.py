@@ -130,7 +130,7 @@ class Door:
         self._sequence = max(self._sequence, asked.first_sequence + len(bodies))
         done: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
 
-        def told(placement: Placement | None, error: DMQError | None) -> None:
+        def told(request: PublishRequest, placement: Placement | None, error: DMQError | None) -> None:
             done.set_result(placement) if placement is not None else done.set_exception(error or AssertionError())
 
         request = PublishRequest(asked, packed)

@@ -12,9 +12,9 @@ letter has not, and a replay is tried again by the one who runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
 
 import msgspec
 
@@ -44,7 +44,7 @@ from dmq.storage.state.state import Topic
 
 __all__ = ["PublishRequest", "Published", "Publisher"]
 
-Published = Callable[[Placement | None, DMQError | None], None]
+Published = Callable[["PublishRequest", Placement | None, DMQError | None], None]
 
 # As plain numbers: an operation on an enum costs more than all the rest of the checks.
 _ASIDE: Final = int(ProduceFlag.DUES | ProduceFlag.HALF)
@@ -55,6 +55,7 @@ _REPLAYED: Final = int(ProduceFlag.REPLAYED)
 _NAMED: Final = int(ProduceFlag.NAMED)
 _EXPIRING: Final = int(ProduceFlag.EXPIRING)
 _STORED_ASKED: Final = int(Durability.STORED)
+_FLUSHED_ASKED: Final = int(Durability.FLUSHED)
 _CONSUMED: Final = int(Durability.CONSUMED)
 _REPLICATED: Final = int(Durability.REPLICATED)
 _STORED: Final = Durability.STORED
@@ -83,35 +84,33 @@ class PublishRequest(Submission):
         asked: topic, queue, producer, durability and kind.
         batch: the records, encoded, and their columns.
         address, port: where the producer is, as units keep it.
-        room: as of the store's `Batch`.
+
+    Attributes:
+        room: as of the store's `Batch`; the caller may set it.
+        context: what the caller needs to answer; it may set it to anything.
     """
 
-    __slots__ = ("_done", "_half_ids", "_publisher", "address", "asked", "batch", "port", "room")
+    __slots__ = ("_done", "_half_ids", "_publisher", "address", "asked", "batch", "context", "port", "room")
     # Set when it is taken.
     _publisher: Publisher
     _done: Published
     _half_ids: list[bytes]
 
-    def __init__(
-        self,
-        asked: Produce,
-        batch: PackedBatch,
-        address: bytes = NO_ADDRESS,
-        port: int = 0,
-        room: memoryview | None = None,
-    ) -> None:
+    context: Any
+
+    def __init__(self, asked: Produce, batch: PackedBatch, address: bytes = NO_ADDRESS, port: int = 0) -> None:
         self.asked = asked
         self.batch = batch
         self.address = address
         self.port = port
-        self.room = room
+        self.room: memoryview | None = None
         self.durability = _STORED if asked.durability <= _STORED_ASKED else _FLUSHED
         self.size = len(batch.data) + _BATCH_BYTES
         self.atomic = False
 
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
         if error is not None:
-            self._publisher._failed(self, error, self._done)
+            self._publisher._failed(self, error)
             return
         placement = placements[-1]
         publisher, asked = self._publisher, self.asked
@@ -123,11 +122,15 @@ class PublishRequest(Submission):
         if asked.flags & _ASIDE:
             if asked.flags & _HALF:
                 publisher._transactions.opened(self._half_ids)
-            self._done(msgspec.structs.replace(placement, queue=ANY_QUEUE, first_offset=0), None)
+            self._done(self, msgspec.structs.replace(placement, queue=ANY_QUEUE, first_offset=0), None)
         elif asked.durability == _CONSUMED:
-            publisher._wait_until_consumed(asked, placement, self._done)
+            publisher._wait_until_consumed(self, placement)
         else:
-            self._done(placement, None)
+            self._done(self, placement, None)
+
+    def refuse(self, error: DMQError) -> None:
+        """Tell the producer that it did not work."""
+        self._done(self, None, error)
 
 
 class Publisher:
@@ -169,36 +172,31 @@ class Publisher:
         """Store a batch.
 
         Parameters:
-            done: called once, on the loop: with the batch's place when it is as safe as asked, or with an error. A
-                delayed or half message has no queue and no offset yet.
+            done: called once, on the loop, with the request: and with the batch's place when it is as safe as asked, or
+                with an error. A delayed or half message has no queue and no offset yet.
 
         Raises:
             Later: the topic is being made, or changed: publish again when that is done.
             BrokerStopping, NotInCluster, InvalidRequest, InvalidMessage, UnknownTopic, NotAllowed, RateLimited,
                 LimitReached, Busy: it is not taken.
         """
-        asked, packed = request.asked, request.batch
-        flags, name = asked.flags, asked.topic
-        if self._readiness.is_stopping or self._readiness.is_draining:
-            self._readiness.check_running()
-        if asked.durability == _REPLICATED:
-            raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
-        if name.startswith(SYSTEM_PREFIX) and (flags & _SPECIAL or not name.startswith(RESULT_PREFIX)):
-            raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
-        if flags & _SPECIAL:
-            _check_special(asked)
-        if asked.durability == _CONSUMED and not asked.group:
-            raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")
+        asked, packed, readiness = request.asked, request.batch, self._readiness
+        name, queue, flags = asked.topic, asked.queue, asked.flags
+        special, waits = flags & _SPECIAL, asked.durability > _FLUSHED_ASKED
+        if readiness.is_stopping or readiness.is_draining:
+            readiness.check_running()
+        if special or waits or name[0] == SYSTEM_PREFIX:
+            _check(asked)
         topic = self._catalog.topic(name)
         if not topic.config.can_produce:
             raise _switched_off(topic)
-        if asked.durability == _CONSUMED:
+        if waits:
             self._check_watch(topic, asked.group)
-        rules = _rules if not flags & _REPLAYED else _replay_rules
+        rules = _replay_rules if flags & _REPLAYED else _rules
         check_batch(packed.data, packed.lengths, rules(name, self._body_bytes_max))
-        queue, hash_index, hashes = asked.queue, packed.hash_index, packed.hashes
-        before: list[Event] = []
-        if flags & _SPECIAL:
+        hash_index, hashes = packed.hash_index, packed.hashes
+        before: Sequence[Event] = ()
+        if special:
             request.room = None
             if flags & _REPLAYED:
                 ids = ids_of_replayed(packed.data, packed.lengths)
@@ -219,19 +217,19 @@ class Publisher:
             producer_id=asked.producer_id,
             producer_epoch=asked.producer_epoch,
             first_sequence=asked.first_sequence,
-            named=bool(flags & _NAMED),
-            moved=bool(flags & _REPLAYED),
-            expiring=bool(flags & _EXPIRING),
+            named=(flags & _NAMED) != 0,
+            moved=(flags & _REPLAYED) != 0,
+            expiring=(flags & _EXPIRING) != 0,
             address=request.address,
             port=request.port,
             received_at_ms=self._clock.wall.now_ms(),
             room=request.room,
         )
-        if self._limits.rules and not self._passes(asked, batch, done):
-            return
-        request.items = (*before, batch) if before else (batch,)
         request._publisher = self
         request._done = done
+        if self._limits.rules and not self._passes(request, batch):
+            return
+        request.items = (*before, batch) if before else (batch,)
         self._writer.put(request)
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -255,32 +253,33 @@ class Publisher:
         self._delays.check_due(int(max(request.batch.dues)))
         return SCHEDULE_TOPIC, []
 
-    def _passes(self, asked: Produce, batch: Batch, done: Published) -> bool:
+    def _passes(self, request: PublishRequest, batch: Batch) -> bool:
         """Whether a batch is within its limits; if not, it is refused or becomes a dead letter."""
-        over = self._rate_limits.over(asked.topic, batch)
+        over = self._rate_limits.over(request.asked.topic, batch)
         if over is None:
             return True
         error, is_dead_letter = over
-        if not is_dead_letter or asked.flags & _SPECIAL:
+        if not is_dead_letter or request.asked.flags & _SPECIAL:
             raise error
-        self._dead_letters.instead(batch, DeadReason.RATE_LIMITED, error, partial(done, None))
+        self._dead_letters.instead(batch, DeadReason.RATE_LIMITED, error, request.refuse)
         return False
 
-    def _failed(self, request: PublishRequest, error: DMQError, done: Published) -> None:
+    def _failed(self, request: PublishRequest, error: DMQError) -> None:
         if isinstance(error, StorageError) and self._keeps_failed and not request.asked.flags & _SPECIAL:
             (batch,) = request.items
             assert isinstance(batch, Batch)
-            self._dead_letters.instead(batch, DeadReason.STORE_FAILED, error, partial(done, None))
+            self._dead_letters.instead(batch, DeadReason.STORE_FAILED, error, request.refuse)
         else:
-            done(None, error)
+            request.refuse(error)
 
-    def _wait_until_consumed(self, asked: Produce, placement: Placement, done: Published) -> None:
-        """Call `done` once the group has acked every message of the batch (D-20)."""
+    def _wait_until_consumed(self, request: PublishRequest, placement: Placement) -> None:
+        """Answer once the group has acked every message of the batch (D-20)."""
+        asked = request.asked
         timeout_ms = asked.timeout_ms or _CONSUMED_MS
 
         def answer(was_consumed: bool) -> None:
             if was_consumed:
-                done(placement, None)
+                request._done(request, placement, None)
                 return
             error = ConsumeTimeout(
                 f"group {asked.group!r} did not ack within {timeout_ms} ms; the message is stored and stays",
@@ -289,7 +288,7 @@ class Publisher:
                 offset=placement.first_offset,
                 count=placement.count,
             )
-            done(None, error)
+            request.refuse(error)
 
         def was_moved(offset: int) -> bool:
             wanted = MessageId(asked.producer_id, asked.first_sequence + offset - placement.first_offset)
@@ -316,6 +315,19 @@ class Publisher:
         """
         topic = self._catalog.topic(asked.topic)
         return states_of(self._queries, self._queries.topic(SCHEDULE_TOPIC) if asked.is_delayed else topic, asked)
+
+
+def _check(asked: Produce) -> None:
+    """Raises if a batch that is no plain one, or of a system topic, asks for what cannot be."""
+    flags, durability = asked.flags, asked.durability
+    if durability == _REPLICATED:
+        raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
+    if asked.topic.startswith(SYSTEM_PREFIX) and (flags & _SPECIAL or not asked.topic.startswith(RESULT_PREFIX)):
+        raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
+    if flags & _SPECIAL:
+        _check_special(asked)
+    elif durability == _CONSUMED and not asked.group:
+        raise InvalidRequest("durability 'consumed' needs the name of the group whose ack is waited for")
 
 
 def _check_special(asked: Produce) -> None:

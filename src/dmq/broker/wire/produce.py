@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from dmq.broker.broker import Broker
@@ -24,15 +23,15 @@ _REQUEST: Final = int(Kind.REQUEST)
 
 def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> None:
     batch = unpack_batch(frame.body, asked.count, asked.keys, (asked.flags & _DUES) != 0)
-    request = PublishRequest(asked, batch, session.address16, session.port, room=frame.room)
-    broker.publisher.publish(request, partial(_answer, session, frame, asked.durability))
+    request = PublishRequest(asked, batch, session.address16, session.port)
+    request.room = frame.room
+    request.context = session, frame
+    broker.publisher.publish(request, _answer)
 
 
-def _answer(
-    session: Session, frame: Frame, durability: int, placement: Placement | None, error: DMQError | None
-) -> None:
+def _answer(request: PublishRequest, placement: Placement | None, error: DMQError | None) -> None:
+    session, frame = request.context
     if placement is None:
-        assert error is not None
         session.refuse(frame, error)
     elif frame.kind == _REQUEST:
         session.connection.send(
@@ -41,7 +40,7 @@ def _answer(
                 placement.queue,
                 placement.first_offset,
                 placement.unit_start,
-                durability=durability,
+                durability=request.asked.durability,
                 is_duplicate=placement.duplicate,
             )
         )
