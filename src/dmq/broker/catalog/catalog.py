@@ -88,6 +88,10 @@ class Catalog:
             UnknownTopic: there is none.
             Later: it is being created, because the settings say so.
         """
+        # Asked for every batch that is published: no call on the way.
+        topic = self._queries.derived.state.topics.get(name)
+        if topic is not None:
+            return topic
         try:
             return self._queries.topic(name)
         except UnknownTopic:

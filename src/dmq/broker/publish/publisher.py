@@ -156,6 +156,7 @@ class Publisher:
         self._channels = channels
         self._catalog: Catalog = channels.catalog
         self._clock = channels.runtime.clock
+        self._wall_ms = self._clock.wall.now_ms
         self._readiness = channels.runtime.readiness
         self._rate_limits = limits
         self._limits = limits.limits
@@ -222,7 +223,7 @@ class Publisher:
             expiring=(flags & _EXPIRING) != 0,
             address=request.address,
             port=request.port,
-            received_at_ms=self._clock.wall.now_ms(),
+            received_at_ms=self._wall_ms(),
             room=request.room,
         )
         request._publisher = self
