@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _DELAY_MAX: Final = 2 * 366 * 86_400.0  # two years
-_SECONDS_MAX: Final = 100 * 366 * 86_400.0  # whoever means for ever says None
+_SECONDS_MAX: Final = 100 * 366 * 86_400.0  # for ever is None
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> int:
