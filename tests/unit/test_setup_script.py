@@ -21,7 +21,23 @@ APT = """#!/bin/sh
 echo "apt $*" >>"$TOLD"
 case "$*" in *jre*) printf '#!/bin/sh\\necho version \\\\"17.0.1\\\\"\\n' >"$TOOLS/java" && chmod +x "$TOOLS/java" ;; esac
 """
-TOOLS = "bash basename cat chmod cp dirname env flock head mkdir printf rm sha256sum tail tee".split()
+TOOLS = [
+    "bash",
+    "basename",
+    "cat",
+    "chmod",
+    "cp",
+    "dirname",
+    "env",
+    "flock",
+    "head",
+    "mkdir",
+    "printf",
+    "rm",
+    "sha256sum",
+    "tail",
+    "tee",
+]
 
 
 class Machine:

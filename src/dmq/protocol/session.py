@@ -15,6 +15,7 @@ from dmq.protocol.header import U16, U32, Amount, Header, Name, OptionalName, Te
 
 __all__ = [
     "FEATURES",
+    "FRAME_CRC",
     "PROTOCOL_VERSION",
     "PROTOCOL_VERSION_MIN",
     "BrokerInfo",
@@ -39,7 +40,10 @@ __all__ = [
 PROTOCOL_VERSION: Final = 1
 PROTOCOL_VERSION_MIN: Final = 1
 
-# What a peer may offer beyond version 1, by name. None so far.
+FRAME_CRC: Final = "frame-crc"
+"""Every frame of the connection, in both directions, is followed by its CRC-32C."""
+
+# What a peer may offer beyond version 1, by name.
 FEATURES: Final[frozenset[str]] = frozenset()
 
 Features = Annotated[list[Name], Meta(max_length=256)]

@@ -66,6 +66,7 @@ class FakeLink:
     def __init__(self, host: str = "one") -> None:
         self.address = Address(host, 9611)
         self.limits = LIMITS
+        self.features: frozenset[str] = frozenset()
         self.is_usable = True
         self.requests: list[Request] = []
         self.told: list[Any] = []

@@ -39,7 +39,10 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     client_id = asked.client_id or f"{asked.app}-{secrets.token_hex(6)}"
     settings = dispatcher.settings.broker
     connection.parser.frame_bytes_max = settings.frame_bytes_max
-    dispatcher.begin(Session(connection, asked.app, client_id, dispatcher.counters))
+    features = headers.choose_features(asked)
+    session = Session(connection, asked.app, client_id, dispatcher.counters)
+    session.features = frozenset(features)
+    dispatcher.begin(session)
     limits = headers.Limits(
         settings.frame_bytes_max,
         dispatcher.settings.store.body_bytes_max,
@@ -53,7 +56,7 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
         dispatcher.address,
         version,
         limits,
-        features=headers.choose_features(asked),
+        features=features,
         client_id=client_id,
         software=f"dmq {__version__}",
         now_ms=dispatcher.clock.now_ms(),

@@ -63,6 +63,7 @@ class Session:
         reading, asked, is_open, is_writable: as of `Asker`.
         working: requests that go on by themselves.
         subscribing: subscriptions that wait for a change.
+        features: in force on the connection, by the names of `dmq.protocol.session`.
     """
 
     client: Client
@@ -77,6 +78,7 @@ class Session:
         self.asked = 0
         self.working = 0
         self.subscribing: dict[int | None, Change] = {}
+        self.features: frozenset[str] = frozenset()
         self.address16, self.port = _packed_address(connection.address)
 
     @property

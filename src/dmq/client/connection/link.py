@@ -30,6 +30,9 @@ class Link(Protocol):
     @property
     def limits(self) -> Limits: ...
 
+    @property
+    def features(self) -> frozenset[str]: ...
+
     def submit(
         self,
         command: int,
@@ -116,6 +119,11 @@ class Peer(Generic[C]):
     @property
     def limits(self) -> Limits:
         return self._session.limits
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What is in force on the connection beyond the protocol's version."""
+        return self._session.features
 
     @property
     def is_usable(self) -> bool:

@@ -108,6 +108,8 @@ class Session:
         self._sent_at = self._heard_at = self._beaten_at = clock.monotonic()
         self._frame_bytes_max = 0  # before the hello
         self.reply: HelloReply | None = None
+        self.features: frozenset[str] = frozenset()
+        """In force on the connection, by the names of `dmq.protocol.session`; known once the hello was answered."""
         self.closed_by: DMQError | None = None
         """Why the session ended; None while it goes on."""
 
@@ -279,6 +281,7 @@ class Session:
                     theirs=reply.version,
                 )
             self.reply = reply
+            self.features = frozenset(reply.features) & frozenset(self._hello.features)
             self._frame_bytes_max = reply.limits.frame_bytes_max
             self._parser.frame_bytes_max = max(self._parser.frame_bytes_max, reply.limits.frame_bytes_max)
         elif frame.command == Command.NONE and frame.status:

@@ -244,3 +244,13 @@ def test_bytes_that_are_more_or_less_than_the_answer_are_left_to_be_fed() -> Non
     assert len(received.pushes) == 1
     assert talk.session.take_lone(stranger[7:], other) is None, "the beginning is with the parser"
     assert [answered for answered, _ in talk.session.feed(stranger[7:]).answers] == [other]
+
+
+def test_only_features_that_were_asked_for_and_answered_are_in_force() -> None:
+    talk = Talk(hello=False)
+    assert talk.session.features == frozenset()
+    talk.say(
+        response_head(Command.HELLO, HelloReply("b", "", 1, LIMITS, features=["surprise"]), talk.hello.correlation)
+    )
+    assert talk.session.is_ready
+    assert talk.session.features == frozenset()
