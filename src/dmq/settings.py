@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,7 @@ __all__ = [
     "FIELDS",
     "BrokerSettings",
     "Field",
+    "LogSettings",
     "ResolvedSettings",
     "Settings",
     "StoreSettings",
@@ -174,11 +175,23 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: Annotated[float, _time("A stop waits this long for clients to finish.")] = 5.0
 
 
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command that goes on running logs to stderr."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], _flag("The least important lines that are logged.")
+    ] = "info"
+    format: Annotated[Literal["text", "json"], _flag("Lines for people, or a JSON object in each for programs.")] = (
+        "text"
+    )
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set, one section per layer."""
 
     store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     broker: BrokerSettings = msgspec.field(default_factory=BrokerSettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
 
     @classmethod
     def resolve(
@@ -205,11 +218,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         try:
             store = StoreSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "store"})
             broker = BrokerSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "broker"})
+            log = LogSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "log"})
         except InvalidSettings as error:
             keys = error.detail.get("keys", [])
             whence = ", ".join(f"{key}: {sources[key]}" for key in keys)
             raise InvalidSettings(f"{error.message} ({whence})", keys=keys) from None
-        return ResolvedSettings(cls(store=store, broker=broker), MappingProxyType(sources))
+        return ResolvedSettings(cls(store=store, broker=broker, log=log), MappingProxyType(sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +279,10 @@ class Field:
     def expected(self) -> str:
         """What a good value looks like."""
         low, over, high = self.meta.ge, self.meta.gt, self.meta.le
-        if self.meta.min_length is not None:
+        choices = get_args(get_args(self.type)[0])
+        if choices:
+            text = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        elif self.meta.min_length is not None:
             text = "some text"
         elif self.is_size:
             text = f"a size from {self.show(low)} to {self.show(high)}, in bytes or like 64MiB"
@@ -335,7 +352,7 @@ def _fields_of(section: str, struct: type[msgspec.Struct]) -> Iterator[Field]:
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         field.key: field
-        for section, struct in (("store", StoreSettings), ("broker", BrokerSettings))
+        for section, struct in (("store", StoreSettings), ("broker", BrokerSettings), ("log", LogSettings))
         for field in _fields_of(section, struct)
     }
 )

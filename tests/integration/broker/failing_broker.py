@@ -9,8 +9,8 @@ from dmq.broker.server import BrokerServer, run
 from dmq.cli import main
 from dmq.cli.options import make_app
 from dmq.cli.process.broker import _announce
-from dmq.cli.process.server_process import LogFormat, LogLevel, set_up_logs
-from dmq.settings import BrokerSettings, Settings
+from dmq.cli.process.server_process import set_up_logs
+from dmq.settings import BrokerSettings, LogSettings, Settings
 from dmq.testing import MemoryFiles
 
 app = make_app("Run a broker on a failing disk.")
@@ -26,7 +26,7 @@ def broker() -> None:
         print("failing", flush=True)
 
     threading.Thread(target=fail_when_told, daemon=True).start()
-    set_up_logs(LogLevel.INFO, LogFormat.TEXT)
+    set_up_logs(LogSettings())
     settings = Settings(broker=BrokerSettings(port=0, metrics_port=0, telnet_port=None, auto_create=True))
     run(lambda: BrokerServer(settings, files=files).serve(_announce))
 

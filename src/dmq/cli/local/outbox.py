@@ -10,7 +10,7 @@ import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_seconds
 from dmq.cli.output import show_rows
-from dmq.cli.process.server_process import LogFormat, LogLevel, LogLevelOption, Logs, set_up_logs
+from dmq.cli.process.server_process import LogLevelOption, Logs, log_settings, set_up_logs
 
 if TYPE_CHECKING:
     from dmq.outbox.engines import Engine
@@ -79,8 +79,8 @@ def relay(
     result_after: Annotated[
         str, typer.Option(metavar="TIME", help="Without a result for this time, a row is the compensator's.")
     ] = "10m",
-    log_level: LogLevelOption = LogLevel.INFO,
-    log_format: Logs = LogFormat.TEXT,
+    log_level: LogLevelOption = None,
+    log_format: Logs = None,
 ) -> None:
     """Send what was committed and is not sent yet, until SIGTERM or Ctrl-C.
 
@@ -93,7 +93,7 @@ def relay(
     engine, tables = opened(database, prefix)
     seconds = parse_seconds(poll)
     after = parse_seconds(result_after)
-    set_up_logs(log_level, log_format)
+    set_up_logs(log_settings(log_level, log_format))
     with usable(engine):
         check_tables(engine, (tables.send,))
         with connected(url, app="dmq-outbox-relay") as client:
@@ -111,8 +111,8 @@ def compensate(
     again: Annotated[str, typer.Option(metavar="TIME", help="How long until a message is checked again.")] = "1m",
     poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look, with --continuous.")] = "5s",
     form: Formatted = Format.TABLE,
-    log_level: LogLevelOption = LogLevel.INFO,
-    log_format: Logs = LogFormat.TEXT,
+    log_level: LogLevelOption = None,
+    log_format: Logs = None,
 ) -> None:
     """Ask consumers what became of messages without a result, and write it down, or have them sent again.
 
@@ -125,7 +125,7 @@ def compensate(
 
     engine, tables = opened(database, prefix)
     again_seconds, poll_seconds = parse_seconds(again), parse_seconds(poll)
-    set_up_logs(log_level, log_format)
+    set_up_logs(log_settings(log_level, log_format))
     with usable(engine):
         check_tables(engine, (tables.send, tables.result))
         with connected(url, app="dmq-outbox-compensate") as client:

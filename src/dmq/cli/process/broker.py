@@ -14,13 +14,12 @@ from dmq.cli.process.server_process import (
     DataFolder,
     Host,
     Insecure,
-    LogFormat,
-    LogLevel,
     LogLevelOption,
     Logs,
     MetricsPort,
     Port,
     TelnetPort,
+    log_flags,
     resolve,
     serve,
     set_up_logs,
@@ -57,8 +56,8 @@ def broker(
     config: ConfigFile = None,
     settings: Settings = None,
     insecure: Insecure = False,
-    log_level: LogLevelOption = LogLevel.INFO,
-    log_format: Logs = LogFormat.TEXT,
+    log_level: LogLevelOption = None,
+    log_format: Logs = None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, then finish what is under way and stop; or see the commands below.
 
@@ -75,9 +74,10 @@ def broker(
         "broker.telnet_port": telnet_port,
         "broker.name": name,
         "broker.auto_create": auto_create,
+        **log_flags(log_level, log_format),
     }
     resolved = resolve(config, flags, settings)
-    set_up_logs(log_level, log_format)
+    set_up_logs(resolved.settings.log)
     serve(resolved.settings, insecure=insecure, status_port=console_port, on_ready=_announce)
 
 

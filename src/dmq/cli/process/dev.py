@@ -12,8 +12,6 @@ from dmq.cli.process.server_process import (
     DataFolder,
     Host,
     Insecure,
-    LogFormat,
-    LogLevel,
     MetricsPort,
     Port,
     TelnetPort,
@@ -54,9 +52,11 @@ def dev(
         "broker.telnet_port": telnet_port,
     }
     resolved = resolve(config, flags, settings)
-    if resolved.source_of("broker.auto_create") == "default":
-        resolved = resolve(config, {**flags, "broker.auto_create": True}, settings)
-    set_up_logs(LogLevel.WARNING, LogFormat.TEXT)
+    # Defaults of its own, where nobody said otherwise.
+    own = {"broker.auto_create": True, "log.level": "warning"}
+    own = {key: value for key, value in own.items() if resolved.source_of(key) == "default"}
+    resolved = resolve(config, {**flags, **own}, settings)
+    set_up_logs(resolved.settings.log)
     folder = Path(resolved.settings.broker.data).resolve()
     serve(
         resolved.settings,

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.options import parse_pairs
+from dmq.event_log import EventLine
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
-    from dmq.settings import ResolvedSettings, Settings
+    from dmq.settings import LogSettings, ResolvedSettings, Settings
 
 __all__ = [
     "DataFolder",
@@ -31,6 +32,8 @@ __all__ = [
     "MetricsPort",
     "Port",
     "TelnetPort",
+    "log_flags",
+    "log_settings",
     "resolve",
     "serve",
     "set_up_logs",
@@ -39,7 +42,7 @@ __all__ = [
 CONFIG_FILE = "dmq.toml"
 
 # What every record of the standard library has; the rest came with `extra=`.
-_PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 class LogLevel(StrEnum):
@@ -78,8 +81,10 @@ TelnetPort = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Listen on another address than loopback, without authentication.")
 ]
-LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="What is logged to stderr.")]
-Logs = Annotated[LogFormat, typer.Option("--log-format", help="How it is logged.")]
+LogLevelOption = Annotated[
+    LogLevel | None, typer.Option("--log-level", help="What is logged to stderr.  [default: info]")
+]
+Logs = Annotated[LogFormat | None, typer.Option("--log-format", help="How it is logged.  [default: text]")]
 
 
 def resolve(config: Path | None, flags: Mapping[str, object], pairs: Sequence[str] | None = None) -> ResolvedSettings:
@@ -105,11 +110,25 @@ def serve(
     run(lambda: server.serve(on_ready))
 
 
-def set_up_logs(level: LogLevel, form: LogFormat) -> None:
+def log_settings(level: LogLevel | None, form: LogFormat | None) -> LogSettings:
+    """How a command without settings of its own logs: by its flags, the environment and `dmq.toml`.
+
+    Raises:
+        InvalidSettings: one of them is unknown or bad.
+    """
+    return resolve(None, log_flags(level, form)).settings.log
+
+
+def log_flags(level: LogLevel | None, form: LogFormat | None) -> dict[str, object]:
+    """The flags, by the keys of the settings."""
+    return {"log.level": level and level.value, "log.format": form and form.value}
+
+
+def set_up_logs(settings: LogSettings) -> None:
     """Log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == LogFormat.JSON else TextLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -128,20 +147,21 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         line = super().formatMessage(record)
-        return " ".join((line, *(f"{name}={value!r}" for name, value in _extras(record).items())))
+        return line if isinstance(record.msg, EventLine) else str(EventLine(line, _extras(record)))
 
 
 class JsonLines(logging.Formatter):
-    """A line for programs."""
+    """A line for programs: the event and each of its facts as fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line = record.msg if isinstance(record.msg, EventLine) else EventLine(record.getMessage(), _extras(record))
+        fields: dict[str, object] = {
+            **line.facts,
             "at_ms": int(record.created * 1000),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
-            **_extras(record),
+            "event": line.event,
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
