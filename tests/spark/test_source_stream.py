@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,7 +83,9 @@ def test_a_limit_is_kept_and_the_checkpoint_resumed(
     queues = client.admin.offsets("stream.a")
     assert all(queue.next_offset for queue in queues), "all of them were read"
     at = ", ".join(f'"{queue.queue}": {queue.next_offset}' for queue in queues)
-    assert progress["sources"][0]["endOffset"] == f'{{"stream.a": {{{at}}}}}', "Kafka's JSON, in one order"
+    end = progress["sources"][0]["endOffset"]
+    expected = rf'{{"stream\.a": {{{re.escape(at)}, "incarnation": {{"0": \d+}}}}}}'
+    assert re.fullmatch(expected, end), "Kafka's JSON, in one order"
 
 
 def test_a_topic_that_appears_is_read_from_its_beginning_and_a_run_still_ends(
@@ -102,6 +105,29 @@ def test_a_topic_that_appears_is_read_from_its_beginning_and_a_run_still_ends(
     assert collected.all() == sent, "what came after the run began is the next one's"
     run(spark, shared_broker.url, tmp_path, collected, subscribePattern=r"appear\..*")
     assert collected.all() == [*sent, *later]
+
+
+def test_a_topic_made_again_is_an_error_and_then_read_whole(
+    spark: SparkSession, shared_broker: BrokerProcess, client: dmq.Client, tmp_path: Path
+) -> None:
+    client.admin.create_topic("anew", queues=2)
+    sent = send(client, "anew", range(100))
+    collected = Collected()
+    run(spark, shared_broker.url, tmp_path, collected, subscribe="anew")
+    assert collected.all() == sent
+    client.admin.delete_topic("anew")
+    client.admin.create_topic("anew", queues=2)
+    again = send(client, "anew", range(500, 650))
+    for _ in range(2):  # the checkpoint stays as it was
+        with pytest.raises(Exception, match="was deleted and created again"):
+            run(spark, shared_broker.url, tmp_path, Collected(), subscribe="anew")
+    lenient = Collected()
+    run(spark, shared_broker.url, tmp_path, lenient, subscribe="anew", failOnDataLoss="false")
+    assert lenient.all() == again
+    more = send(client, "anew", range(650, 660))
+    strict = Collected()
+    run(spark, shared_broker.url, tmp_path, strict, subscribe="anew")
+    assert strict.all() == more
 
 
 def test_a_broker_that_restarts_during_a_run_costs_nothing_but_time(spark: SparkSession, tmp_path: Path) -> None:

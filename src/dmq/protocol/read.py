@@ -51,11 +51,12 @@ class QueueOffsets(Header, frozen=True):
 
 
 class OffsetsReply(Header, frozen=True):
-    """One entry a queue, and the journal's visible range at that moment."""
+    """One entry a queue, the journal's visible range at that moment, and the incarnation of the topic."""
 
     queues: Annotated[list[QueueOffsets], Meta(max_length=255)]
     first_journal_offset: Amount = 0
     visible_journal_offset: Amount = 0
+    topic_id: U32 = 0
 
 
 class Peek(Header, frozen=True):
@@ -82,9 +83,10 @@ class Span(Header, frozen=True):
 
 
 class PeekReply(Header, frozen=True):
-    """Body: the records of all spans in order, see `dmq.protocol.batch.pack_records`."""
+    """Body: the records of all spans in order, see `dmq.protocol.batch.pack_records`. `topic_id` is the incarnation."""
 
     spans: Annotated[list[Span], Meta(max_length=255)] = []
+    topic_id: U32 = 0
 
 
 class Find(Header, frozen=True):

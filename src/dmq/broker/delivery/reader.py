@@ -15,7 +15,7 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import hashes_of, normalised
 from dmq.broker.journal.disk_reads import Asker
 from dmq.broker.journal.journal import Journal
-from dmq.errors import InvalidRequest, OffsetGone
+from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic
 from dmq.model import MessageId
 from dmq.protocol import read as headers
 from dmq.records.attributes import ANY_QUEUE
@@ -67,9 +67,10 @@ class Reader:
 
         async with self._reads.turn(asker):
             rows = await self._reads.ask(look)
-        return headers.OffsetsReply(rows, self._queries.start, self._queries.visible)
+        self._check_incarnation(topic)
+        return headers.OffsetsReply(rows, self._queries.start, self._queries.visible, topic.id)
 
-    async def peek(self, asked: headers.Peek, asker: Asker, answer: Callable[[list[headers.Span], Read], None]) -> None:
+    async def peek(self, asked: headers.Peek, asker: Asker, answer: Callable[[headers.PeekReply, Read], None]) -> None:
         """Messages from a point on, queue by queue."""
         topic = self._queries.topic(asked.topic)
         hashes = hashes_of(normalised(asked.tags))
@@ -98,7 +99,17 @@ class Reader:
                 read.pieces.extend(found.pieces)
                 messages -= len(mine)
                 size -= sum(mine)
-            answer(spans, read)
+            self._check_incarnation(topic)
+            answer(headers.PeekReply(spans, topic.id), read)
+
+    def _check_incarnation(self, topic: Topic) -> None:
+        """Queues are looked up by name, one after another: what was found is of one topic only if it is still this one.
+
+        Raises:
+            UnknownTopic: the topic was deleted meanwhile, and perhaps created again.
+        """
+        if self._queries.topic(topic.name).id != topic.id:
+            raise UnknownTopic(f"topic {topic.name!r} was deleted and created again: ask again", topic=topic.name)
 
     async def find(self, asked: headers.Find, asker: Asker, answer: Callable[[headers.FindReply, Read], None]) -> None:
         """Messages by key or by id.

@@ -18,8 +18,8 @@ async def offsets(broker: Broker, session: Session, frame: Frame, asked: headers
 
 
 async def peek(broker: Broker, session: Session, frame: Frame, asked: headers.Peek) -> None:
-    def answer(spans: list[headers.Span], read: Read) -> None:
-        session.answer(frame, headers.PeekReply(spans), pack_records(read.lengths), *read.pieces)
+    def answer(reply: headers.PeekReply, read: Read) -> None:
+        session.answer(frame, reply, pack_records(read.lengths), *read.pieces)
 
     await broker.reader.peek(asked, session, answer)
 

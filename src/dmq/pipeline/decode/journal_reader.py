@@ -25,7 +25,7 @@ from dmq.errors import OffsetGone
 from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
 from dmq.protocol.admin import TopicInfo, TopicList
 from dmq.protocol.consume import Point, PointKind
-from dmq.protocol.read import Fetch, Offsets, OffsetsReply, Peek, Span
+from dmq.protocol.read import Fetch, Offsets, OffsetsReply, Peek, PeekReply
 from dmq.records import ANY_QUEUE
 from dmq.storage.journal.unit import HEADER_BYTES
 
@@ -49,7 +49,10 @@ class Fetched(NamedTuple):
 
 
 class Peeked(NamedTuple):
-    """Records of one queue, one after another; read on at `end_offset`. `ids` and `origins` are runs, as in `Span`."""
+    """Records of one queue, one after another; read on at `end_offset`. `ids` and `origins` are runs, as in `Span`.
+
+    `topic_id` is the incarnation of the topic; 0 if the broker does not say.
+    """
 
     first_offset: int
     end_offset: int
@@ -57,6 +60,16 @@ class Peeked(NamedTuple):
     ids: list[tuple[int, int, int]]
     origins: list[tuple[int, int, bytes]]
     body: memoryview
+    topic_id: int
+
+    def check_incarnation(self, topic: str, topic_id: int) -> None:
+        """Check that the records are of one incarnation of their topic.
+
+        Raises:
+            OffsetGone: they are of a later one.
+        """
+        if self.topic_id not in (0, topic_id):
+            raise OffsetGone(f"topic {topic!r} was deleted and created again while it was read")
 
 
 def server_url(servers: str) -> str:
@@ -123,13 +136,22 @@ class JournalReader:
             topic, queue, Point(PointKind.OFFSET, offset), max_messages, max_bytes=max_bytes, with_origins=True
         )
         frame = self._ask(Command.PEEK, asked)
-        spans: list[Span] = decode_response(frame).spans
+        reply: PeekReply = decode_response(frame)
+        spans, topic_id = reply.spans, reply.topic_id
         if not spans:
-            return Peeked(offset, offset, [], [], origins=[], body=memoryview(b""))
+            return Peeked(offset, offset, [], [], origins=[], body=memoryview(b""), topic_id=topic_id)
         span = spans[0]
         lengths, body = unpack_records(frame.body, span.count)
         sizes = [*map(int, lengths)]
-        return Peeked(span.first_offset, span.end_offset, sizes, span.ids, origins=span.origins, body=memoryview(body))
+        return Peeked(
+            span.first_offset,
+            span.end_offset,
+            sizes,
+            span.ids,
+            origins=span.origins,
+            body=memoryview(body),
+            topic_id=topic_id,
+        )
 
     def fetch(self, journal_offset: int, max_bytes: int = FETCH_BYTES, *, wait: float = 0.0) -> Fetched:
         """Whole units from the one on that holds an offset; at least one if there is any.

@@ -7,7 +7,9 @@ So nothing that is pickled holds a connection. Spark keeps the offsets of a stre
 What always holds: options and columns are checked before a broker is asked; a read without matching messages has no
 rows, and is no error. Offsets rise from micro-batch to micro-batch, and are equal when nothing came. Under
 Trigger.AvailableNow nothing is read that came after the query began, so that it ends. A queue or topic that appears is
-read from its beginning.
+read from its beginning; one that was deleted and created again is an error, or read from its beginning without
+`failOnDataLoss`. A loss is noticed before Spark writes the offsets of a batch into its checkpoint, so that a batch which
+cannot be read does not get there.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from pyspark.sql.types import StructType
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.columns import check_schema, default_schema
 from dmq.pipeline.source.filters import FilterBounds, bounds_of
-from dmq.pipeline.source.offsets import PartitionOffsets, offsets_dict, parse_offsets
+from dmq.pipeline.source.offsets import StreamOffsets, offsets_dict, parse_offsets
 from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
 from dmq.pipeline.source.partition_plan import Piece, share_out
 from dmq.pipeline.source.partition_reader import read_piece
@@ -148,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._target: PartitionOffsets | None = None  # how far an AvailableNow query reads
+        self._target: StreamOffsets | None = None  # how far an AvailableNow query reads
         self._reader: JournalReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,8 +166,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         starts = self._resolver().starts()
         if self._target is not None:  # which was taken before: what came since is not read, nor passed over
-            target = self._target
-            starts = {place: min(offset, target[place]) for place, offset in starts.items() if place in target}
+            target = self._target.places
+            starts = starts._replace(
+                places={place: min(offset, target[place]) for place, offset in starts.places.items() if place in target}
+            )
         return offsets_dict(starts)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -177,10 +181,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begun = parse_offsets(start, "the checkpoint")
-        ends = dict(self._resolver().ends() if self._target is None else self._target)
-        self._resolver().check_gone(begun, ends)
+        ends = self._resolver().ends() if self._target is None else self._target
+        starts = self._resolver().existing_starts(begun, ends)
         if isinstance(limit, ReadMaxRows):
-            ends = share_out(begun, ends, limit.max_rows)
+            ends = ends._replace(places=share_out(starts, ends.places, limit.max_rows))
         return offsets_dict(ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802

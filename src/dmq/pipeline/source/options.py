@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dmq.errors import InvalidSettings
-from dmq.pipeline.source.offsets import EARLIEST, LATEST, PartitionOffsets, TopicPartition, parse_offsets
+from dmq.pipeline.source.offsets import EARLIEST, LATEST, PartitionOffsets, StreamOffsets, TopicPartition, parse_offsets
 from dmq.pipeline.spark_options import SERVERS, flag, known_options, servers
 
 __all__ = ["SourceOptions", "check_partitions", "source_options", "with_headers"]
@@ -32,8 +32,8 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: dict[str, tuple[int, ...]] | None = None
-    starting: int | PartitionOffsets = EARLIEST
-    ending: int | PartitionOffsets = LATEST
+    starting: int | StreamOffsets = EARLIEST
+    ending: int | StreamOffsets = LATEST
     starting_ms: int | None = None
     ending_ms: int | None = None
     offsets_per_trigger: int | None = None
@@ -109,16 +109,18 @@ def _check_kind(given: Mapping[str, str], *, is_stream: bool) -> None:
             raise InvalidSettings(f"a stream has no end, so {name} is for batch reads: leave it out")
 
 
-def _offsets(name: str, given: Mapping[str, str], is_stream: bool, default: int) -> int | PartitionOffsets:
+def _offsets(name: str, given: Mapping[str, str], is_stream: bool, default: int) -> int | StreamOffsets:
     value = given.get(name.lower())
     if value is None:
         return default
     words = {"earliest": EARLIEST, "latest": LATEST}
     word = words.get(value.strip().lower())
-    found: int | PartitionOffsets = parse_offsets(value, name) if word is None else word
+    found: int | StreamOffsets = parse_offsets(value, name) if word is None else word
     # A batch that begins at the end, or ends at the beginning, is empty: nobody means that.
     senseless = LATEST if name == "startingOffsets" else EARLIEST
-    if not is_stream and (found == senseless or (isinstance(found, dict) and senseless in found.values())):
+    if not is_stream and (
+        found == senseless or (isinstance(found, StreamOffsets) and senseless in found.places.values())
+    ):
         what = "latest" if senseless == LATEST else "earliest"
         raise InvalidSettings(f"{name} cannot be {what} in a batch read, which would be empty: give other offsets")
     return found

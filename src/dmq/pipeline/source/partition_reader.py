@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dmq.errors import Damaged, DMQError, OffsetGone
+from dmq.errors import Damaged, DMQError, OffsetGone, UnknownTopic
 from dmq.pipeline.decode.bodies import raw_sizes
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.units import UnitRows, decode_fetched, decode_peeked
@@ -137,8 +137,12 @@ def _of_queue(reader: JournalReader, part: QueueRange, columns: frozenset[str], 
     while at < part.end:
         try:
             peeked = reader.peek(part.topic, part.queue, at, min(PEEK_MESSAGES, part.end - at))
+            peeked.check_incarnation(part.topic, part.topic_id)
+        except UnknownTopic as error:  # deleted since the piece was planned
+            at = _read_on(error, part.end, at, strict)
         except OffsetGone as error:
-            at = _read_on(error, error.detail.get("first", 0), at, strict)
+            # Without a first offset nothing of this incarnation is left.
+            at = _read_on(error, error.detail.get("first", part.end), at, strict)
         except Damaged as error:
             at = _read_on(error, error.detail.get("next", 0), at, strict)
         else:

@@ -1,7 +1,8 @@
 """Which messages a read means: from the user's options to offsets of queues, and to ranges of the journal.
 
 What always holds: offsets that do not exist, or not any more, are an error that says which do; with `failOnDataLoss`
-false they are a warning, and what exists is read. Asking changes nothing.
+false they are a warning, and what exists is read. Offsets are never read from another incarnation of their topic.
+Asking changes nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +10,24 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
 from dmq.model import SYSTEM_PREFIX
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.filters import FilterBounds
-from dmq.pipeline.source.offsets import EARLIEST, LATEST, PartitionOffsets, TopicPartition, partition_of, queue_of
+from dmq.pipeline.source.offsets import (
+    EARLIEST,
+    LATEST,
+    SHARD,
+    Incarnations,
+    PartitionOffsets,
+    StreamOffsets,
+    TopicPartition,
+    TopicShard,
+    partition_of,
+    queue_of,
+)
 from dmq.pipeline.source.options import SourceOptions, check_partitions
 from dmq.pipeline.source.partition_plan import Piece, QueueRange, Wanted, plan
 from dmq.protocol.admin import TopicInfo
@@ -28,6 +40,17 @@ __all__ = ["Resolver"]
 log = logging.getLogger(__name__)
 
 _NAMED: Final = 20  # topics in an error message
+
+
+class _Queues(NamedTuple):
+    """What exists of the queues that are read, and of which incarnations they are."""
+
+    queues: dict[TopicPartition, QueueOffsets]
+    incarnations: Incarnations
+
+    def at(self, places: PartitionOffsets) -> StreamOffsets:
+        """Offsets of these queues."""
+        return StreamOffsets(places, self.incarnations)
 
 
 class Resolver:
@@ -44,8 +67,11 @@ class Resolver:
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
-    def topics(self) -> dict[str, TopicInfo]:
+    def topics(self, *, may_lack: bool = False) -> dict[str, TopicInfo]:
         """The topics that are read, by name.
+
+        Parameters:
+            may_lack: whether a named topic that does not exist is only a warning.
 
         Raises:
             UnknownTopic: one that was named does not exist, or an assigned partition.
@@ -58,64 +84,93 @@ class Resolver:
             matches = re.compile(options.pattern).fullmatch
             return {name: info for name, info in present.items() if matches(name)}
         for name in names:
-            if name not in present:
+            if name not in present and may_lack:
+                log.warning("data was lost: topic %r does not exist", name)
+            elif name not in present:
                 there = ", ".join(sorted(present)[:_NAMED]) or "none"
                 raise UnknownTopic(f"topic {name!r} does not exist: there are {there}", topic=name)
+        found = {name: present[name] for name in names if name in present}
         for name, partitions in (options.assigned or {}).items():
-            count = present[name].config.queues
+            if name not in found:
+                continue
+            count = found[name].config.queues
             for partition in partitions:
                 if partition != partition_of(queue_of(partition)) or queue_of(partition) >= count:
                     there = f"{partition_of(0)} to {partition_of(count - 1)}"
                     raise UnknownTopic(f"topic {name!r} has partitions {there}, not {partition}", topic=name)
-        return {name: present[name] for name in names}
-
-    def _queues(self, topics: Iterable[str], at: Point | None = None) -> dict[TopicPartition, QueueOffsets]:
-        """What each queue that is read has, and where a point lies in it."""
-        found: dict[TopicPartition, QueueOffsets] = {}
-        for topic in topics:
-            assigned = None if self._options.assigned is None else self._options.assigned.get(topic, ())
-            try:
-                queues = self._reader.offsets(topic, at).queues
-            except UnknownTopic:
-                if self._options.pattern is None:
-                    raise
-                continue  # deleted since it was listed
-            for queue in queues:
-                partition = partition_of(queue.queue)
-                if assigned is None or partition in assigned:
-                    found[TopicPartition(topic, partition)] = queue
         return found
 
-    def ends(self) -> PartitionOffsets:
-        """How far each queue goes now."""
-        return {place: queue.next_offset for place, queue in self._queues(self.topics()).items()}
+    def _queues(self, topics: Mapping[str, TopicInfo], at: Point | None = None) -> _Queues:
+        """What each queue that is read has, and where a point lies in it."""
+        found = _Queues({}, {})
+        for topic, info in topics.items():
+            assigned = None if self._options.assigned is None else self._options.assigned.get(topic, ())
+            try:
+                reply = self._reader.offsets(topic, at)
+            except UnknownTopic:
+                if self._options.pattern is None and self._options.fail_on_data_loss:
+                    raise
+                continue  # deleted since it was listed
+            # A broker that does not say of which incarnation the queues are had only this one a moment ago.
+            found.incarnations[TopicShard(topic, SHARD)] = reply.topic_id or info.topic_id
+            for queue in reply.queues:
+                partition = partition_of(queue.queue)
+                if assigned is None or partition in assigned:
+                    found.queues[TopicPartition(topic, partition)] = queue
+        return found
 
-    def check_gone(self, begun: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """Whether queues that were read are still there.
+    def ends(self) -> StreamOffsets:
+        """How far each queue goes now."""
+        found = self._queues(self.topics(may_lack=not self._options.fail_on_data_loss))
+        return found.at({place: queue.next_offset for place, queue in found.queues.items()})
+
+    def existing_starts(self, begun: StreamOffsets, ends: StreamOffsets) -> PartitionOffsets:
+        """Where the next batch begins: without the offsets of queues that exist no more.
 
         Raises:
-            OffsetGone: some are not, and the user minds.
+            OffsetGone: some do not exist any more, and the user minds.
         """
-        for place in sorted(set(begun) - set(ends)):
-            self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
+        found = dict(begun.places)
+        anew: set[str] = set()
+        for place in sorted(begun.places):
+            end = ends.places.get(place)
+            if end is None:
+                self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
+            elif ends.is_anew(place, begun):
+                if place.topic not in anew:
+                    self._lost(f"topic {place.topic!r} was deleted and created again since it was read")
+                anew.add(place.topic)
+            elif begun.places[place] > end:
+                self._lost(
+                    f"topic {place.topic!r}, partition {place.partition}, was to be read from offset "
+                    f"{begun.places[place]} on, and ends at {end}",
+                    next=end,
+                )
+            else:
+                continue
+            del found[place]
+        return found
 
     # --- offsets ----------------------------------------------------------------------------------------------------
 
-    def starts(self) -> PartitionOffsets:
+    def starts(self) -> StreamOffsets:
         """Where the user wants to begin."""
         options = self._options
         return self._chosen("startingOffsets", options.starting, options.starting_ms)
 
-    def _chosen(self, name: str, chosen: int | PartitionOffsets, at_ms: int | None) -> PartitionOffsets:
-        queues = self._queues(self.topics(), None if at_ms is None else Point(PointKind.TIME, at_ms))
+    def _chosen(self, name: str, chosen: int | StreamOffsets, at_ms: int | None) -> StreamOffsets:
+        present = self._queues(self.topics(), None if at_ms is None else Point(PointKind.TIME, at_ms))
         if at_ms is not None:
-            return {place: queue.at for place, queue in queues.items()}
-        if isinstance(chosen, dict):
-            check_partitions(chosen, set(queues), name)
-        found: PartitionOffsets = {}
-        for place, queue in queues.items():
-            offset = chosen[place] if isinstance(chosen, dict) else chosen
-            found[place] = {EARLIEST: queue.first_offset, LATEST: queue.next_offset}.get(offset, offset)
+            return present.at({place: queue.at for place, queue in present.queues.items()})
+        if isinstance(chosen, StreamOffsets):
+            check_partitions(chosen.places, set(present.queues), name)
+        found = present.at({})
+        for place, queue in present.queues.items():
+            offset = chosen.places[place] if isinstance(chosen, StreamOffsets) else chosen
+            if isinstance(chosen, StreamOffsets) and found.is_anew(place, chosen):
+                self._lost(f"{name} are of topic {place.topic!r} before it was deleted and created again")
+                offset = EARLIEST
+            found.places[place] = {EARLIEST: queue.first_offset, LATEST: queue.next_offset}.get(offset, offset)
         return found
 
     def batch(self, bounds: FilterBounds) -> list[Piece]:
@@ -125,39 +180,46 @@ class Resolver:
         end = self._chosen("endingOffsets", options.ending, options.ending_ms)
         if options.starting_ms is not None or options.ending_ms is not None:
             # Nothing of a queue may be of that time.
-            end = {place: max(offset, start.get(place, 0)) for place, offset in end.items()}
-        elif isinstance(options.starting, dict) and isinstance(options.ending, dict):
-            for place, offset in options.starting.items():
-                if 0 <= options.ending[place] < offset:
+            later = {place: max(offset, start.places.get(place, 0)) for place, offset in end.places.items()}
+            end = end._replace(places=later)
+        elif isinstance(options.starting, StreamOffsets) and isinstance(options.ending, StreamOffsets):
+            for place, offset in options.starting.places.items():
+                last = options.ending.places[place]
+                if 0 <= last < offset:
                     raise InvalidSettings(
                         f"startingOffsets of topic {place.topic!r}, partition {place.partition}, are {offset}, after "
-                        f"its endingOffsets {options.ending[place]}"
+                        f"its endingOffsets {last}"
                     )
         return self.pieces(start, end, bounds)
 
-    def pieces(
-        self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], bounds: FilterBounds | None = None
-    ) -> list[Piece]:
-        """The pieces between places; a queue that has no start is read from its beginning.
+    def pieces(self, start: StreamOffsets, end: StreamOffsets, bounds: FilterBounds | None = None) -> list[Piece]:
+        """The pieces between places; a queue that has no start in its incarnation is read from its beginning.
 
         Raises:
             OffsetGone: some of it does not exist (any more), and the user minds.
         """
-        topics = {name: info for name, info in self.topics_of(end).items() if bounds is None or bounds.has_topic(name)}
-        queues = self._queues(topics)
+        named = self.topics_of(end.places)
+        topics = {name: info for name, info in named.items() if bounds is None or bounds.has_topic(name)}
+        queues, incarnations = found = self._queues(topics)
+        present = found.at({})
         ranges: list[QueueRange] = []
-        for place in sorted(end):
+        for place in sorted(end.places):
             queue = queues.get(place)
             if place.topic not in topics or (bounds is not None and not bounds.has_partition(place.partition)):
                 continue
             if queue is None:
                 self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
                 continue
-            first, last = self._existing(place, queue, start.get(place, 0), end[place])
+            if present.is_anew(place, end):
+                self._lost(f"topic {place.topic!r} was deleted and created again since this batch was planned")
+                continue
+            begun = 0 if end.is_anew(place, start) else start.places.get(place, 0)
+            first, last = self._existing(place, queue, begun, end.places[place])
             if first < last:
-                ranges.append(QueueRange(place.topic, topics[place.topic].topic_id, queue.queue, first, end=last))
+                topic_id = incarnations[TopicShard(place.topic, SHARD)]
+                ranges.append(QueueRange(place.topic, topic_id, queue.queue, first, end=last))
         if bounds is not None:
-            ranges = self._bounded(ranges, bounds)
+            ranges = self._bounded(ranges, topics, bounds)
         return plan([wanted for part in ranges if (wanted := self._placed(part))], self._options.partitions_min)
 
     def topics_of(self, places: Iterable[TopicPartition]) -> dict[str, TopicInfo]:
@@ -196,15 +258,17 @@ class Resolver:
             )
         log.warning("data was lost: %s", what)
 
-    def _bounded(self, ranges: list[QueueRange], bounds: FilterBounds) -> list[QueueRange]:
+    def _bounded(
+        self, ranges: list[QueueRange], topics: Mapping[str, TopicInfo], bounds: FilterBounds
+    ) -> list[QueueRange]:
         """Ranges without the offsets that filters leave out, by number and by time."""
         low: dict[TopicPartition, QueueOffsets] = {}
         high: dict[TopicPartition, QueueOffsets] = {}
-        topics = {part.topic for part in ranges}
+        wanted = {part.topic: topics[part.topic] for part in ranges}
         if bounds.from_ms is not None:
-            low = self._queues(topics, Point(PointKind.TIME, bounds.from_ms))
+            low = self._queues(wanted, Point(PointKind.TIME, bounds.from_ms)).queues
         if bounds.until_ms is not None:
-            high = self._queues(topics, Point(PointKind.TIME, bounds.until_ms))
+            high = self._queues(wanted, Point(PointKind.TIME, bounds.until_ms)).queues
         found: list[QueueRange] = []
         for part in ranges:
             place = TopicPartition(part.topic, partition_of(part.queue))
@@ -221,7 +285,7 @@ class Resolver:
         try:
             first_at, first_size = self._record_at(part, part.start)
             last_at, last_size = self._record_at(part, part.end - 1)
-        except OffsetGone as error:  # since the offsets were asked for
+        except (OffsetGone, UnknownTopic) as error:  # since the offsets were asked for
             first = error.detail.get("first", 0)
             self._lost(error.message, first=first)
             if not part.start < first < part.end:
@@ -233,6 +297,7 @@ class Resolver:
         """Where a message stands in the journal, and its size."""
         try:
             peeked = self._reader.peek(part.topic, part.queue, offset, 1, max_bytes=1)
+            peeked.check_incarnation(part.topic, part.topic_id)
         except Damaged as error:
             # The reader of the piece decides what to do about it.
             return _damaged_range(error)

@@ -155,7 +155,7 @@ def test_records_that_the_broker_gathered_have_the_address_of_an_ipv6_client() -
     unit, row, _ = records[0]
     raw = [bytes(record.buffer[record.start : record.start + record.length]) for _, _, record in records]
     origins = [(2, unit.header.stored_at_ms, row.address + (5000).to_bytes(2, "big"))]
-    peeked = Peeked(0, 2, [*map(len, raw)], [(2, 77, 0)], origins, memoryview(b"".join(raw)))
+    peeked = Peeked(0, 2, [*map(len, raw)], [(2, 77, 0)], origins, memoryview(b"".join(raw)), topic_id=0)
     columns = ("client", "message_id", "stored_at", "body")
     rows = decode_peeked(peeked, row.topic_id, row.queue, frozenset(columns))
     expected = message_batch(decode_units(journal(store), columns=columns), columns)

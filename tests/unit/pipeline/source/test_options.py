@@ -31,11 +31,14 @@ from dmq.pipeline.source.filters import FilterBounds, bounds_of
 from dmq.pipeline.source.offsets import (
     EARLIEST,
     LATEST,
+    StreamOffsets,
     TopicPartition,
+    TopicShard,
     offsets_dict,
     parse_offsets,
     partition_of,
     queue_of,
+    shard_of,
 )
 from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
 
@@ -126,13 +129,27 @@ def test_headers_are_an_option_of_the_columns() -> None:
 @given(st.dictionaries(st.tuples(st.text(max_size=3), st.integers(0, 300)), st.integers(0, 2**62), max_size=20))
 def test_equal_places_are_equal_texts(raw: dict[tuple[str, int], int]) -> None:
     places = {TopicPartition(*key): offset for key, offset in raw.items()}
-    text = json.dumps(offsets_dict(places))
-    assert json.dumps(offsets_dict(dict(reversed(places.items())))) == text
-    assert parse_offsets(text, "x") == parse_offsets(json.loads(text), "x") == places
+    incarnations = {TopicShard(place.topic, shard_of(place.partition)): offset for place, offset in places.items()}
+    offsets = StreamOffsets(places, incarnations)
+    text = json.dumps(offsets_dict(offsets))
+    other = StreamOffsets(dict(reversed(places.items())), dict(reversed(incarnations.items())))
+    assert json.dumps(offsets_dict(other)) == text
+    assert parse_offsets(text, "x") == parse_offsets(json.loads(text), "x") == offsets
 
 
 def test_partitions_are_in_the_order_of_their_numbers() -> None:
-    assert [*offsets_dict({TopicPartition("a", 10): 1, TopicPartition("a", 9): 2})["a"]] == ["9", "10"]
+    places = {TopicPartition("a", 10): 1, TopicPartition("a", 9): 2}
+    assert [*offsets_dict(StreamOffsets(places, {}))["a"]] == ["9", "10"]
+
+
+def test_incarnations_stand_beside_the_partitions_by_shard() -> None:
+    offsets = StreamOffsets({TopicPartition("a", 1): 5}, {TopicShard("a", 0): 7, TopicShard("b", 0): 8})
+    assert offsets_dict(offsets) == {"a": {"1": 5, "incarnation": {"0": 7}}}
+    assert offsets.incarnation_of(TopicPartition("a", 3)) == 7
+    assert offsets.incarnation_of(TopicPartition("a", 256)) is None, "which another shard has"
+    for wrong in ('{"a": {"incarnation": 7}}', '{"a": {"incarnation": {"0": -1}}}', '{"a": {"incarnation": {"x": 7}}}'):
+        with pytest.raises(InvalidSettings, match="incarnation|offset"):
+            parse_offsets(wrong, "x")
 
 
 def test_a_partition_stands_for_a_shard_and_a_queue() -> None:
