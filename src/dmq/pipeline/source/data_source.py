@@ -8,8 +8,8 @@ What always holds: options and columns are checked before a broker is asked; a r
 rows, and is no error. Offsets rise from micro-batch to micro-batch, and are equal when nothing came. Under
 Trigger.AvailableNow nothing is read that came after the query began, so that it ends. A queue or topic that appears is
 read from its beginning; one that was deleted and created again is an error, or read from its beginning without
-`failOnDataLoss`. A loss is noticed before Spark writes the offsets of a batch into its checkpoint, so that a batch which
-cannot be read does not get there.
+`failOnDataLoss`. A loss is noticed before Spark writes the offsets of a batch into its checkpoint, so that a batch
+that cannot be read does not get there.
 """
 
 from __future__ import annotations

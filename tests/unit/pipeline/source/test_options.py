@@ -148,7 +148,7 @@ def test_incarnations_stand_beside_the_partitions_by_shard() -> None:
     assert offsets.incarnation_of(TopicPartition("a", 3)) == 7
     assert offsets.incarnation_of(TopicPartition("a", 256)) is None, "which another shard has"
     for wrong in ('{"a": {"incarnation": 7}}', '{"a": {"incarnation": {"0": -1}}}', '{"a": {"incarnation": {"x": 7}}}'):
-        with pytest.raises(InvalidSettings, match="incarnation|offset"):
+        with pytest.raises(InvalidSettings, match=r"incarnation|offset"):
             parse_offsets(wrong, "x")
 
 
