@@ -19,7 +19,9 @@ esac
 """
 APT = """#!/bin/sh
 echo "apt $*" >>"$TOLD"
-case "$*" in *jre*) printf '#!/bin/sh\\necho version \\\\"17.0.1\\\\"\\n' >"$TOOLS/java" && chmod +x "$TOOLS/java" ;; esac
+case "$*" in *jre*)
+    printf '#!/bin/sh\\necho version \\\\"17.0.1\\\\"\\n' >"$TOOLS/java" && chmod +x "$TOOLS/java" ;;
+esac
 """
 TOOLS = [
     "bash",
