@@ -163,12 +163,12 @@ class EventLog:
         self._log(logging.INFO, event, once_for, facts)
 
     def warning(
-        self, event: str, *, once_for: Hashable = None, exc_info: BaseException | None = None, **facts: object
+        self, event: str, *, once_for: Hashable = None, exc_info: BaseException | bool | None = None, **facts: object
     ) -> None:
         self._log(logging.WARNING, event, once_for, facts, exc_info=exc_info)
 
     def error(
-        self, event: str, *, once_for: Hashable = None, exc_info: BaseException | None = None, **facts: object
+        self, event: str, *, once_for: Hashable = None, exc_info: BaseException | bool | None = None, **facts: object
     ) -> None:
         self._log(logging.ERROR, event, once_for, facts, exc_info=exc_info)
 

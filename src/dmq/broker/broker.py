@@ -11,7 +11,6 @@ What always holds: a stopping or drained broker says so, takes nothing new, and 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +33,7 @@ from dmq.broker.schedule.transactions import Transactions
 from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import DMQError
+from dmq.event_log import EventLog
 from dmq.net.connection import WriteCoalescer
 from dmq.settings import BrokerSettings
 from dmq.storage.store import MessageStore
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Broker"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
@@ -108,7 +108,7 @@ class Broker:
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def _store_failed(self, error: DMQError) -> None:
-        log.critical("the store failed; the broker stops", extra={"error": str(error)})
+        log.critical("the store failed; the broker stops", error=error)
         self.failed.set()
 
     def _tick(self) -> None:

@@ -7,15 +7,15 @@ memory: a broker that is started again is in use.
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple, Protocol
 
 from dmq.broker.delivery.channels import Channels
 from dmq.broker.runtime.readiness import Readiness
+from dmq.event_log import EventLog
 
 __all__ = ["Audience", "ClientRow", "Maintenance"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class ClientRow(NamedTuple):
@@ -70,7 +70,7 @@ class Maintenance:
         """
         self._readiness.check_open()
         if not self._readiness.is_draining:
-            log.warning("broker drained", extra={"reason": reason})
+            log.warning("broker drained", reason=reason)
         self._readiness.is_draining = True
         self._audience.tell_reboot(grace_ms, reason)
 

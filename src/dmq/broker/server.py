@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
 
 __all__ = ["BrokerServer", "run"]
-
-log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 1.0
 # A writer thread beside a busy loop waits for the interpreter's lock; a shorter turn lets it in sooner.

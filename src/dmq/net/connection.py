@@ -8,7 +8,6 @@ and with `output_bytes_max` waiting it is not read from, and what was read is no
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -16,12 +15,13 @@ from typing import Final, Protocol, cast
 
 from dmq.clock import Clock
 from dmq.errors import ProtocolError
+from dmq.event_log import EventLog
 from dmq.protocol.commands import error_frame
 from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser
 
 __all__ = ["Connection", "Peer", "WriteCoalescer"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _JOIN_BYTES: Final = 64 * 1024
 # The kernel has buffers of its own: more than this only waits here instead of in the journal.
@@ -248,4 +248,4 @@ class WriteCoalescer:
                 try:
                     connection.flush()
                 except Exception:  # one transport that fails must not keep the others' answers
-                    log.exception("sending failed")
+                    log.exception("sending failed", once_for=())

@@ -6,7 +6,6 @@ What always holds: a request is at most 8 KiB and must arrive within a few secon
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -14,8 +13,6 @@ from dmq.errors import DMQError
 from dmq.net.server import translate_listen_error
 
 __all__ = ["Page", "PageServer"]
-
-log = logging.getLogger(__name__)
 
 _REQUEST_BYTES_MAX: Final = 8192
 _REQUEST_SECONDS: Final = 5.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -17,13 +16,14 @@ from typing import Final
 
 from dmq.clock import Clock
 from dmq.errors import Busy, CannotListen, DMQError, PortTaken
+from dmq.event_log import EventLog
 from dmq.net.connection import Connection, Peer, WriteCoalescer
 from dmq.protocol.commands import error_frame
 from dmq.protocol.frame import Chunks
 
 __all__ = ["ConnectionLimits", "Server", "listen", "translate_listen_error"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _PARTIAL_SECONDS_MIN: Final = 1.0  # one that began after this may just be on its way
 
@@ -99,7 +99,7 @@ class Server:
                 or (connection.session is None and now - connection.opened_at > self._limits.hello_seconds)
                 or now - connection.heard_at > self._limits.silence_seconds
             ):
-                log.info("stalled connection closed", extra={"address": connection.address})
+                log.info("stalled connection closed", address=connection.address)
                 connection.abort()
             elif since is not None and now - since > _PARTIAL_SECONDS_MIN:
                 partial.append((since, connection.parser.pending_bytes, connection))
@@ -111,7 +111,7 @@ class Server:
         if over <= 0:
             return
         for _, size, connection in sorted(partial, key=itemgetter(0)):
-            log.warning("half-sent frames take too much: connection closed", extra={"address": connection.address})
+            log.warning("half-sent frames take too much: connection closed", address=connection.address)
             connection.abort()
             over -= size
             if over <= 0:

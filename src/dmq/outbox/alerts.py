@@ -5,18 +5,18 @@ What always holds: an alert is logged and counted whatever the user's callback d
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from dmq.event_log import EventLog
 from dmq.outbox.metrics import Counts
 
 __all__ = ["Alert", "AlertKind", "OnAlert", "alert_with"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class AlertKind(StrEnum):
@@ -51,14 +51,12 @@ def alert_with(on_alert: OnAlert | None, counts: Counts) -> OnAlert:
         counts.add(f"alerts_{alert.kind.name.lower()}")
         log.error(
             "the outbox needs help",
-            extra={
-                "kind": str(alert.kind),
-                "send_id": alert.send_id,
-                "topic": alert.topic,
-                "attempts": alert.attempts,
-                "reason": alert.reason,
-                "messages": alert.count,
-            },
+            kind=str(alert.kind),
+            send_id=alert.send_id,
+            topic=alert.topic,
+            attempts=alert.attempts,
+            reason=alert.reason,
+            messages=alert.count,
         )
         if on_alert is not None:
             try:

@@ -11,7 +11,6 @@ asked of the store, by `call`, happens between two commits.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,13 +18,14 @@ from typing import Any, Final, TypeVar
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, LimitReached, NotEnoughReplicas, StorageError, StoreClosed
+from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.store import MessageStore
 
 __all__ = ["GroupCommit"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.25
 
@@ -211,7 +211,7 @@ class GroupCommit:
         try:
             self._store.tick()
         except DMQError as error:
-            log.error("upkeep failed", extra={"error": str(error)})  # the next write raises it
+            log.error("upkeep failed", once_for=(), error=error)  # the next write raises it
 
 
 def _call(function: Callable[[], Any], future: Future[Any]) -> None:

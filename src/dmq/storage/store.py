@@ -11,7 +11,6 @@ nothing more becomes visible, and every call says `StoreFailed`.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any, Final, Self
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, StoreClosed, TopicExists
+from dmq.event_log import EventLog
 from dmq.model import QUEUES_MAX, Durability, TopicConfig, check_name
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
@@ -39,7 +39,7 @@ from dmq.storage.upkeep.recovery import Recovered
 
 __all__ = ["FlushTicket", "MessageStore"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 _UNITS_BUFFERED_MAX: Final = 50_000
@@ -132,7 +132,7 @@ class MessageStore:
                 self.append([EpochStarted(self._writer.epoch)])
                 self.flush()
             except DiskFull as error:
-                log.warning("disk full at start", extra={"error": str(error)})
+                log.warning("disk full at start", error=error)
         if self._checkpointed != self._journal.end:
             self._try_checkpoint()
 
@@ -390,11 +390,11 @@ class MessageStore:
         except StorageError as error:
             # Nothing is lost: the journal has it all, and the next checkpoint covers this one's part.
             self._checkpointed = self._derived.applied
-            log.error("checkpoint failed", extra={"error": str(error)})
+            log.error("checkpoint failed", once_for=(), error=error)
 
     def _rebuild(self, error: DerivedDamaged) -> None:
         """A derived file is wrong: build all of them anew, and go on."""
-        log.error("derived files damaged", extra={"error": str(error)})
+        log.error("derived files damaged", error=error)
         if self._plan is not None:
             self._plan.give_up()
         old, visible = self._derived, self._writer.visibility.visible
@@ -420,7 +420,7 @@ class MessageStore:
         try:
             self._writer.check_space()
         except DiskFull as error:
-            log.warning("disk nearly full", extra={"error": str(error)})
+            log.warning("disk nearly full", once_for=(), error=error)
         self.retain()
 
     def retain(self, carried_max: int = sys.maxsize) -> int:
@@ -459,12 +459,12 @@ class MessageStore:
             try:
                 self.checkpoint()
             except DiskFull as error:
-                log.warning("no space for a checkpoint before segments go", extra={"error": str(error)})
+                log.warning("no space for a checkpoint before segments go", once_for=(), error=error)
         self.flush()
         self._derived.begin_at(going.kept_from, going.firsts)
         self._reader.cache.clear()
         self._journal.drop_first(going.segments)
-        log.info("segments dropped", extra={"count": going.segments, "journal_start": self._journal.start})
+        log.info("segments dropped", count=going.segments, journal_start=self._journal.start)
         return going.segments
 
     def _carry(self, going: retention.Going, carried_max: int) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import random
 import threading
 from collections.abc import Callable, Coroutine
@@ -24,6 +23,7 @@ import msgspec
 from dmq.broker.server import BrokerServer
 from dmq.client.client import Client, connect
 from dmq.deadletters.url import MEMORY
+from dmq.event_log import EventLog
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing.clock import ClientClock, FakeClock, RunningClock
 from dmq.testing.disk.files import MemoryFiles
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TestBroker"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # Clients beat by their own clock, so a broker whose time jumps must not miss them.
 _PATIENCE_SECONDS: Final = 4_000_000.0

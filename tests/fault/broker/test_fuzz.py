@@ -38,7 +38,7 @@ class Log(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage() not in EXPECTED:
+        if not record.getMessage().startswith(EXPECTED):
             self.lines.append(self.format(record))
 
 

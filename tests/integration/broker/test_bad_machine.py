@@ -145,10 +145,10 @@ def test_a_damaged_checkpoint_is_harmless(tmp_path: Path, harm: bytes, caplog: p
     sent = make(tmp_path)
     (tmp_path / "checkpoint").write_bytes(harm)
     assert open_again(OsFiles(tmp_path)) == sent
-    assert "checkpoint damaged" in caplog.messages
+    assert "checkpoint damaged" in caplog.text
     caplog.clear()
     assert open_again(OsFiles(tmp_path)) == sent
-    assert "checkpoint damaged" not in caplog.messages
+    assert "checkpoint damaged" not in caplog.text
 
 
 def test_a_clock_that_went_backwards_does_not_turn_the_journal_back() -> None:

@@ -6,7 +6,6 @@ refused, within a bound on bytes and on how many come in a second.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,6 +17,7 @@ from dmq.broker.dead_letters.sql_drain import SqlDrain, put_records
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import Busy, DatabaseDown, DeadLettered, DMQError, InvalidRequest
+from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId
 from dmq.records import DeadReason, RecordView, moved_record
 from dmq.records.attributes import Attributes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeadLetters"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 _WAITING_BYTES_MAX: Final = 32 << 20
@@ -91,9 +91,7 @@ class DeadLetters:
 
     def _is_back(self) -> None:
         if not self._is_closing:
-            self._runtime.tasks.run(
-                self.resend.recover(), lambda error: log.error("claims wait", extra={"error": str(error)})
-            )
+            self._runtime.tasks.run(self.resend.recover(), lambda error: log.error("claims wait", error=error))
 
     async def close(self) -> None:
         """Stop draining, finish what was taken, let go of the database."""
@@ -236,4 +234,4 @@ class DeadLetters:
 
 
 def _turn_away(reason: DeadReason, failure: DMQError) -> None:
-    log.warning("messages cannot be dead letters", extra={"reason": reason.name, "error": failure.message})
+    log.warning("messages cannot be dead letters", once_for=reason.name, reason=reason.name, error=failure.message)

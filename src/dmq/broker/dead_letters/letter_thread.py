@@ -10,19 +10,19 @@ calls wait, and beyond that they are refused with `Busy`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from dmq.errors import BrokerStopping, Busy, DatabaseDown, DMQError
+from dmq.event_log import EventLog
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
 
 __all__ = ["LetterThread", "open_letters"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _WAITING_MAX: Final = 256
 _AGAIN_MS: Final = 100
@@ -100,12 +100,12 @@ class LetterThread:
     def _went_down(self, error: DMQError) -> None:
         self.failures += 1
         if self.error is None:
-            log.error("dead letters wait in the journal", extra={"error": error.message})
+            log.error("dead letters wait in the journal", error=error.message)
         self.error = error
 
     def _came_back(self) -> None:
         if self.error is not None:
-            log.warning("the database of dead letters is back", extra={"failures": self.failures})
+            log.warning("the database of dead letters is back", failures=self.failures)
         if self.error is not None or not self._was_up:
             self.error, self._was_up = None, True
             self._on_back()

@@ -14,7 +14,6 @@ dies; each one asked for has an outcome.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +22,7 @@ from dmq.broker.dead_letters.letter_thread import LetterThread
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError, UnknownMessage, UnknownTopic, Unsupported
+from dmq.event_log import EventLog
 from dmq.model import SYSTEM_PREFIX, TopicConfig, parse_broadcast_name, retry_topic_name
 from dmq.records import business_hash, id_hash, key_hash, moved_record
 from dmq.records.attributes import Attributes
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Resend"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _TOGETHER: Final = 100
 
@@ -217,7 +217,7 @@ class Resend:
             at_ms = self._runtime.clock.wall.now_ms()
             await self._thread.call(lambda store: store.mark_resent(sent, me, at_ms))  # noqa: B023
             await self._thread.call(lambda store: store.release(unsent, me))  # noqa: B023
-            log.info("claims of dead letters settled", extra={"sent": len(sent), "unsent": len(unsent)})
+            log.info("claims of dead letters settled", sent=len(sent), unsent=len(unsent))
 
     async def _is_sent(self, letter: DeadLetter) -> bool:
         """Whether the journal has what a resend of this letter writes."""

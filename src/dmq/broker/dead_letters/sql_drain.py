@@ -12,7 +12,6 @@ restart.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from dmq.broker.dead_letters.letter_thread import LetterThread
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import Damaged, DMQError, OffsetGone, StorageError, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP
 from dmq.offset_runs import offset_runs
 from dmq.storage.state.events import Event, Outcome, Settled
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SqlDrain"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _BATCH: Final = 256
 _BATCH_BYTES: Final = 2 << 20
@@ -109,11 +109,11 @@ class SqlDrain:
                 pause = _PAUSE_SECONDS
             except DMQError as error:
                 if isinstance(error, StorageError):
-                    log.error("dead letters cannot be read", extra={"error": error.message})
+                    log.error("dead letters cannot be read", once_for=error.message, error=error.message)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _PAUSE_MAX_SECONDS)
             except Exception:  # a defect must not stop the draining for good
-                log.exception("draining dead letters failed")
+                log.exception("draining dead letters failed", once_for=())
                 await asyncio.sleep(_PAUSE_MAX_SECONDS)
             if self.refused and clock.monotonic() - looked_at >= _REFUSED_AGAIN_SECONDS:
                 looked_at = clock.monotonic()
@@ -181,7 +181,7 @@ class SqlDrain:
             is_gone = isinstance(error, OffsetGone)
             resume = max(at + 1, int(error.detail["first"] if is_gone else error.detail["next"]))
             if not is_gone:
-                log.error("dead letters are damaged", extra={"topic": topic.name, "error": error.message})
+                log.error("dead letters are damaged", once_for=topic.name, topic=topic.name, error=error.message)
                 self._refused.setdefault((topic.id, queue), set()).update(range(at, resume))
             self._next[topic.id, queue] = resume
             return _Read(topic, queue, [], [], following=resume)
@@ -203,7 +203,9 @@ class SqlDrain:
             self._refused.setdefault(key, set()).add(read.offsets[index])
             log.error(
                 "a dead letter is refused by the database and stays in the journal",
-                extra={"topic": read.topic.name, "offset": read.offsets[index], "error": error},
+                topic=read.topic.name,
+                offset=read.offsets[index],
+                error=error,
             )
         kept = [offset for index, offset in enumerate(read.offsets) if index not in refused]
         now_ms = self._clock.now_ms()

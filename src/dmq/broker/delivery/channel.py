@@ -14,7 +14,6 @@ hand out. A filter looks at a bounded number of index entries in one turn of the
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -29,6 +28,7 @@ from dmq.broker.delivery.origin import origins_of, read_origins
 from dmq.broker.delivery.queue_selection import RETRY_QUEUES, QueueSelection
 from dmq.broker.delivery.waiters import ConsumedWatch, Demand, Handed, Lengths, Subscriber, WaitingPull, Watches
 from dmq.errors import Busy, Damaged, DMQError, LeaseLost, OffsetGone
+from dmq.event_log import EventLog
 from dmq.offset_runs import mask_runs
 from dmq.protocol.consume import Outcome as Verdict
 from dmq.protocol.consume import Settlement
@@ -40,7 +40,7 @@ from dmq.storage.state.state import Topic
 
 __all__ = ["RETRY", "Channel", "ChannelParts", "Failure", "FailureMover"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # How many index entries a filter looks at for one hand-out, and how many in one turn of the loop.
 LOOK: Final = WINDOW
@@ -335,7 +335,11 @@ class Channel:
         resume = int(error.detail["first"] if is_gone else error.detail["next"])
         log.warning(
             "messages passed over",
-            extra={"topic": self.topic.name, "group": self.group.name, "queue": queue, "error": str(error)},
+            once_for=(self.topic.name, self.group.name, queue),
+            topic=self.topic.name,
+            group=self.group.name,
+            queue=queue,
+            error=error,
         )
         looked = Looked(min(resume, proposal.stop), (), reason=GONE if is_gone else DAMAGED)
         cursor.grant(proposal, _NOBODY, now_ms, 0, looked=looked)

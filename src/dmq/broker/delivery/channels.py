@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -22,6 +21,7 @@ from dmq.broker.delivery.rebalance import Rebalance
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError
+from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, retry_topic_name, retry_topic_parts
 from dmq.protocol.consume import Point, PointKind
 from dmq.settings import BrokerSettings
@@ -30,7 +30,7 @@ from dmq.storage.state.state import Topic
 
 __all__ = ["Channels"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _AGAIN_SECONDS: Final = 1.0
 _IDLE_MS: Final = 60_000
@@ -253,7 +253,8 @@ class Channels:
             try:
                 channel.pump(now_ms)
             except Exception:
-                log.exception("delivery failed", extra={"topic": channel.topic.name})
+                topic, group = channel.topic.name, channel.group.name
+                log.exception("delivery failed", once_for=(topic, group), topic=topic, group=group)
                 # Maybe it was the disk, or a lack of files: nothing else might ever ask again.
                 self._loop.call_later(_AGAIN_SECONDS, self.pump_soon, channel)
 
@@ -273,7 +274,7 @@ class Channels:
             return
         used = {group for (_, group), channel in self.open.items() if channel.group.members}
         for name in self._broadcasts.look(self.queries.groups(), used, now_ms):
-            log.info("broadcast member expired", extra={"name": name})
+            log.info("broadcast member expired", name=name)
             self.forget_group(name)
             self.writer.write_soon([PositionDropped(name, None)])
 

@@ -9,7 +9,6 @@ clients that subscribe under one name the later one gets the messages, and the e
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -27,6 +26,7 @@ from dmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from dmq.event_log import EventLog
 from dmq.model import broadcast_name, check_name
 from dmq.protocol.consume import Credit, LeaseRef, Pull, Settle, Subscribe, SubscribeFlag, SubscribeReply, Unsubscribe
 from dmq.records.attributes import ANY_QUEUE
@@ -35,7 +35,7 @@ from dmq.storage.state.state import Topic
 
 __all__ = ["Client", "Subscribed"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _PULL_BYTES: Final = 4 << 20
 _NO_PUSH: Final = 0
@@ -161,7 +161,7 @@ class Client:
         before = channel.subscribers.get(member.name)
         if before is not None and before.owner is not self:
             before.owner.lost(before.number)
-            log.warning("consumer taken over", extra={"group": channel.group.name, "member": member.name})
+            log.warning("consumer taken over", group=channel.group.name, member=member.name)
             before.sink.end(
                 SubscriptionSuperseded(
                     f"another client, at {self.address}, consumes in group {channel.group.name!r} as {member.name!r} "

@@ -9,7 +9,6 @@ that talks HTTP.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
@@ -21,13 +20,14 @@ from dmq.broker.diagnostics.explanation import moment, until
 from dmq.broker.diagnostics.metrics import lags, numbers
 from dmq.broker.schedule.transactions import half_target
 from dmq.errors import DMQError, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.model import SYSTEM_PREFIX, TopicConfig
 from dmq.net.lines import LineReader, LineTooLong
 from dmq.net.server import translate_listen_error
 
 __all__ = ["QUIT", "ROWS_MAX", "TelnetServer", "answer", "greeting"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 ROWS_MAX: Final = 200
@@ -272,7 +272,7 @@ class TelnetServer:
         except asyncio.CancelledError:
             pass  # the broker stops
         except Exception:  # a defect here must harm nobody else
-            log.exception("a telnet connection failed")
+            log.exception("a telnet connection failed", once_for=())
         finally:
             self._serving.discard(task)
             writer.close()

@@ -14,7 +14,6 @@ failed; what waits is bounded, and beyond the bound `submit` raises `Busy`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -23,6 +22,7 @@ from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
+from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.net.connection import WriteCoalescer
 from dmq.storage.journal.unit_draft import Batch, Placement
@@ -31,7 +31,7 @@ from dmq.storage.store import FlushTicket, MessageStore
 
 __all__ = ["JournalWriter", "Submission", "nobody_waits"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.25
 _RETAIN_SECONDS: Final = 10.0
@@ -57,9 +57,9 @@ def _size_of(items: Iterable[Batch | Event]) -> int:
 def nobody_waits(placements: list[Placement], error: DMQError | None) -> None:
     """For what is settled: if it cannot be written, it is handed out again after a restart, at least once."""
     if isinstance(error, BrokerStopping):
-        log.debug("events came too late", extra={"error": str(error)})
+        log.debug("events came too late", error=error)
     elif error is not None:
-        log.error("events could not be written", extra={"error": str(error)})
+        log.error("events could not be written", once_for=(), error=error)
 
 
 class Submission:
@@ -328,7 +328,7 @@ class JournalWriter:
         try:
             submission.done(placements, error)
         except Exception:  # a defect of one must not stop the writing of all
-            log.exception("an answer failed")
+            log.exception("an answer failed", once_for=())
 
     # --- becoming visible -------------------------------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class JournalWriter:
         try:
             plan = self.store.begin_checkpoint()
         except DMQError as error:
-            self._give_up(error) if self.store.has_failed else log.error("checkpoint failed: %s", error)
+            self._give_up(error) if self.store.has_failed else log.error("checkpoint failed", once_for=(), error=error)
             return
         self._checkpointed_at = self._clock.monotonic()
         if plan is None:
@@ -421,11 +421,11 @@ class JournalWriter:
         def finished(error: BaseException | None) -> None:
             self._checkpointing = False
             if error is not None:
-                log.error("checkpoint failed", extra={"error": str(error)})
+                log.error("checkpoint failed", once_for=(), error=error)
             try:
                 self.store.finish_checkpoint(plan, error)
             except DMQError as failure:
-                log.error("checkpoint failed", extra={"error": str(failure)})
+                log.error("checkpoint failed", once_for=(), error=failure)
             self._work_on()
 
         self._disk.run(plan.write, finished)
@@ -457,7 +457,7 @@ class JournalWriter:
                 self._retained_at = now
                 self.store.retain(_CARRIED_MAX)
         except DMQError as error:
-            log.error("upkeep failed", extra={"error": str(error)})
+            log.error("upkeep failed", once_for=(), error=error)
 
     async def drain(self) -> None:
         """Wait until everything submitted is answered."""

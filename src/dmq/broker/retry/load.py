@@ -10,7 +10,6 @@ or when it could not be written.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final, NamedTuple
 
 from dmq.broker.catalog.catalog import Catalog
@@ -21,13 +20,14 @@ from dmq.broker.journal.journal import Journal
 from dmq.broker.retry.copy_batch import CopyBatch
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import Busy, DMQError
+from dmq.event_log import EventLog
 from dmq.model import Durability, TopicConfig
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import Event, Settled
 
 __all__ = ["Load", "Loads", "Move"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _AGAIN_MS: Final = 1000
 _UNIT_BYTES: Final = 1 << 20
@@ -121,7 +121,7 @@ class Loads:
     def _written(self, load: Load, error: DMQError | None) -> None:
         now_ms = self._runtime.clock.now_ms
         if error is not None:
-            log.error("messages could not be moved", extra={"count": len(load.moves), "error": str(error)})
+            log.error("messages could not be moved", once_for=(), count=len(load.moves), error=error)
         for move in load.moves:
             channel = move.channel
             move.cursor.conclude(move.entry, now_ms, None if error is None else now_ms + _AGAIN_MS)

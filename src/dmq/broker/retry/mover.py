@@ -17,7 +17,6 @@ cannot be written, the message is handed out again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -35,6 +34,7 @@ from dmq.broker.retry.load import Load, Loads, Move
 from dmq.broker.retry.policy import RETRY_TABLE, parse_retry_table, wait_ms
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import InvalidSettings
+from dmq.event_log import EventLog
 from dmq.model import DRAIN_GROUP, SCHEDULE_TOPIC, Durability, TopicConfig, dead_letter_topic_name, retry_topic_name
 from dmq.offset_runs import mask_runs, offset_runs
 from dmq.records import DeadReason
@@ -44,7 +44,7 @@ from dmq.storage.state.events import Outcome
 
 __all__ = ["Mover"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _NO_ANSWER: Final = "nothing was heard of the last attempt: its lease ran out, or its consumer died"
 _EXPIRED: Final = "it expired before it was consumed"
@@ -190,7 +190,7 @@ class Mover:
             try:
                 self._tables[text] = parse_retry_table(text)
             except InvalidSettings as error:
-                log.error("a topic's retry table is not used: %s", error, extra={"topic": channel.topic.name})
+                log.error("a topic's retry table is not used", topic=channel.topic.name, error=error)
                 self._tables[text] = self._table
         return self._tables[text]
 

@@ -7,15 +7,15 @@ broker stops calls it with `BrokerStopping`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dmq.errors import BrokerStopping, DMQError
+from dmq.event_log import EventLog
 
 __all__ = ["Tasks", "Work"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Work = Coroutine[Any, Any, None]
 
@@ -48,7 +48,7 @@ class Tasks:
             error = task.exception()
             if error is not None:
                 if not isinstance(error, DMQError):
-                    log.error("a command failed", exc_info=error)
+                    log.error("a command failed", once_for=(), exc_info=error)
                 failed(error)
 
         task.add_done_callback(done)

@@ -14,7 +14,6 @@ amount of work in a turn of the loop, and has few units under way.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.broker.schedule.release_unit import ReleaseUnit
 from dmq.errors import DMQError, InvalidMessage, UnknownMessage
+from dmq.event_log import EventLog
 from dmq.model import SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.protocol.admin import DelayInfo
 from dmq.storage.delay.wheel import Delay
@@ -33,7 +33,7 @@ from dmq.storage.state.events import DelaysDone, pack_offsets
 
 __all__ = ["DELAY_MAX_MS", "Delays", "fragments_of", "schedule_queue"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # Two years, and a day for clocks that differ.
 DELAY_MAX_MS: Final = (2 * 366 + 1) * 86_400_000
@@ -256,8 +256,8 @@ class _Worker:
                 # They stay pending. A disk that is full or a writer that is busy will not be better at once.
                 self._store.release_due(offsets)
                 self._paused_until_ms = self._runtime.clock.now_ms + _PAUSE_MS
-                level = logging.INFO if isinstance(error, DMQError) and error.retriable else logging.ERROR
-                log.log(level, "delayed messages wait", extra={"count": len(offsets), "error": str(error)})
+                tell = log.info if isinstance(error, DMQError) and error.retriable else log.error
+                tell("delayed messages wait", once_for=str(error), count=len(offsets), error=error)
             self._delays.tick(self._runtime.clock.now_ms)
 
         return ended
@@ -290,7 +290,7 @@ class _Worker:
         if lost:
             # Kept as handed out: the journal's damage is reported, and a copy of it may be restored.
             self._delays.unreadable += len(lost)
-            log.error("delayed messages cannot be read", extra={"offsets": lost[:8], "count": len(lost)})
+            log.error("delayed messages cannot be read", once_for=(), offsets=lost[:8], count=len(lost))
             taken = [delay for delay in taken if delay.offset not in frozenset(lost)]
         order = {delay.offset: rank for rank, delay in enumerate(sorted(taken))}
         sent_at_ms = self._runtime.clock.wall.now_ms()

@@ -7,7 +7,6 @@ dead letter, under the name of its group or of the app that sent it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from dmq.broker.catalog.catalog import Catalog
 from dmq.errors import InvalidName
+from dmq.event_log import EventLog
 from dmq.model import DRAIN_GROUP, MessageId, TopicConfig, check_name, dead_letter_topic_name
 from dmq.records import ANY_QUEUE, RecordView, business_hash, id_hash, key_hash, moved_record
 from dmq.records.attributes import Attributes
@@ -31,7 +31,7 @@ from dmq.storage.state.state import Topic
 
 __all__ = ["ReleaseUnit", "target_queue"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _NOBODY: Final = "dmq"
 
@@ -178,7 +178,7 @@ class ReleaseUnit:
         )
         self._letters.setdefault(dead_letter_topic_name(owner), []).append(_placed(rank, copy, message_id, said.key))
         self.dead += 1
-        log.warning("a message became a dead letter", extra={"id": str(message_id), "reason": self._reason})
+        log.warning("a message became a dead letter", once_for=self._reason, id=str(message_id), reason=self._reason)
 
     def _topic(self, name: str) -> Topic | None:
         return self._queries.find_topic(name)

@@ -12,7 +12,6 @@ What waits to be ended, and what is remembered of what ended, is bounded.
 from __future__ import annotations
 
 import asyncio
-import logging
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +35,7 @@ from dmq.errors import (
     UnknownMessage,
     UnknownTopic,
 )
+from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, HALF_TOPIC, SYSTEM_PREFIX, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.header import LIST_MAX
@@ -55,7 +55,7 @@ from dmq.storage.state.events import Event, TransactionGroup, TransactionsEnded,
 
 __all__ = ["COMMITTED", "ROLLED_BACK", "CheckTarget", "Ending", "Transactions", "half_target"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _ID: Final = struct.Struct(">QQ")
 
@@ -401,7 +401,7 @@ class Transactions:
         parts, gone = await self._reads.ask(lambda: queries.gather([*moving]))
         lost = {moving[offset] for offset in gone}
         if lost:
-            log.error("half messages cannot be read", extra={"offsets": gone[:8], "count": len(gone)})
+            log.error("half messages cannot be read", once_for=(), offsets=gone[:8], count=len(gone))
             ends = {message_id: outcome for message_id, outcome in ends.items() if message_id not in lost}
         for part in parts:
             if not groups:
@@ -445,7 +445,7 @@ class Transactions:
 
         def failed(error: BaseException) -> None:
             self._is_checking = False
-            log.error("transactions could not be checked", extra={"count": len(actions), "error": str(error)})
+            log.error("transactions could not be checked", once_for=(), count=len(actions), error=error)
             for action in actions:
                 self.checks.postpone(action.message_id, self._runtime.clock.now_ms, _AGAIN_MS)
 
@@ -472,7 +472,7 @@ class Transactions:
         }
         parts, lost = await self._reads.ask(lambda: queries.gather([*places]))
         if lost:
-            log.error("half messages cannot be read", extra={"offsets": lost[:8], "count": len(lost)})
+            log.error("half messages cannot be read", once_for=(), offsets=lost[:8], count=len(lost))
         groups: dict[bytes, str] = {}  # of those that are given up
         for part in parts:
             for index, offset in enumerate(part.offsets.tolist()):
@@ -520,7 +520,7 @@ class Transactions:
             }
             if still:
                 await self._write(dict.fromkeys(still, GIVEN_UP), still)
-                log.warning("transactions were given up", extra={"count": len(still)})
+                log.warning("transactions were given up", count=len(still))
         finally:
             self._is_ending = False
             self._work()

@@ -12,7 +12,6 @@ changes apart, which have a bound of their own.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest
+from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
@@ -32,7 +32,7 @@ from dmq.settings import Settings
 
 __all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # A coroutine begins only at the end of the turn, and thousands of requests may come in one: without a bound here, they
 # would all be in memory before the first of them could be refused or answered.
@@ -137,7 +137,7 @@ class Dispatcher:
         except DMQError as error:
             self._refuse(connection, frame, error)
         except Exception as error:
-            log.exception("a command failed")
+            log.exception("a command failed", once_for=frame.command, command=frame.command)
             self._refuse(connection, frame, error)
 
     def _serve(self, session: Session, frame: Frame) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import signal
 import time
 from collections.abc import Callable
@@ -22,11 +21,12 @@ from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.executor import ORDERED_TURN_MAX
 from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge
 from dmq.errors import DMQError
+from dmq.event_log import EventLog
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["AioExecutor"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class AioSource(Protocol):
@@ -185,9 +185,7 @@ class AioExecutor:
                 error = raised
             verdict = judge(error, tries, self._local_retries)
             if verdict.is_error:
-                log.warning(
-                    "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=error
-                )
+                log.warning("a handler failed", topic=message.topic, message_id=str(message.id), exc_info=error)
             if not verdict.is_again or message.is_settled:
                 verdict.settle(message)
                 return

@@ -6,7 +6,6 @@ What always holds: as there.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias
@@ -19,12 +18,13 @@ from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotConnected
+from dmq.event_log import EventLog
 from dmq.protocol import Frame, Header
 from dmq.protocol.session import ServerHealth, ServerReboot
 
 __all__ = ["AioPool", "AioPoolOwner"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Ask: TypeAlias = Callable[[AioConnection, float | None], Awaitable[Frame]]  # with how many seconds it may take
 
@@ -170,7 +170,7 @@ class AioPool:
             try:
                 getattr(watcher, method)(*arguments)
             except Exception:
-                log.exception("a watcher raised", extra={"method": method})
+                log.exception("a watcher raised", method=method)
 
     # --- another broker ---------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class AioPool:
             try:
                 connection = self._standing.known(attempt.address) or await self._connect(attempt.address)
             except DMQError as error:
-                log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
+                log.debug("no connection", address=str(attempt.address), reason=error.message)
                 continue
             self._use(connection)
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,10 +16,11 @@ from dmq.client.aio.pool import AioPool
 from dmq.client.connection.pool import CONNECT_SECONDS, PoolSettings
 from dmq.client.connection.router import AnyRouter, BrokerAddresses, Listeners, RouteTable
 from dmq.errors import DMQError, NotConnected
+from dmq.event_log import EventLog
 
 __all__ = ["AioRouter"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class AioRouter(AnyRouter[AioPool, AioConnection]):
@@ -45,7 +45,7 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
             if inspect.isawaitable(result):
                 await result
         except Exception:
-            log.exception("a callback raised", extra={"callback": getattr(function, "__qualname__", repr(function))})
+            log.exception("a callback raised", callback=getattr(function, "__qualname__", repr(function)))
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run it as a task of its own, until the router is closed."""

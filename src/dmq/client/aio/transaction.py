@@ -7,7 +7,6 @@ ended is decided by a check.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +15,7 @@ from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.transaction_core import End, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
+from dmq.event_log import EventLog
 from dmq.model import MessageId
 from dmq.protocol.produce import TransactionOutcome
 
@@ -25,7 +25,7 @@ from dmq.protocol.produce import TransactionOutcome
 
 __all__ = ["AioEndFuture", "AioTransaction"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Prepare = Callable[..., Awaitable[tuple[SendBatch, int]]]
 
@@ -208,4 +208,4 @@ class AioTransaction:
             await self.rollback()
         except DMQError:
             # What went wrong in the block matters more; the broker will ask, or give the message up.
-            log.warning("a transaction was not rolled back", exc_info=True, extra={"id": str(self.id)})
+            log.warning("a transaction was not rolled back", exc_info=True, id=str(self.id))

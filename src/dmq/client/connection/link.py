@@ -6,19 +6,19 @@ receiver of an answer or of a push raises is logged, and does not keep the other
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dmq.client.connection.session import OnAnswer, Pending, Push, Session
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError
+from dmq.event_log import EventLog
 from dmq.protocol import Buffer, Frame, Header
 from dmq.protocol.session import HelloReply, Limits
 
 __all__ = ["Link", "Links", "Peer", "call_with"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Link(Protocol):
@@ -142,7 +142,7 @@ class Peer(Generic[C]):
             try:
                 self._on_push(self, push)  # type: ignore[attr-defined]
             except Exception:
-                log.exception("a push was not taken", extra={"command": push.command})
+                log.exception("a push was not taken", command=push.command)
 
 
 def call_with(on_answer: OnAnswer, answer: Frame | DMQError) -> None:

@@ -13,7 +13,6 @@ What always holds:
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +28,13 @@ from dmq.client.connection.threads import FOREVER
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected
+from dmq.event_log import EventLog
 from dmq.protocol import Frame, Header
 from dmq.protocol.session import Hello, ServerHealth, ServerReboot
 
 __all__ = ["Pool", "PoolOwner", "PoolSettings", "Watcher"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 CONNECT_SECONDS: Final = 5.0
@@ -257,7 +257,7 @@ class Pool:
             try:
                 getattr(watcher, method)(*arguments)
             except Exception:
-                log.exception("a watcher raised", extra={"method": method})
+                log.exception("a watcher raised", method=method)
 
     # --- another broker ---------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Pool:
         with self._changed:
             loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
-            log.info("connection lost", extra={"address": str(connection.address), "reason": reason.message})
+            log.info("connection lost", address=str(connection.address), reason=reason.message)
             self._owner.interrupted(self.addresses, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
@@ -338,7 +338,7 @@ class Pool:
             try:
                 connection = self._standing.known(attempt.address) or self._connect(attempt.address)
             except DMQError as error:
-                log.debug("no connection", extra={"address": str(attempt.address), "reason": error.message})
+                log.debug("no connection", address=str(attempt.address), reason=error.message)
                 continue
             self._use(connection)
             return
@@ -350,7 +350,7 @@ class Pool:
     def _pushed(self, connection: Connection, push: Push) -> None:
         header = push.header
         if isinstance(header, ServerReboot):
-            log.info("broker reboots", extra={"address": str(connection.address), "reason": header.reason})
+            log.info("broker reboots", address=str(connection.address), reason=header.reason)
             with self._changed:
                 must_move = self._standing.rebooting(connection)
             if must_move:

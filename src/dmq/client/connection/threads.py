@@ -15,7 +15,6 @@ What always holds:
 from __future__ import annotations
 
 import heapq
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -26,10 +25,11 @@ from weakref import WeakSet
 
 from dmq.clock import Clock
 from dmq.errors import NotConnected
+from dmq.event_log import EventLog
 
 __all__ = ["Alarms", "Forkable", "Notifier", "Waiter", "end_in_children"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Forkable(Protocol):
@@ -120,7 +120,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
         function(*arguments)
     except Exception:
-        log.exception("a callback raised", extra={"callback": getattr(function, "__qualname__", repr(function))})
+        log.exception("a callback raised", callback=getattr(function, "__qualname__", repr(function)))
 
 
 class Alarms:

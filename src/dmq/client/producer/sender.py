@@ -16,7 +16,6 @@ What always holds:
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
@@ -31,6 +30,7 @@ from dmq.client.producer.retry_policy import RetryPolicy, Step
 from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, NotConnected, OutOfRetries, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
@@ -38,7 +38,7 @@ from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 
 __all__ = ["Sender"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 SCAN_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
@@ -424,7 +424,7 @@ class Sender:
             try:
                 result = callback()
             except Exception:
-                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+                log.exception("a delivery callback raised", topic=batch.topic)
             else:
                 if result is not None and isawaitable(result):
                     waiting.append(result)
@@ -438,7 +438,7 @@ class Sender:
             try:
                 await awaitable
             except Exception:
-                log.exception("a delivery callback raised", extra={"topic": batch.topic})
+                log.exception("a delivery callback raised", topic=batch.topic)
         self._release(batch)
 
     def _release(self, batch: SendBatch) -> None:

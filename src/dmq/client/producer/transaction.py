@@ -8,7 +8,6 @@ ended is decided by a check.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -18,12 +17,13 @@ from dmq.client.connection.threads import FOREVER
 from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.transaction_core import End, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
+from dmq.event_log import EventLog
 from dmq.model import MessageId
 from dmq.protocol.produce import TransactionOutcome
 
 __all__ = ["EndFuture", "Transaction"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Prepare = Callable[..., tuple[SendBatch, int]]
 
@@ -153,4 +153,4 @@ class Transaction:
             self.rollback()
         except DMQError:
             # What went wrong in the block matters more; the broker will ask, or give the message up.
-            log.warning("a transaction was not rolled back", exc_info=True, extra={"id": str(self.id)})
+            log.warning("a transaction was not rolled back", exc_info=True, id=str(self.id))

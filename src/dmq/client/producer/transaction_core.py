@@ -10,7 +10,6 @@ transactions are open.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
@@ -26,6 +25,7 @@ from dmq.client.producer.message import check_message, expiry
 from dmq.client.producer.routes import Route, choose_queue
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, OutOfRetries
+from dmq.event_log import EventLog
 from dmq.model import Durability, Message, MessageId, check_name
 from dmq.offset_runs import offset_runs
 from dmq.protocol import Command, Frame, decode_response
@@ -42,7 +42,7 @@ from dmq.records import Attributes, RecordView, encode_attributes
 
 __all__ = ["Check", "End", "Spans", "Transactions", "check_options", "roll_back_late", "spans_of"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Check: TypeAlias = Callable[[StoredMessage], Any]
 Spans: TypeAlias = list[tuple[int, int]]  # first sequence, count
@@ -286,7 +286,7 @@ class Transactions:
             try:
                 link.submit(Command.TRANSACTION_JOIN, TransactionJoin(self.group), on_answer=_joined, attended=True)
             except DMQError as error:
-                log.warning("a producer group was not joined", extra={"group": self.group, "error": str(error)})
+                log.warning("a producer group was not joined", group=self.group, error=error)
         self.pump()
 
     def pushed(self, link: Link, header: TransactionCheck, body: bytes | memoryview) -> None:
@@ -300,7 +300,7 @@ class Transactions:
         try:
             decision = self.check(StoredMessage.of(RecordView(record), message_id, header.topic))
         except Exception:
-            log.exception("the check of a transaction raised", extra={"id": str(message_id)})
+            log.exception("the check of a transaction raised", id=str(message_id))
             return None
         if isawaitable(decision):
             return self._await(decision, link, header, message_id)
@@ -313,7 +313,7 @@ class Transactions:
         try:
             decided = await decision
         except Exception:
-            log.exception("the check of a transaction raised", extra={"id": str(message_id)})
+            log.exception("the check of a transaction raised", id=str(message_id))
         else:
             self._decided(decided, link, header, message_id)
 
@@ -322,7 +322,7 @@ class Transactions:
             return  # not known: the broker asks again
         outcome = _OUTCOMES.get(decision) if isinstance(decision, str) else None
         if outcome is None:
-            log.error("check returned something else than 'commit', 'rollback' or None", extra={"id": str(message_id)})
+            log.error("check returned something else than 'commit', 'rollback' or None", id=str(message_id))
             return
         end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, at=self._clock.monotonic())
         end.epoch, end.link = header.producer_epoch, link
@@ -346,7 +346,7 @@ class Transactions:
 
 def _joined(answer: Frame | DMQError) -> None:
     if isinstance(answer, Frame) and answer.status:
-        log.warning("a producer group was not joined", extra={"status": answer.status})
+        log.warning("a producer group was not joined", status=answer.status)
 
 
 def roll_back_late(transactions: Transactions, batch: SendBatch, index: int) -> None:

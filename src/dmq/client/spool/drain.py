@@ -12,7 +12,6 @@ What always holds:
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -25,12 +24,13 @@ from dmq.client.spool.parcel import Kept, Parcel, Place, Places
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, StorageError, StoreClosed
+from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 
 __all__ = ["Drain", "DrainListener"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 SCAN_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
@@ -200,7 +200,10 @@ class Drain:
                 return
             log.error(
                 "a spooled batch is refused",
-                extra={"topic": head.topic, "queue": head.queue, "count": head.count, "error": str(error)},
+                topic=head.topic,
+                queue=head.queue,
+                count=head.count,
+                error=str(error),
             )
             parcel.rejections += 1
             if parcel.rejections >= REFUSALS_MAX:
@@ -214,7 +217,7 @@ class Drain:
         """A batch that is refused for good was kept apart, or could not be. Called by the spool's thread."""
         head = parcel.kept.head
         if failure is not None:
-            log.error("a refused batch cannot be set aside, and is tried again", extra={"error": str(failure)})
+            log.error("a refused batch cannot be set aside, and is tried again", error=failure)
             self._links.call_later(PAUSE_REFUSED, lambda: self._free(parcel.place))
             return
         told = type(error)(
@@ -222,7 +225,7 @@ class Drain:
             f"({error.message}), and set aside: `dmq spool list {self._spool.directory}` shows them",
             **error.detail,
         )
-        log.error("a spooled batch is set aside", extra={"topic": head.topic, "count": head.count, "error": str(error)})
+        log.error("a spooled batch is set aside", topic=head.topic, count=head.count, error=error)
         self._leave(parcel)
         self._spool.on_refused(told)
         self._links.call_later(0.0, self.pump)
@@ -265,7 +268,7 @@ class Drain:
             except StoreClosed:
                 return
             except StorageError as error:
-                log.error("the spool cannot be read or written", extra={"error": str(error)})
+                log.error("the spool cannot be read or written", error=error)
 
     def _load(self) -> None:
         """Read on from the disk, as far as there is room."""

@@ -13,7 +13,6 @@ What always holds:
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import deque
@@ -26,6 +25,7 @@ from dmq.client.spool.parcel import Head, Kept, pack_parcel, unpack_parcel
 from dmq.client.spool.refused import RefusedFolder
 from dmq.clock import Clock, SystemClock
 from dmq.errors import Damaged, DirectoryInUse, DMQError, InvalidSettings, StorageError, StoreClosed, WrongFormat
+from dmq.event_log import EventLog
 from dmq.model import SPOOL_TOPIC, SYSTEM_PREFIX, Durability, Message, TopicConfig
 from dmq.offset_runs import offset_runs
 from dmq.protocol import Buffer
@@ -39,7 +39,7 @@ from dmq.storage.store import MessageStore
 
 __all__ = ["BYTES_MAX", "Spool"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 BYTES_MAX: Final = 1 << 30
 BYTES_MIN: Final = 256 << 10
@@ -267,7 +267,7 @@ class Spool:
         except StorageError as error:
             with self._lock:
                 self._acked += acked
-            log.warning("the spool cannot be written", extra={"spool": self.directory, "error": str(error)})
+            log.warning("the spool cannot be written", spool=self.directory, error=error)
             return
         self._unproven.append((placed[-1].unit_end, acked))
         self._measure()

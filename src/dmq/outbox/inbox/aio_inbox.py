@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -34,6 +33,7 @@ from dmq.client.consumer.handler import Retry
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.clock import Clock, SystemClock
 from dmq.errors import InvalidSettings, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.inbox.consumption import (
     Consumption,
@@ -65,7 +65,7 @@ from dmq.outbox.states import BusinessState
 
 __all__ = ["AioInbox"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Business = Callable[[AsyncSession], Awaitable[Any]]
 
@@ -358,7 +358,7 @@ class AioInbox:
             await self._producer.send(topic, message.body, key=message.key, tag=message.tag)
         except UnknownTopic:
             # A redelivery would not help: the sender's compensator will ask the confirm service.
-            log.warning("there is no topic for results", extra={"topic": topic})
+            log.warning("there is no topic for results", topic=topic)
 
     async def close(self) -> None:
         """Stop the confirm service, and send the results that are on their way. Safe to call twice."""

@@ -10,7 +10,6 @@ after any rollback, and counts once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -21,6 +20,7 @@ from dmq.client.consumer.handler import Retry, judge
 from dmq.client.consumer.message import Batch, ReceivedMessage
 from dmq.client.producer.producer import Producer
 from dmq.errors import DMQError, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.model import Message
 from dmq.outbox.inbox.consumption import Consumption, Rollback, check_active, result_message, settled
 from dmq.outbox.inbox.recorder import Contended, Earlier, Recorder, run
@@ -29,7 +29,7 @@ from dmq.outbox.states import BusinessState
 
 __all__ = ["BatchInbox"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Function: TypeAlias = Callable[[Session, ReceivedMessage], Any]
 _WAIT_SECONDS: Final = 1.0
@@ -94,7 +94,7 @@ class BatchInbox:
                 done.update(plain)
         except Exception as error:
             if not isinstance(error, Rollback | Retry | Contended):
-                log.info("a batch is consumed one by one", extra={"messages": len(plain), "error": str(error)})
+                log.info("a batch is consumed one by one", messages=len(plain), error=error)
         for at, message in enumerate(messages):
             if at not in done:
                 self._alone(message)
@@ -131,7 +131,7 @@ class BatchInbox:
             try:
                 self._inbox.results.send_many(topic, messages)
             except UnknownTopic:
-                log.warning("there is no topic for results", extra={"topic": topic})
+                log.warning("there is no topic for results", topic=topic)
 
     def _alone(self, message: ReceivedMessage) -> None:
         error: Exception | None = None
@@ -141,5 +141,5 @@ class BatchInbox:
             error = raised
         verdict = judge(error, 1, 0)
         if verdict.is_error:
-            log.warning("a handler failed", extra={"message_id": str(message.id)}, exc_info=error)
+            log.warning("a handler failed", message_id=str(message.id), exc_info=error)
         verdict.settle(message)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.producer.producer import Producer
 from dmq.clock import Clock, SystemClock
 from dmq.errors import InvalidRequest, InvalidSettings, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.inbox.batch_inbox import BatchInbox
 from dmq.outbox.inbox.consumption import (
@@ -55,7 +55,7 @@ from dmq.outbox.states import BusinessState
 
 __all__ = ["Inbox"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Business = Callable[[Session], Any]
 
@@ -307,7 +307,7 @@ class Inbox:
             self._producer.send(topic, message.body, key=message.key, tag=message.tag)
         except UnknownTopic:
             # A redelivery would not help: the sender's compensator will ask the confirm service.
-            log.warning("there is no topic for results", extra={"topic": topic})
+            log.warning("there is no topic for results", topic=topic)
 
     def close(self) -> None:
         """Stop the confirm service, and send the results that are on their way. Safe to call twice."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Final
 
 from sqlalchemy import Engine
@@ -16,13 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dmq.client.aio.registry import AioRegistry
 from dmq.errors import DMQError
+from dmq.event_log import EventLog
 from dmq.outbox.engines import sync_engine as engine_of
 from dmq.outbox.inbox.recorder import Recorder
 from dmq.outbox.repair.confirm_service import NAMESPACE, RENEW_SECONDS, TTL_SECONDS, ConfirmOptions, ConfirmService
 
 __all__ = ["AioConfirmService"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class AioConfirmService:
@@ -62,7 +62,7 @@ class AioConfirmService:
                 for key in self.service.keys:
                     await self._registry.put(NAMESPACE, key, self.service.address, ttl=TTL_SECONDS)
             except DMQError as error:
-                log.warning("the confirm service could not be published", extra={"error": str(error)})
+                log.warning("the confirm service could not be published", error=error)
             await asyncio.sleep(RENEW_SECONDS)
 
     async def close(self) -> None:

@@ -17,7 +17,6 @@ is counted in the row, so a restart forgets nothing.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -30,6 +29,7 @@ from dmq.client.client import Client
 from dmq.client.producer.producer import Producer
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, InvalidSettings
+from dmq.event_log import EventLog
 from dmq.outbox.alerts import Alert, AlertKind
 from dmq.outbox.engines import background, skips_locked
 from dmq.outbox.repair.confirm_client import ConfirmClient
@@ -43,7 +43,7 @@ from dmq.outbox.states import BusinessState, SendState
 
 __all__ = ["Compensation", "Compensator", "Overdue"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 _WAITING = (str(SendState.SENT), str(SendState.ALERTED))
@@ -266,7 +266,7 @@ class Compensator:
                 is_over = self._apply(row, result) or is_over
             except Exception as error:
                 # The reverse business, most likely: the row is asked about again.
-                log.warning("a result could not be applied", extra={"send_id": row.send_id}, exc_info=error)
+                log.warning("a result could not be applied", send_id=row.send_id, exc_info=error)
         return is_over
 
     def _apply(self, row: OutboxMessage, result: Result) -> bool:
@@ -345,7 +345,7 @@ class Compensator:
             try:
                 self.run_once()
             except (DMQError, SQLAlchemyError) as error:
-                log.warning("the compensator could not work: it tries again", extra={"error": str(error)})
+                log.warning("the compensator could not work: it tries again", error=error)
             except Exception:
                 log.exception("the compensator could not work: it tries again")
             self._ending.wait(self._poll)

@@ -6,18 +6,18 @@ What always holds: an answer is one that an instance gave; where none did, nothi
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Sequence
 
 from dmq.client.client import Client
 from dmq.errors import DMQError, NotConnected
+from dmq.event_log import EventLog
 from dmq.outbox.repair.confirm_service import NAMESPACE
 from dmq.outbox.repair.confirm_wire import IDS_MAX, Confirmed, ask_address
 
 __all__ = ["ConfirmClient"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class ConfirmClient:
@@ -53,7 +53,7 @@ class ConfirmClient:
             try:
                 return ask_address(address.decode(errors="replace"), group, send_ids, self._timeout)
             except NotConnected as error:
-                log.info("a confirm service did not answer", extra={"group": group, "error": str(error)})
+                log.info("a confirm service did not answer", group=group, error=error)
         return None
 
     def groups_of(self, topic: str) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import queue
 import socket
 import threading
@@ -26,6 +25,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dmq.errors import DMQError, InvalidSettings, NotAllowed
+from dmq.event_log import EventLog
 from dmq.outbox.inbox.recorder import Recorder, run
 from dmq.outbox.repair.confirm_wire import REASON_CHARS, Confirmed, Reply, receive_question, send_reply
 
@@ -38,7 +38,7 @@ __all__ = [
     "ConfirmService",
 ]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 NAMESPACE: Final = "dmq.confirm"  # in the registry: group/instance -> host:port
 TTL_SECONDS: Final = 30.0
@@ -139,7 +139,7 @@ class ConfirmServer:
                 try:
                     self._serve(connection)
                 except (OSError, ValueError, msgspec.MsgspecError) as error:
-                    log.debug("a question was not answered", extra={"error": str(error)})
+                    log.debug("a question was not answered", error=error)
                 except Exception:
                     log.exception("a question was not answered")
 
@@ -252,7 +252,7 @@ class ConfirmService:
                 for key in self.keys:
                     registry.put(NAMESPACE, key, self.address, ttl=TTL_SECONDS)
             except DMQError as error:
-                log.warning("the confirm service could not be published", extra={"error": str(error)})
+                log.warning("the confirm service could not be published", error=error)
             self._news.wait(RENEW_SECONDS)
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ raises, since the business is done.
 from __future__ import annotations
 
 import contextvars
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -19,9 +18,11 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
+from dmq.event_log import EventLog
+
 __all__ = ["Collected", "collect", "collected_by", "inserted"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Tell = Callable[[Sequence[str]], None]
 

@@ -10,7 +10,6 @@ after a broker acknowledged it. A crash between the two sends it again under the
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -23,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, InvalidSettings
+from dmq.event_log import EventLog
 from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.engines import sentence
 from dmq.outbox.metrics import Counts
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Relay", "make_owner"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _PAUSE_SECONDS_MIN: Final = 0.2
 _PAUSE_SECONDS_MAX: Final = 5.0
@@ -166,7 +166,7 @@ class Relay:
             except SQLAlchemyError as error:
                 self.counts.add("database_errors")
                 if not self._pause:
-                    log.warning("the outbox waits", extra={"reason": sentence(error, self._engine)})
+                    log.warning("the outbox waits", reason=sentence(error, self._engine))
                 self._slow_down()
                 is_busy = False
             except Exception:
@@ -209,7 +209,7 @@ class Relay:
             self._pause = 0.0
             return bool(went)
         if not self._pause:
-            log.warning("the outbox waits", extra={"reason": str(trouble)})
+            log.warning("the outbox waits", reason=trouble)
         self._slow_down()
         return False
 

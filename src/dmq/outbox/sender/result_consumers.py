@@ -6,7 +6,6 @@ and later, as long as it takes, and holds up no other; results of other apps nev
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from dmq.errors import DMQError, InvalidMessage, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.outbox.alerts import Alert, AlertKind, OnAlert
 from dmq.outbox.metrics import Counts
 from dmq.outbox.sender.envelope import Result, result_topic, unpack_result
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResultConsumers", "result_group"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _BATCH: Final = 500
 _WAIT_SECONDS: Final = 1.0
@@ -94,10 +94,10 @@ class ResultConsumers:
             except (DMQError, SQLAlchemyError) as error:
                 self._counts.add("result_errors")
                 if not is_told and not isinstance(error, UnknownTopic):
-                    log.warning("results wait", extra={"topic": topic, "reason": str(error)})
+                    log.warning("results wait", topic=topic, reason=error)
                 is_told = True
             except Exception:
-                log.exception("results could not be taken; they come again", extra={"topic": topic})
+                log.exception("results could not be taken; they come again", topic=topic)
             finally:
                 self._leave(consumer)
             self._ending.wait(_AGAIN_SECONDS)
@@ -142,7 +142,7 @@ class ResultConsumers:
             self._failed(message, result, "the database, or a statement of the reverse business, failed")
             raise
         except Exception as error:
-            log.exception("the reverse business failed; it is tried again", extra={"send_id": result.send_id})
+            log.exception("the reverse business failed; it is tried again", send_id=result.send_id)
             self._failed(message, result, f"{type(error).__name__}: {error}")
             return
         self._counts.add("results")

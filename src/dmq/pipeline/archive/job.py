@@ -12,7 +12,6 @@ taken. Of two runs at once on one journal the slower one ends with `ArchiveConfl
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
 
 __all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "app_id_of"]
-
-log = logging.getLogger(__name__)
 
 TABLES: Final = (MESSAGE, COPY, KEY_INDEX, CONSUME_EVENT)  # in the order of their commits
 BATCH_BYTES: Final = 256 << 20

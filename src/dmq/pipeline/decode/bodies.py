@@ -6,7 +6,6 @@ client that sent it spoilt it, and nobody can read it.
 
 from __future__ import annotations
 
-import logging
 from typing import Final, TypeAlias
 
 import lz4.block
@@ -16,6 +15,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from dmq.errors import RecordCorrupt
+from dmq.event_log import EventLog
 from dmq.pipeline.decode.arrow import numbers, packed
 from dmq.pipeline.decode.units import UnitRows
 from dmq.records import layout
@@ -25,7 +25,7 @@ from dmq.records.layout import gather
 
 __all__ = ["bodies", "body_crcs", "raw_sizes"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 
@@ -90,7 +90,7 @@ def _one_by_one(
         try:
             found.append(decompress(codec, size, bytes(buffer[start:end]), layout.RAW_BYTES_MAX))
         except RecordCorrupt as error:
-            log.warning("a body cannot be expanded", extra={"reason": error.message})
+            log.warning("a body cannot be expanded", reason=error.message)
             found.append(None)
     return found
 

@@ -14,7 +14,6 @@ other or elsewhere gives another one.
 from __future__ import annotations
 
 import hashlib
-import logging
 import struct
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
@@ -24,6 +23,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from dmq.errors import LimitReached
+from dmq.event_log import EventLog
 from dmq.pipeline.sink.encoder import Place, divide
 from dmq.protocol.produce import ProducerState
 
@@ -39,7 +39,7 @@ __all__ = [
     "producer_id",
 ]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Digest:
@@ -228,9 +228,11 @@ class Course:
 
     def _begin_anew(self, why: str) -> None:
         log.warning(
-            "rows are sent again, and may be there twice: %s",
-            why,
-            extra={"topic": self._place.topic, "partition": self._writer.partition, "producer": self._writer.name},
+            "rows are sent again, and may be there twice",
+            reason=why,
+            topic=self._place.topic,
+            partition=self._writer.partition,
+            producer=self._writer.name,
         )
         self._generation += 1
         self._epoch = self._seen = self._stored = 0

@@ -8,7 +8,6 @@ of the broker and what they expand to, in steps of `BATCH_BYTES`.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dmq.errors import Damaged, DMQError, OffsetGone, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.pipeline.decode.bodies import raw_sizes
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.units import UnitRows, decode_fetched, decode_peeked
@@ -24,7 +24,7 @@ from dmq.pipeline.source.partition_plan import JournalPiece, Piece, QueueRange
 
 __all__ = ["read_piece"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 BATCH_BYTES: Final = 64 << 20
 PEEK_MESSAGES: Final = 32_768
@@ -70,7 +70,7 @@ def _of_journal(
     def leave_out(error: Damaged) -> None:
         if strict:
             raise error
-        log.warning("data was lost: %s", error.message)
+        log.warning("data was lost", reason=error.message)
 
     screen = _Screen(piece)
     at = piece.start
@@ -97,7 +97,7 @@ def _read_on(error: DMQError, following: int, at: int, strict: bool) -> int:
         raise type(error)(
             f"{error.message}: set failOnDataLoss to false to read what is left", **error.detail
         ) from error
-    log.warning("data was lost: %s", error.message)
+    log.warning("data was lost", reason=error.message)
     return following
 
 

@@ -7,12 +7,12 @@ Asking changes nothing.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.model import SYSTEM_PREFIX
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.filters import FilterBounds
@@ -37,7 +37,7 @@ from dmq.records.layout import JOURNAL_OFFSET_AT, U64
 
 __all__ = ["Resolver"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _NAMED: Final = 20  # topics in an error message
 
@@ -85,7 +85,7 @@ class Resolver:
             return {name: info for name, info in present.items() if matches(name)}
         for name in names:
             if name not in present and may_lack:
-                log.warning("data was lost: topic %r does not exist", name)
+                log.warning("data was lost", reason="the topic does not exist", topic=name)
             elif name not in present:
                 there = ", ".join(sorted(present)[:_NAMED]) or "none"
                 raise UnknownTopic(f"topic {name!r} does not exist: there are {there}", topic=name)
@@ -256,7 +256,7 @@ class Resolver:
             raise OffsetGone(
                 f"{what}: read from what exists, or set failOnDataLoss to false to go on without the rest", **detail
             )
-        log.warning("data was lost: %s", what)
+        log.warning("data was lost", reason=what)
 
     def _bounded(
         self, ranges: list[QueueRange], topics: Mapping[str, TopicInfo], bounds: FilterBounds

@@ -8,11 +8,11 @@ batches are remembered as their producers' (so that a resend is recognised) alre
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 from urllib.parse import quote
 
 from dmq.errors import RecordCorrupt
+from dmq.event_log import EventLog
 from dmq.model import MessageId
 from dmq.records.layout import BODY_AT, BODY_SIZE_AT
 from dmq.records.view import RecordView
@@ -31,7 +31,7 @@ from dmq.storage.state.state import HALF_ID, SCHEDULE_ID, State, Topic
 
 __all__ = ["Derived", "event_of", "folder_name", "message_id_of"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _CACHED_BLOCKS = 1024
 _FOLDER_BYTES_MAX = 200
@@ -130,7 +130,7 @@ class Derived:
     def add_damage(self, start: int, end: int) -> None:
         """Remember a range as unreadable."""
         if not any(s <= start and end <= e for s, e in self.damage):
-            log.error("journal damaged", extra={"start": start, "end": end})
+            log.error("journal damaged", start=start, end=end)
             self.damage = sorted({*self.damage, (start, end)})
 
     def _resume(self, snapshot: bytes) -> None:

@@ -6,7 +6,6 @@ are removed only after the new checkpoint is in force; if writing fails, nothing
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final
 
@@ -21,8 +20,6 @@ from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import pack_offsets
 
 __all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]
-
-log = logging.getLogger(__name__)
 
 # Everything in these can be deleted while the store is closed; opening builds it anew.
 FOLDERS: Final = (queue_index.FOLDER, index_run.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER)

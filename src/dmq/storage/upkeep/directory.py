@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import secrets
 from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
 from dmq.errors import DiskFull, ForeignFile, RecordCorrupt, WrongFormat
+from dmq.event_log import EventLog
 from dmq.settings import StoreSettings
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
@@ -30,7 +30,7 @@ from dmq.storage.upkeep.recovery import SALVAGE, Recovered, recover_journal, rep
 
 __all__ = ["FORMAT", "IDENTITY", "Opened", "open_directory", "parse_identity"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 FORMAT: Final = 1
 IDENTITY: Final = "STORE"
@@ -100,7 +100,7 @@ def open_directory(disk: Disk) -> Opened:
     checkpoint = _checkpoint(files, pool)
     if not usable(checkpoint, journal):
         if checkpoint is not None:
-            log.error("checkpoint does not fit the journal", extra={"offset": checkpoint.offset})
+            log.error("checkpoint does not fit the journal", offset=checkpoint.offset)
         checkpoint = None
     known = 0 if checkpoint is None else checkpoint.offset
     checkpointer = Checkpointer(files, pool, journal.id, checkpoint)
@@ -111,7 +111,7 @@ def open_directory(disk: Disk) -> Opened:
         try:
             torn = replay(derived, scanner, recovered, end=None, known_durable=known, checkpoint=lambda: None)
         except DerivedDamaged as error:
-            log.error("derived files damaged", extra={"error": str(error)})
+            log.error("derived files damaged", error=error)
             derived = None
     if derived is None:
         recovered = Recovered()
@@ -147,7 +147,7 @@ def rebuild(
     """
     journal = scanner.journal
     if journal.end > journal.start:
-        log.warning("rebuilding derived files", extra={"from": journal.start, "to": journal.end})
+        log.warning("rebuilding derived files", start=journal.start, end=journal.end)
     checkpointer.forget_all()
     derived = Derived(*disk, journal.start)
     start_derived(derived, scanner)
@@ -193,7 +193,7 @@ def _identify(files: Files) -> int:
                 "restore the directory from a backup",
                 path=files.describe(IDENTITY),
             ) from error
-        log.error("identity file damaged; taken from the journal", extra={"journal_id": found})
+        log.error("identity file damaged; taken from the journal", journal_id=found)
         return _write_identity(files, found)
     if version != FORMAT:
         raise WrongFormat(
@@ -301,7 +301,7 @@ def _checkpoint(files: Files, pool: FilePool) -> Checkpoint | None:
     try:
         return read_checkpoint(files, pool)
     except DerivedDamaged as error:
-        log.error("checkpoint damaged", extra={"error": str(error)})
+        log.error("checkpoint damaged", error=error)
         return None
 
 
@@ -316,7 +316,7 @@ def _restored(disk: Disk, scanner: Scanner, checkpoint: Checkpoint) -> Derived |
                 raise DerivedDamaged("the first segment's snapshot cannot be read")
             derived.begin_at(journal.start, derived.firsts_of(derived.snapshot_in(unit)))
     except (DerivedDamaged, RecordCorrupt) as error:
-        log.error("derived files damaged", extra={"error": str(error)})
+        log.error("derived files damaged", error=error)
         return None
     return derived
 

@@ -10,10 +10,10 @@ because the part not known to be durable is written again before it is flushed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
+from dmq.event_log import EventLog
 from dmq.storage.files import Files
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
@@ -23,7 +23,7 @@ from dmq.storage.state.derived import Derived
 
 __all__ = ["SALVAGE", "Recovered", "recover_journal", "replay", "start_derived", "usable"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 SALVAGE: Final = "salvage"
 _COPY: Final = 4 << 20
@@ -146,9 +146,7 @@ def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> 
             files.unlink(segment.path)
             journal.forget(segment)
     files.sync_dir(FOLDER)
-    log.warning(
-        "journal tail cut", extra={"offset": torn_at, "bytes": recovered.cut_bytes, "kept_in": files.describe(SALVAGE)}
-    )
+    log.warning("journal tail cut", offset=torn_at, bytes=recovered.cut_bytes, kept_in=files.describe(SALVAGE))
 
 
 def _salvage(files: Files, segment: Segment, keep: int) -> int:

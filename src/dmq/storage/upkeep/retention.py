@@ -8,12 +8,12 @@ writes, so what has ended meanwhile is left.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from dmq.errors import Damaged
+from dmq.event_log import EventLog
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, MessageId
 from dmq.records.attributes import Attributes
 from dmq.records.hashes import id_hash, key_hash
@@ -31,7 +31,7 @@ from dmq.storage.state.events import DelaysDone, Event, Outcome, Settled, pack_o
 from dmq.storage.state.positions import Position
 from dmq.storage.state.state import queue_key
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 __all__ = ["Going", "SegmentAge", "carried_forward", "going_segments", "protected_offset", "segments_to_drop"]
 
@@ -71,7 +71,7 @@ def going_segments(
     kept_from = journal.segments[count].start
     unit = Scanner(journal).unit_at(kept_from)
     if unit is None or not unit.header.flags & SNAPSHOT:
-        log.error("retention stopped: the next segment's snapshot is damaged", extra={"offset": kept_from})
+        log.error("retention stopped: the next segment's snapshot is damaged", offset=kept_from)
         return None
     segment = journal.segments[count]
     if unit.header.stored_at_ms != segment.stored_at_ms:
