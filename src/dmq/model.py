@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, NamedTuple, NewType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
 
 import msgspec
 
@@ -33,7 +33,9 @@ __all__ = [
     "SCHEDULE_TOPIC",
     "SPOOL_TOPIC",
     "SYSTEM_PREFIX",
+    "Body",
     "Durability",
+    "DurabilityName",
     "JournalOffset",
     "Message",
     "MessageId",
@@ -136,8 +138,24 @@ def delay_level(level: int | str) -> float:
     return parse_duration(name) or 0.0
 
 
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class _Model(Protocol):
+    """What a Pydantic model has."""
+
+    def model_dump_json(self) -> str: ...
+
+
+Body: TypeAlias = (
+    bytes | bytearray | memoryview | str | dict[str, Any] | list[Any] | msgspec.Struct | _Dataclass | _Model
+)
+"""What a producer takes for a body: bytes as they are, text as UTF-8, everything else as JSON."""
+
+
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message on its way in."""
+    """A message on its way in. A producer encodes its body; from then on it is bytes."""
 
     body: bytes
     key: str | None = None
@@ -146,6 +164,19 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     ordered: bool = False
     priority: int = DEFAULT_PRIORITY
     properties: Mapping[str, str] | None = None
+
+    if TYPE_CHECKING:  # what a user may give for a body is more than what the rest of the code finds there
+
+        def __init__(
+            self,
+            body: Body,
+            key: str | None = None,
+            tag: str | None = None,
+            business_id: str | None = None,
+            ordered: bool = False,
+            priority: int = DEFAULT_PRIORITY,
+            properties: Mapping[str, str] | None = None,
+        ) -> None: ...
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -171,6 +202,8 @@ class Durability(IntEnum):
     REPLICATED = 3  # fsynced by every in-sync replica
     CONSUMED = 4  # the named group acked it
 
+
+DurabilityName: TypeAlias = Literal["none", "stored", "flushed", "replicated", "consumed"]
 
 DURABILITIES: Final[dict[str, Durability]] = {level.name.lower(): level for level in Durability}
 """By the names users write."""

@@ -3,9 +3,12 @@
 Everything a client can notice is the broker's own code: leases, redelivery, filters, durability. Only the disk is
 memory, and the clock can be moved on: a retry in two hours is tested in a moment.
 
+A blocking program enters it with `with` and takes clients from `connect`; an asyncio program enters it with `async
+with` and takes them from `aio_connect`. Either way it runs in a thread of its own.
+
 What always holds: it listens on loopback, on a port of its own that stays the same over restarts; `kill` leaves what a
-killed process leaves, `stop` and `restart` what a clean end leaves; leaving the `with` block closes the clients that
-`connect` gave out and leaves no thread behind.
+killed process leaves, `stop` and `restart` what a clean end leaves; leaving the block closes the clients that it gave
+out and leaves no thread behind.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ import asyncio
 import importlib
 import random
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
 from dmq.broker.server import BrokerServer
 from dmq.client.client import Client, connect
+from dmq.client.connection.router import OnEvent, OnException
 from dmq.deadletters.url import MEMORY
 from dmq.event_log import EventLog
 from dmq.settings import BrokerSettings, Settings
@@ -29,9 +33,10 @@ from dmq.testing.clock import ClientClock, FakeClock, RunningClock
 from dmq.testing.disk.files import MemoryFiles
 
 if TYPE_CHECKING:
+    from dmq.client.aio.client import AioClient
     from dmq.deadletters.store import DeadLetterStore
 
-__all__ = ["TestBroker"]
+__all__ = ["ConnectOptions", "TestBroker"]
 
 log = EventLog(__name__)
 
@@ -39,9 +44,53 @@ log = EventLog(__name__)
 _PATIENCE_SECONDS: Final = 4_000_000.0
 _THREAD_SECONDS: Final = 30.0
 
+Setting: TypeAlias = bool | int | float | str | tuple[float, ...] | None
+
+
+class ConnectOptions(TypedDict, total=False):
+    """Options of `dmq.connect` and `dmq.aio.connect` beside URL, app and clock, which the broker gives."""
+
+    client_id: str | None
+    reconnect: bool
+    timeout: float | None
+    on_exception: OnException | None
+    on_interrupted: OnEvent | None
+    on_resumed: OnEvent | None
+
+
+class _AioConnecting:
+    """What `TestBroker.aio_connect` returns: to be awaited, or entered with `async with`."""
+
+    def __init__(self, broker: TestBroker, app: str, options: ConnectOptions) -> None:
+        self._broker = broker
+        self._app = app
+        self._options = options
+        self._client: AioClient | None = None
+
+    async def _open(self) -> AioClient:
+        from dmq.client.aio.client import connect as aio_connect
+
+        broker = self._broker
+        clock = ClientClock(broker.clock)
+        self._client = await aio_connect(broker.url, app=self._app, clock=clock, **self._options)
+        broker.aio_clients.append(self._client)
+        return self._client
+
+    def __await__(self) -> Generator[Any, None, AioClient]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AioClient:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
 
 class TestBroker:
-    """A broker to test with; a context manager, started when entered.
+    """A broker to test with; a context manager, for `with` and `async with`, started when entered.
 
     Parameters:
         clock: the broker's time. Left out, it runs as ever, and `clock.advance` moves it on; a `FakeClock` stands
@@ -52,7 +101,7 @@ class TestBroker:
 
     __test__ = False  # not a class of tests, whatever its name
 
-    def __init__(self, *, clock: FakeClock | None = None, **settings: Any) -> None:
+    def __init__(self, *, clock: FakeClock | None = None, **settings: Setting) -> None:
         defaults: dict[str, Any] = dict.fromkeys(
             ("heartbeat_seconds", "partial_seconds", "hello_seconds"), _PATIENCE_SECONDS
         )
@@ -64,11 +113,13 @@ class TestBroker:
             "offline_delay_ms": 0,
             "drain_seconds": 1.0,
         }
-        self._settings = BrokerSettings(**defaults | settings)
+        given: dict[str, Any] = dict(settings)
+        self._settings = BrokerSettings(**defaults | given)
         self.clock: Final = RunningClock() if clock is None else clock
         self._files = MemoryFiles()
         self._letters: DeadLetterStore | None = None
         self._clients: list[Client] = []
+        self.aio_clients: Final[list[AioClient]] = []
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: BrokerServer | None = None
@@ -164,11 +215,29 @@ class TestBroker:
         """Where it listens."""
         return f"dmq://127.0.0.1:{self.port}"
 
-    def connect(self, app: str = "test", **options: Any) -> Client:
+    def connect(self, app: str = "test", **options: Unpack[ConnectOptions]) -> Client:
         """A client, closed with the broker; options as of `dmq.connect`. Its wall clock is the broker's."""
         client = connect(self.url, app=app, clock=ClientClock(self.clock), **options)
         self._clients.append(client)
         return client
+
+    def aio_connect(self, app: str = "test", **options: Unpack[ConnectOptions]) -> _AioConnecting:
+        """A client of asyncio: `client = await broker.aio_connect()`, or with `async with`.
+
+        Options as of `dmq.aio.connect`. Its wall clock is the broker's; leaving `async with` of the broker closes it.
+        """
+        return _AioConnecting(self, app, options)
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self.aio_clients:
+            await self.aio_clients.pop().close()
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def __enter__(self) -> Self:
         self.start()

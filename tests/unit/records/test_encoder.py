@@ -81,7 +81,7 @@ def test_an_empty_batch_is_an_empty_batch() -> None:
         (Message(b"", priority=10), "priority"),
         (Message(b"", priority=-1), "priority"),
         (Message(b"", priority=4.0), "priority"),  # type: ignore[arg-type]
-        (Message("text"), "bytes, not str"),  # type: ignore[arg-type]
+        (Message("text"), "bytes, not str"),
         (Message(b"", key="\ud800"), "key cannot be written as UTF-8"),
         (Message(b"", tag="\ud800"), "tag cannot be written as UTF-8"),
         (Message(b"", key=5), "key must be text, not int"),  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_flags_of_the_caller_are_set_and_those_that_follow_from_the_message_refu
 
 def test_bytes_like_bodies_are_copied() -> None:
     body = bytearray(b"abc")
-    encoded = encode([Message(body), Message(memoryview(body))])  # type: ignore[arg-type]
+    encoded = encode([Message(body), Message(memoryview(body))])
     assert [record.body for record in iter_records(encoded.data)] == [b"abc", b"abc"]
 
 

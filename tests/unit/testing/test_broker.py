@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -50,6 +51,33 @@ def test_a_clock_of_ones_own_stands_still() -> None:
         broker.clock.advance(2)
         assert [message.attempt for message in consumer.pull()] == [2]
         broker.restart()
+
+
+async def _with_asyncio() -> None:
+    async with TestBroker() as broker:
+        client = await broker.aio_connect()
+        producer = client.producer()
+        receipt = await producer.send("orders", b"in two hours", delay=7200)
+        consumer = client.consumer("orders", "billing")
+        assert len(await consumer.pull(wait=0)) == 0
+        broker.clock.advance(7300)
+        # A client of asyncio knows the broker's time: what it sends for this moment is not late.
+        moment = broker.clock.now_ms() / 1000
+        await producer.send("orders", b"now", deliver_at=moment)
+        found: dict[bytes, str] = {}
+        while len(found) < 2:
+            batch = await consumer.pull(wait=5)
+            found |= {bytes(message.body): str(message.id) for message in batch}
+            await consumer.ack(batch)
+        assert found[b"in two hours"] == str(receipt.id)
+        await asyncio.to_thread(broker.restart)
+        async with broker.aio_connect("other") as other:
+            assert [topic.name for topic in await other.admin.topics()] == ["orders"]
+
+
+def test_an_asyncio_program_has_the_same_broker_and_its_clock() -> None:
+    asyncio.run(_with_asyncio())
+    assert "dmq-test-broker" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_its_settings_are_those_of_a_broker() -> None:

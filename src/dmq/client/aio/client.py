@@ -27,13 +27,9 @@ from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
 from dmq.client.producer.routes import Routes
 from dmq.client.producer.transaction_core import Transactions, check_options
-from dmq.clock import SystemClock
+from dmq.clock import Clock, SystemClock
 from dmq.errors import Unsupported
 from dmq.model import check_name
-
-# twin: blocking
-# from dmq.clock import Clock
-# twin: end
 
 __all__ = ["AioClient", "AioClosable", "connect"]
 
@@ -87,12 +83,14 @@ def connect(
     on_exception: OnException | None = None,
     on_interrupted: OnEvent | None = None,
     on_resumed: OnEvent | None = None,
+    *,
+    clock: Clock | None = None,
 ) -> _Connecting:
     """Connect to a broker: `client = await connect(…)`, or `async with connect(…) as client`.
 
     Parameters and errors as of `dmq.connect`. Listeners may be coroutine functions.
     """
-    settings = PoolSettings(make_hello(app, client_id), SystemClock(), reconnect, check_timeout(timeout))
+    settings = PoolSettings(make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout))
     return _Connecting(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed))
 
 

@@ -55,13 +55,15 @@ def encode_body(body: object) -> bytes:
         if dump is not None:
             text: str = dump(body)
             return text.encode()
-        if isinstance(body, msgspec.Struct) or (dataclasses.is_dataclass(body) and not isinstance(body, type)):
+        if isinstance(body, msgspec.Struct | dict | list) or (
+            dataclasses.is_dataclass(body) and not isinstance(body, type)
+        ):
             return _encode_json(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {kind.__qualname__} cannot be written as JSON: {error}", type=kind.__name__) from error
     raise InvalidMessage(
-        f"a body is bytes, text, a msgspec struct, a dataclass or a Pydantic model, not {kind.__qualname__}: encode it "
-        "first, for example with msgspec.json.encode",
+        f"a body is bytes, text, a dict or list, a msgspec struct, a dataclass or a Pydantic model, not "
+        f"{kind.__qualname__}: encode it first, for example with msgspec.json.encode",
         type=kind.__name__,
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import UnboundExecutionError
@@ -43,12 +43,25 @@ if TYPE_CHECKING:
     from dmq.client.client import Client
     from dmq.client.consumer.message import ReceivedMessage
 
-__all__ = ["MessageService"]
+__all__ = ["MessageOptions", "MessageService"]
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Callable[..., Any])
 T = TypeVar("T")
 _UNSET: Final[Any] = object()
+
+
+class MessageOptions(TypedDict, total=False):
+    """Options of `MessageService.send`."""
+
+    business_id: str | None
+    key: str | None
+    tag: str | None
+    priority: int
+    properties: Mapping[str, str] | None
+    ordered: bool | None
+    strict: bool
+    groups: Iterable[str] | None
 
 
 class MessageService:
@@ -161,7 +174,7 @@ class MessageService:
         Parameters:
             session: the business's own session, or connection.
             topic: where it goes.
-            body: bytes, text, a msgspec struct, a dataclass or a Pydantic model.
+            body: bytes, text, a dict or list, a msgspec struct, a dataclass or a Pydantic model.
             business_id: what it belongs to; messages of one topic and business id stay in order.
             key: to find it by; its send id if left out.
             tag: to filter by.
@@ -204,7 +217,7 @@ class MessageService:
         return send_id
 
     async def send_async(
-        self, session: AsyncSession | AsyncConnection, topic: str, body: object, **options: Any
+        self, session: AsyncSession | AsyncConnection, topic: str, body: object, **options: Unpack[MessageOptions]
     ) -> str:
         """`send` for sessions and connections of asyncio; takes the same options."""
         run_sync = getattr(session, "run_sync", None)

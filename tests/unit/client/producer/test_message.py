@@ -64,7 +64,12 @@ def test_bytes_of_any_kind_are_taken(body: object) -> None:
     assert encode_body(body) == b"ab"
 
 
-@pytest.mark.parametrize("body", [None, 3, {"a": 1}, object(), Item, Order(1, object()), "\ud800"])  # type: ignore[arg-type]
+def test_dicts_and_lists_are_json() -> None:
+    assert encode_body({"a": [1, None]}) == b'{"a":[1,null]}'
+    assert encode_body([{"a": 1}]) == b'[{"a":1}]'
+
+
+@pytest.mark.parametrize("body", [None, 3, {"a": object()}, object(), Item, Order(1, object()), "\ud800"])  # type: ignore[arg-type]
 def test_what_has_no_form_is_refused_by_its_type(body: object) -> None:
     with pytest.raises(InvalidMessage) as caught:
         encode_body(body)
