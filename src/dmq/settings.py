@@ -223,7 +223,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             keys = error.detail.get("keys", [])
             whence = ", ".join(f"{key}: {sources[key]}" for key in keys)
             raise InvalidSettings(f"{error.message} ({whence})", keys=keys) from None
-        return ResolvedSettings(cls(store=store, broker=broker, log=log), MappingProxyType(sources))
+        return ResolvedSettings(
+            cls(store=store, broker=broker, log=log),
+            MappingProxyType(sources),
+            None if file is None else os.fspath(file),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ class ResolvedSettings:
 
     settings: Settings
     sources: Mapping[str, str]
+    file: str | None = None
 
     def source_of(self, key: str) -> str:
         """Where a value came from: `default`, the file, the environment variable or the flag."""

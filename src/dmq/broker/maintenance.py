@@ -62,7 +62,7 @@ class Maintenance:
         self._channels = channels
         self._audience = audience
 
-    def begin_drain(self, grace_ms: int, reason: str) -> None:
+    def begin_drain(self, grace_ms: int, reason: str, by: str = "") -> None:
         """Take it out of use. Said again, clients are told again.
 
         Raises:
@@ -70,11 +70,11 @@ class Maintenance:
         """
         self._readiness.check_open()
         if not self._readiness.is_draining:
-            log.warning("broker drained", reason=reason)
+            log.warning("drain begun", reason=reason, by=by, leased=self._channels.out, clients=len(self._audience))
         self._readiness.is_draining = True
         self._audience.tell_reboot(grace_ms, reason)
 
-    def end_drain(self) -> None:
+    def end_drain(self, by: str = "") -> None:
         """Put it back in use.
 
         Raises:
@@ -83,7 +83,7 @@ class Maintenance:
         self._readiness.check_open()
         if not self._readiness.is_draining:
             return
-        log.warning("broker in use again")
+        log.warning("drain ended: the broker is in use again", by=by)
         self._readiness.is_draining = False
         self._audience.tell_back()
         self._channels.pump_all()

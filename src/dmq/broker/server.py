@@ -13,8 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import platform
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,16 +33,20 @@ from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import BrokerStopping, StoreFailed
+from dmq.event_log import EventLog, tell_suppressed
 from dmq.net.pages import Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings
 from dmq.storage.files import Files, OsFiles
 from dmq.storage.store import MessageStore
+from dmq.version import __version__
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
 
 __all__ = ["BrokerServer", "run"]
+
+log = EventLog(__name__)
 
 _SWEEP_SECONDS = 1.0
 # A writer thread beside a busy loop waits for the interpreter's lock; a shorter turn lets it in sooner.
@@ -220,6 +227,7 @@ class BrokerServer:
         # Had we stood still ourselves, what came meanwhile must be read before anybody is called silent.
         if self._swept_at - before < 2 * _SWEEP_SECONDS:
             self._server.sweep()
+        tell_suppressed()
         self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
@@ -248,8 +256,13 @@ class BrokerServer:
         for pages in self._pages:
             await pages.close()
 
-    async def serve(self, on_ready: Callable[[BrokerServer], None] | None = None) -> None:
+    async def serve(
+        self, on_ready: Callable[[BrokerServer], None] | None = None, *, settings_file: str | None = None
+    ) -> None:
         """Start, wait for a signal, for an operator's word or for a failure, stop.
+
+        Parameters:
+            settings_file: where the settings came from, for the log.
 
         Raises:
             StoreFailed: the store failed while serving.
@@ -257,9 +270,16 @@ class BrokerServer:
         await self.start()
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
+        reasons: list[str] = []
+
+        def signalled(number: signal.Signals) -> None:
+            reasons.append(number.name)
+            stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
-                loop.add_signal_handler(number, stop.set)
+                loop.add_signal_handler(number, signalled, number)
+        self._tell_start(settings_file)
         gc.collect()
         gc.freeze()
         if on_ready is not None:
@@ -269,10 +289,32 @@ class BrokerServer:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        reasons.append("the store failed" if broker.store.has_failed else "dmq broker drain --stop")
+        log.info("broker stopping", reason=reasons[0], clients=len(broker.audience), leased=broker.channels.out)
+        began = time.monotonic()
         # Nothing can be finished on a store that failed.
         await self.stop(0.0 if broker.store.has_failed else None)
         if broker.store.has_failed:
             raise StoreFailed("the store failed while serving: check the disk, then start again")
+        log.info("broker stopped", reason=reasons[0], pid=os.getpid(), seconds=round(time.monotonic() - began, 3))
+
+    def _tell_start(self, settings_file: str | None) -> None:
+        settings = self._settings.broker
+        host = self.address.rpartition(":")[0]
+        log.info(
+            "broker started",
+            version=__version__,
+            name=settings.name,
+            data=os.path.abspath(settings.data),
+            settings=settings_file and os.path.abspath(settings_file),
+            clients=self.address,
+            metrics=f"{host}:{self.metrics_port}",
+            telnet=f"{host}:{self.telnet_port}" if self.telnet_port else None,
+            status=f"{host}:{self.status_port}" if self.status_port else None,
+            pid=os.getpid(),
+            python=platform.python_version(),
+            loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
+        )
 
 
 def run(main: Callable[[], object]) -> None:

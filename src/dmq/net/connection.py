@@ -178,6 +178,11 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.writelines(pending)
 
     @property
+    def whence(self) -> str:
+        """The peer's address, for the log."""
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
     def waiting_bytes(self) -> int:
         """Output that the peer has not taken yet."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -185,6 +190,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: ProtocolError) -> None:
         """Say why, then hang up."""
+        log.warning(
+            "connection refused" if self.session is None else "connection closed: it sent what is no frame",
+            once_for=self.address[0],
+            reason=error.message,
+            address=self.whence,
+        )
         self.send(error_frame(error))
         self.close()
 

@@ -83,6 +83,12 @@ class Server:
             connection.abort()
         elif len(self.connections) > (most := self._limits.connections_max):
             self.refused += 1
+            log.warning(
+                "connection refused",
+                once_for="connections_max",
+                reason=f"broker.connections_max = {most} are open",
+                address=connection.whence,
+            )
             connection.send(error_frame(Busy(f"{most} connections are open, which is the limit")))
             connection.close()
 
@@ -94,16 +100,27 @@ class Server:
             if connection.is_heard:
                 connection.is_heard, connection.heard_at = False, now
             since = connection.parser.pending_since
-            if (
-                (since is not None and not connection.is_stalled and now - since > self._limits.partial_seconds)
-                or (connection.session is None and now - connection.opened_at > self._limits.hello_seconds)
-                or now - connection.heard_at > self._limits.silence_seconds
-            ):
-                log.info("stalled connection closed", address=connection.address)
+            reason = self._stall(connection, since, now)
+            if reason:
+                log.info(
+                    "stalled connection closed",
+                    once_for=(connection.address[0], reason),
+                    reason=reason,
+                    address=connection.whence,
+                )
                 connection.abort()
             elif since is not None and now - since > _PARTIAL_SECONDS_MIN:
                 partial.append((since, connection.parser.pending_bytes, connection))
         self._bound(partial)
+
+    def _stall(self, connection: Connection, since: float | None, now: float) -> str:
+        """Why a connection is to be closed; empty if it is not."""
+        limits = self._limits
+        if since is not None and not connection.is_stalled and now - since > limits.partial_seconds:
+            return f"half a frame for {limits.partial_seconds:g} s"
+        if connection.session is None and now - connection.opened_at > limits.hello_seconds:
+            return f"no hello within {limits.hello_seconds:g} s"
+        return f"silent for {limits.silence_seconds:g} s" if now - connection.heard_at > limits.silence_seconds else ""
 
     def _bound(self, partial: list[tuple[float, int, Connection]]) -> None:
         """Of frames that are half here, with when they began and how much is here, keep no more than may be."""
@@ -111,7 +128,12 @@ class Server:
         if over <= 0:
             return
         for _, size, connection in sorted(partial, key=itemgetter(0)):
-            log.warning("half-sent frames take too much: connection closed", address=connection.address)
+            log.warning(
+                "connection closed: half-sent frames take too much",
+                once_for=connection.address[0],
+                limit_bytes=self._limits.partial_bytes_max,
+                address=connection.whence,
+            )
             connection.abort()
             over -= size
             if over <= 0:

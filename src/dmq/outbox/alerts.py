@@ -62,6 +62,6 @@ def alert_with(on_alert: OnAlert | None, counts: Counts) -> OnAlert:
             try:
                 on_alert(alert)
             except Exception:
-                log.exception("on_alert failed")
+                log.exception("on_alert failed", once_for=())
 
     return alert

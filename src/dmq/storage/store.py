@@ -12,6 +12,7 @@ nothing more becomes visible, and every call says `StoreFailed`.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -91,12 +92,14 @@ class MessageStore:
             raise
 
     def _open(self, server: bytes, new_epoch: bool) -> None:
+        began = time.monotonic()
         opened = open_directory(self._disk)
         try:
             self._start(opened, server, opened.unclean or new_epoch)
         except BaseException:
             opened.journal.close()
             raise
+        _tell_opened(self._files, opened, time.monotonic() - began)
 
     def _start(self, opened: Opened, server: bytes, new_epoch: bool) -> None:
         self._journal = opened.journal
@@ -509,3 +512,25 @@ class MessageStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _tell_opened(files: Files, opened: Opened, seconds: float) -> None:
+    found = opened.recovered
+    facts: dict[str, Any] = {
+        "data": files.describe(""),
+        "journal_bytes": opened.journal.end - opened.journal.start,
+        "units_checked": found.units,
+        "bytes_checked": found.bytes_read,
+        "seconds": round(seconds, 3),
+    }
+    if opened.unclean:
+        log.warning(
+            "store recovered after a crash",
+            **facts,
+            bytes_cut=found.cut_bytes,
+            salvage=",".join(found.salvaged) or None,
+            rebuilt=found.rebuilt,
+            damaged_ranges=len(opened.derived.damage),
+        )
+    else:
+        log.info("store opened", **facts)

@@ -27,6 +27,7 @@ from dmq.errors import DMQError
 __all__ = ["BrokerProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
 
 _URL = re.compile(r"dmq://\S+:\d+")
+_LOG_CHARACTERS_MAX = 1 << 20
 _PAGE = re.compile(r"status page\D+(http://\S+:\d+/)")
 
 
@@ -48,6 +49,8 @@ class BrokerProcess:
         self._command = command
         self._wait = wait
         self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._logged = ""
         self.url = ""
         self.page = ""
         """The status page, if it serves one."""
@@ -56,6 +59,20 @@ class BrokerProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has logged, over all its runs; the last of it, if it was much."""
+        if self._errors is None:
+            return self._logged
+        size = os.fstat(self._errors.fileno()).st_size
+        return self._logged + os.pread(self._errors.fileno(), size, 0).decode(errors="replace")
+
+    def _close_log(self) -> None:
+        self._logged = self.log[-_LOG_CHARACTERS_MAX:]
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
 
     def start(self) -> Self:
         """Start it, and wait until it is ready.
@@ -66,24 +83,25 @@ class BrokerProcess:
         self.url = self.page = ""
         ports = ("--port", "0", "--metrics-port", "0", "--telnet-port", "none")
         # Into a file: a pipe that nobody reads would block a broker with much to say.
-        with tempfile.TemporaryFile() as errors:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "dmq.cli", self._command, "--data", str(self.folder), *ports, *self._arguments],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
-            )
-            assert process.stdout is not None
-            try:
-                is_ready = self._is_ready(process.stdout)
-            except BaseException:
-                self.stop()
-                raise
-            if not is_ready:
-                self.stop(1.0)
-                errors.seek(0)
-                reason = errors.read().decode(errors="replace").strip().removeprefix("dmq: ")
-                raise DMQError(reason or f"no broker was ready within {self._wait:g} s")
+        self._close_log()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        logged = len(self._logged)
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "dmq.cli", self._command, "--data", str(self.folder), *ports, *self._arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+        )
+        assert process.stdout is not None
+        try:
+            is_ready = self._is_ready(process.stdout)
+        except BaseException:
+            self.stop()
+            raise
+        if not is_ready:
+            self.stop(1.0)
+            reason = self.log[logged:].strip().removeprefix("dmq: ")
+            raise DMQError(reason or f"no broker was ready within {self._wait:g} s")
         return self
 
     def _is_ready(self, stream: IO[bytes]) -> bool:
@@ -108,6 +126,7 @@ class BrokerProcess:
         if process is not None:
             process.kill()
             process.communicate()
+        self._close_log()
 
     def ended(self, timeout: float = 20.0) -> int | None:
         """Wait until it has ended by itself; its exit code, None if it goes on."""
@@ -116,6 +135,7 @@ class BrokerProcess:
             self._process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             return None
+        self._close_log()
         return self._process.returncode
 
     def stop(self, timeout: float = 20.0) -> int | None:
@@ -130,6 +150,7 @@ class BrokerProcess:
                 process.kill()
                 process.communicate()
             code = process.returncode
+        self._close_log()
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
         return code

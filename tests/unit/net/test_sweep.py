@@ -23,6 +23,7 @@ class Silent:
         self.session: object | None = object()
         self.parser = Parser()
         self.address = ("127.0.0.1", 1)
+        self.whence = "127.0.0.1:1"
         self.is_aborted = False
 
     def abort(self) -> None:

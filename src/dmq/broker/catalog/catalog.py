@@ -21,6 +21,7 @@ from dmq.broker.catalog.changes import Change, Changes, Later
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError, InvalidSettings, NotAllowed, ServerError, TopicExists, UnknownTopic
+from dmq.event_log import EventLog
 from dmq.model import (
     PRIORITIES,
     RESULT_PREFIX,
@@ -37,6 +38,8 @@ from dmq.storage.state.events import PositionSet, TopicDropped
 from dmq.storage.state.state import Topic
 
 __all__ = ["Catalog", "TopicListener", "retry_topics"]
+
+log = EventLog(__name__)
 
 
 class TopicListener(Protocol):
@@ -128,11 +131,14 @@ class Catalog:
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
-    def create(self, name: str, config: TopicConfig, *, allow_existing: bool = False) -> Coroutine[Any, Any, Topic]:
+    def create(
+        self, name: str, config: TopicConfig, *, allow_existing: bool = False, by: str = ""
+    ) -> Coroutine[Any, Any, Topic]:
         """Make a topic; durable when the coroutine is over, and under way from this call on.
 
         Parameters:
             allow_existing: one that exists with the same settings is as good.
+            by: who asks, for the log.
 
         Raises:
             BrokerStopping, InvalidSettings, Later: it cannot be made now.
@@ -144,7 +150,7 @@ class Catalog:
 
         async def create() -> Topic:
             try:
-                return await self._create(name, config)
+                return await self._create(name, config, by=by)
             except TopicExists:
                 topic = self._queries.topic(name)
                 if not allow_existing or topic.config != config:
@@ -155,7 +161,9 @@ class Catalog:
 
         return create()
 
-    def update(self, name: str, alter: Callable[[TopicConfig], TopicConfig]) -> Coroutine[Any, Any, Topic]:
+    def update(
+        self, name: str, alter: Callable[[TopicConfig], TopicConfig], *, by: str = ""
+    ) -> Coroutine[Any, Any, Topic]:
         """Change the settings of a topic; durable when the coroutine is over, and under way from this call on.
 
         Parameters:
@@ -177,13 +185,14 @@ class Catalog:
                 topic = self._queries.topic(name)
                 for listener in self.listeners:
                     listener.topic_changed(topic)
+                log.info("topic updated", topic=name, changed=_differences(before, config), by=by)
             finally:
                 self.changes.end(change)
             return topic
 
         return update()
 
-    def delete(self, name: str) -> Coroutine[Any, Any, None]:
+    def delete(self, name: str, *, by: str = "") -> Coroutine[Any, Any, None]:
         """Take a topic away with its results topic and its retry topics; under way from this call on.
 
         Raises:
@@ -200,12 +209,14 @@ class Catalog:
             try:
                 kept = [topic, self._queries.find_topic(results)]
                 gone = [found for found in kept if found is not None]
+                messages = self.kept(topic)
                 gone += [retry for found in gone for retry in retry_topics(self._queries, topic_id=found.id)]
                 await self._writer.write([TopicDropped(found.id) for found in gone])
                 error = UnknownTopic(f"topic {name!r} was deleted", topic=name)
                 for listener in self.listeners:
                     listener.topic_deleted(name, error)
                     listener.topic_deleted(results, error)
+                log.info("topic deleted", topic=name, topic_id=topic.id, messages=messages, by=by)
             finally:
                 self.changes.end(change)
 
@@ -246,13 +257,13 @@ class Catalog:
         change = self.changes.begin(("topic", name))
 
         async def make() -> None:
-            await self._create(name, config, system=system)
+            await self._create(name, config, system=system, by="auto_create")
             self.changes.end(change)
 
         self._runtime.tasks.run(make(), lambda error: self._failed(change, error))
         return Later(change)
 
-    async def _create(self, name: str, config: TopicConfig, *, system: bool = False) -> Topic:
+    async def _create(self, name: str, config: TopicConfig, *, system: bool = False, by: str = "") -> Topic:
         event = self._store.creation(name, config, system=system)
         if not system and self._queries.topic_count >= self._settings.topics_max:
             raise NotAllowed(
@@ -260,7 +271,10 @@ class Catalog:
                 "some, or raise the setting"
             )
         await self._writer.write([event])
-        return self._queries.topic(name)
+        topic = self._queries.topic(name)
+        tell = log.debug if system else log.info
+        tell("topic created", topic=name, topic_id=topic.id, settings=_differences(TopicConfig(), config), by=by)
+        return topic
 
     # --- groups -----------------------------------------------------------------------------------------------------
 
@@ -291,6 +305,9 @@ class Catalog:
             offsets = await self._reads.ask(lambda: [offset(queue) for queue in queues])
             places = zip(queues, offsets, strict=True)
             await self._writer.write([PositionSet(group, topic.id, queue, place) for queue, place in places])
+            if len(queues) == topic.config.queues:
+                lag = sum(queries.bounds(topic.name, queue)[1] for queue in queues) - sum(offsets)
+                log.info("group created", topic=topic.name, group=group, queues=len(queues), lag=lag)
             self.changes.end(change)
 
         self._runtime.tasks.run(begin(), lambda error: self._failed(change, error))
@@ -337,3 +354,12 @@ def _with_priorities(config: TopicConfig, before: TopicConfig | None = None) -> 
 def _check_own(name: str) -> None:
     if name.startswith(SYSTEM_PREFIX):
         raise NotAllowed(f"topic {name!r} is DMQ's own and cannot be changed")
+
+
+def _differences(before: TopicConfig, after: TopicConfig) -> str:
+    """What is set otherwise, for the log: `queues=4 ttl_ms=none`."""
+    return " ".join(
+        f"{name}={getattr(after, name)}"
+        for name in TopicConfig.__struct_fields__
+        if name == "queues" or getattr(before, name) != getattr(after, name)
+    )

@@ -10,6 +10,7 @@ calls wait, and beyond that they are refused with `Busy`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -62,6 +63,7 @@ class LetterThread:
         self.waiting = 0
         self.error: DMQError | None = None  # why it is down
         self.failures = 0
+        self._down_since = 0.0
 
     @property
     def is_down(self) -> bool:
@@ -100,12 +102,14 @@ class LetterThread:
     def _went_down(self, error: DMQError) -> None:
         self.failures += 1
         if self.error is None:
-            log.error("dead letters wait in the journal", error=error.message)
+            self._down_since = time.monotonic()
+            log.error("the database of dead letters is gone: they wait in the journal", error=error.message)
         self.error = error
 
     def _came_back(self) -> None:
         if self.error is not None:
-            log.warning("the database of dead letters is back", failures=self.failures)
+            seconds = round(time.monotonic() - self._down_since, 1)
+            log.warning("the database of dead letters is back", seconds=seconds, failures=self.failures)
         if self.error is not None or not self._was_up:
             self.error, self._was_up = None, True
             self._on_back()

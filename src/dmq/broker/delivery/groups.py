@@ -7,7 +7,7 @@ writes nothing behind its end.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from dmq.broker.catalog.catalog import retry_topics
 from dmq.broker.delivery.channel import Channel
@@ -15,6 +15,7 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import MemberState
 from dmq.broker.journal.journal import Journal
 from dmq.errors import InvalidRequest, UnknownGroup
+from dmq.event_log import EventLog
 from dmq.model import broadcast_name, check_name, parse_broadcast_name
 from dmq.protocol.admin import GroupInfo, MemberInfo
 from dmq.protocol.consume import QueueMove, QueuePosition, Seek, SubscribeFlag
@@ -23,6 +24,10 @@ from dmq.storage.state.events import PositionDropped, PositionSet, TopicDropped
 from dmq.storage.state.state import Topic
 
 __all__ = ["Groups"]
+
+log = EventLog(__name__)
+
+_MOVES_TOLD: Final = 8
 
 
 class Groups:
@@ -49,7 +54,7 @@ class Groups:
         found = self._channels.catalog.topic(topic)
         self._channels.catalog.begin_group(found, group, group, lambda queue: self._queries.bounds(topic, queue)[0])
 
-    def delete(self, group: str, topic: str = "") -> Coroutine[Any, Any, None]:
+    def delete(self, group: str, topic: str = "", by: str = "") -> Coroutine[Any, Any, None]:
         """Forget a group, in one topic or in all; under way from this call on.
 
         Raises:
@@ -65,6 +70,7 @@ class Groups:
             try:
                 gone = retry_topics(self._queries, group=group, topic_id=topic_id)
                 await self._writer.write([PositionDropped(group, topic_id), *(TopicDropped(t.id) for t in gone)])
+                log.info("group deleted", group=group, topic=topic or "all", by=by)
             finally:
                 self._changes.end(change)
 
@@ -77,11 +83,12 @@ class Groups:
 
     # --- positions --------------------------------------------------------------------------------------------------
 
-    def seek(self, asked: Seek, client_id: str) -> Coroutine[Any, Any, list[QueueMove]]:
+    def seek(self, asked: Seek, client_id: str, by: str = "") -> Coroutine[Any, Any, list[QueueMove]]:
         """Move a group's position (J-12); a dry run only says what would happen. Under way from this call on.
 
         Parameters:
             client_id: who asks, which in a broadcast group is whose position it is.
+            by: the same for the log, with the address.
 
         Raises:
             UnknownTopic, UnknownGroup, InvalidRequest, Later: it cannot be moved now.
@@ -102,6 +109,8 @@ class Groups:
                 if not asked.dry_run:
                     await self._writer.write([PositionSet(group, topic.id, move.queue, move.after) for move in moves])
                     self._moved(channel, moves)
+                    told = " ".join(f"{move.queue}:{move.before}->{move.after}" for move in moves[:_MOVES_TOLD])
+                    log.info("group reset", topic=topic.name, group=group, queues=len(moves), moves=told, by=by)
             finally:
                 self._changes.end(change)
             return moves

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError, InvalidRequest, InvalidSettings, LimitReached, RateLimited
+from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.records import RecordView
 from dmq.storage.journal.unit_draft import Batch
@@ -26,6 +27,8 @@ from dmq.storage.state.state import Topic
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["LIMITS_MAX", "Limit", "Limits", "Over", "RateLimits", "kept_limits"]
+
+log = EventLog(__name__)
 
 LIMITS_MAX: Final = 2000  # all of them fit into one answer
 _ROUNDING_SECONDS: Final = 1e-6  # who comes when it was told to is not refused for the last digit of a sum
@@ -199,7 +202,7 @@ class RateLimits:
             count=count,
         )
 
-    def set(self, limit: Limit) -> Coroutine[Any, Any, list[Limit]]:
+    def set(self, limit: Limit, by: str = "") -> Coroutine[Any, Any, list[Limit]]:
         """Put a limit in force, durably; without numbers it is taken away. Returns it, if there is one now.
 
         Raises:
@@ -228,6 +231,15 @@ class RateLimits:
             put = LimitPut(topic_id, limit.app, limit.messages, limit.bytes, policy=int(limit.is_dead_letter))
             await self._writer.write([put])
             self.reload()
+            log.info(
+                "limit removed" if limit.messages is None and limit.bytes is None else "limit changed",
+                topic=limit.topic or None,
+                app=limit.app or None,
+                messages_per_second=limit.messages,
+                bytes_per_second=limit.bytes,
+                over="dead letter" if limit.is_dead_letter else "refused",
+                by=by,
+            )
             return [one for one in self.kept() if (one.topic, one.app) == name]
 
         return change()

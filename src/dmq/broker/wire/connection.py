@@ -94,11 +94,13 @@ def drain(broker: Broker, session: Session, frame: Frame, asked: headers.Drain) 
     state = ""
     match asked.action:
         case headers.DrainAction.BEGIN:
-            broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is taken out of use")
+            broker.maintenance.begin_drain(
+                asked.grace_ms, asked.reason or "the broker is taken out of use", session.who
+            )
         case headers.DrainAction.END:
-            broker.maintenance.end_drain()
+            broker.maintenance.end_drain(session.who)
         case headers.DrainAction.STOP:
-            broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is stopped")
+            broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is stopped", session.who)
             broker.stop_asked.set()
             state = "stopping"
         case _:

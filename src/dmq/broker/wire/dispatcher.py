@@ -132,9 +132,13 @@ class Dispatcher:
             elif frame.command == Command.HELLO and frame.kind == Kind.REQUEST:
                 self._hello(self, connection, frame)
             else:
-                connection.send(error_frame(InvalidRequest("say hello first"), frame.command, frame.correlation))
+                error = InvalidRequest("say hello first")
+                _tell_refused(connection, error)
+                connection.send(error_frame(error, frame.command, frame.correlation))
                 connection.close()
         except DMQError as error:
+            if session is None:
+                _tell_refused(connection, error)
             self._refuse(connection, frame, error)
         except Exception as error:
             log.exception("a command failed", once_for=frame.command, command=frame.command)
@@ -257,6 +261,17 @@ class Dispatcher:
     def _tell(self, head: bytes) -> None:
         for session in self.sessions:
             session.connection.send(head)
+
+
+def _tell_refused(connection: Connection, error: DMQError) -> None:
+    host = connection.address[0]
+    log.warning(
+        "connection refused",
+        once_for=(host, type(error)),
+        code=error.code,
+        reason=error.message,
+        address=connection.whence,
+    )
 
 
 def _check_changes(changes: Changes, session: Session, header: Any) -> None:

@@ -13,7 +13,7 @@ __all__ = ["create_group", "delete_group", "describe_group", "list_groups", "pos
 
 
 def seek(broker: Broker, session: Session, frame: Frame, asked: consume.Seek) -> Work:
-    return session.answer_with(frame, broker.groups.seek(asked, session.client_id), consume.SeekReply)
+    return session.answer_with(frame, broker.groups.seek(asked, session.client_id, by=session.who), consume.SeekReply)
 
 
 def position(broker: Broker, session: Session, frame: Frame, asked: consume.Position) -> None:
@@ -26,7 +26,7 @@ def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
 
 
 def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDelete) -> Work:
-    return session.answer_with(frame, broker.groups.delete(asked.group, asked.topic))
+    return session.answer_with(frame, broker.groups.delete(asked.group, asked.topic, by=session.who))
 
 
 def list_groups(broker: Broker, session: Session, frame: Frame, asked: admin.GroupList) -> None:

@@ -25,7 +25,7 @@ def set_limit(broker: Broker, session: Session, frame: Frame, asked: LimitSet) -
     said = asked.limit
     is_dead_letter = said.policy == LimitPolicy.DEAD_LETTER
     limit = Limit(said.topic, said.app, said.messages, said.bytes, is_dead_letter=is_dead_letter)
-    return session.answer_with(frame, broker.limits.set(limit), _reply)
+    return session.answer_with(frame, broker.limits.set(limit, by=session.who), _reply)
 
 
 def _reply(limits: list[Limit]) -> LimitReply:

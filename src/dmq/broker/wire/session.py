@@ -87,6 +87,11 @@ class Session:
         return f"{host}:{port}" if host else ""
 
     @property
+    def who(self) -> str:
+        """The client, for the log."""
+        return f"{self.client_id}@{self.address}"
+
+    @property
     def is_open(self) -> bool:
         return self.connection.is_open
 

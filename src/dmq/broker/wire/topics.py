@@ -20,17 +20,17 @@ def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
 
 def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicCreate) -> Work:
     config = admin.changed_config(asked.settings)
-    made = broker.catalog.create(asked.topic, config, allow_existing=asked.allow_existing)
+    made = broker.catalog.create(asked.topic, config, allow_existing=asked.allow_existing, by=session.who)
     return session.answer_with(frame, made, partial(_info, broker))
 
 
 def update_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicUpdate) -> Work:
-    changed = broker.catalog.update(asked.topic, partial(admin.changed_config, asked.settings))
+    changed = broker.catalog.update(asked.topic, partial(admin.changed_config, asked.settings), by=session.who)
     return session.answer_with(frame, changed, partial(_info, broker))
 
 
 def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicDelete) -> Work:
-    return session.answer_with(frame, broker.catalog.delete(asked.topic))
+    return session.answer_with(frame, broker.catalog.delete(asked.topic, by=session.who))
 
 
 def list_topics(broker: Broker, session: Session, frame: Frame, asked: admin.TopicList) -> None:

@@ -78,7 +78,7 @@ def broker(
     }
     resolved = resolve(config, flags, settings)
     set_up_logs(resolved.settings.log)
-    serve(resolved.settings, insecure=insecure, status_port=console_port, on_ready=_announce)
+    serve(resolved, insecure=insecure, status_port=console_port, on_ready=_announce)
 
 
 def _announce(server: BrokerServer) -> None:

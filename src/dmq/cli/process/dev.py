@@ -59,7 +59,7 @@ def dev(
     set_up_logs(resolved.settings.log)
     folder = Path(resolved.settings.broker.data).resolve()
     serve(
-        resolved.settings,
+        resolved,
         insecure=insecure,
         status_port=console_port,
         on_ready=lambda server: _welcome(server, folder),

@@ -19,7 +19,7 @@ from dmq.event_log import EventLine
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
-    from dmq.settings import LogSettings, ResolvedSettings, Settings
+    from dmq.settings import LogSettings, ResolvedSettings
 
 __all__ = [
     "DataFolder",
@@ -101,13 +101,13 @@ def resolve(config: Path | None, flags: Mapping[str, object], pairs: Sequence[st
 
 
 def serve(
-    settings: Settings, *, insecure: bool, status_port: int | None, on_ready: Callable[[BrokerServer], None]
+    resolved: ResolvedSettings, *, insecure: bool, status_port: int | None, on_ready: Callable[[BrokerServer], None]
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C."""
     from dmq.broker.server import BrokerServer, run
 
-    server = BrokerServer(settings, insecure=insecure, status_port=status_port)
-    run(lambda: server.serve(on_ready))
+    server = BrokerServer(resolved.settings, insecure=insecure, status_port=status_port)
+    run(lambda: server.serve(on_ready, settings_file=resolved.file))
 
 
 def log_settings(level: LogLevel | None, form: LogFormat | None) -> LogSettings:

@@ -170,7 +170,7 @@ class AioPool:
             try:
                 getattr(watcher, method)(*arguments)
             except Exception:
-                log.exception("a watcher raised", method=method)
+                log.exception("a watcher raised", once_for=method, method=method)
 
     # --- another broker ---------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class AioPool:
     def _pushed(self, connection: AioConnection, push: Push) -> None:
         header = push.header
         if isinstance(header, ServerReboot):
-            if self._standing.rebooting(connection):
+            if self._standing.rebooting(connection, header.reason):
                 self._start_connecting()
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):

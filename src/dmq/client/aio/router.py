@@ -45,7 +45,8 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
             if inspect.isawaitable(result):
                 await result
         except Exception:
-            log.exception("a callback raised", callback=getattr(function, "__qualname__", repr(function)))
+            name = getattr(function, "__qualname__", repr(function))
+            log.exception("a callback raised", once_for=name, callback=name)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run it as a task of its own, until the router is closed."""

@@ -21,8 +21,11 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from dmq.client.connection.url import Address, parse_address
 from dmq.errors import DMQError, InvalidSettings, NotConnected
+from dmq.event_log import EventLog
 
 __all__ = ["Attempt", "Backoff", "Failover", "Loss", "Standing", "nobody_answers"]
+
+log = EventLog(__name__)
 
 
 BACKOFF_MIN: Final = 0.1
@@ -183,6 +186,7 @@ class Standing(Generic[C]):
         self._others: dict[Address, C] = {}
         self._is_interrupted = False
         self._is_connecting = False
+        self._left: tuple[Address, str] | None = None  # the broker that was in use before, and why it no longer is
         self.closed_by: DMQError | None = None
 
     def current(self) -> C | None:
@@ -221,7 +225,24 @@ class Standing(Generic[C]):
         self._others.pop(connection.address, None)
         self._is_connecting = False
         was_interrupted, self._is_interrupted = self._is_interrupted, False
+        left, self._left = self._left, None
+        if left is not None:
+            self._tell_back(connection, *left)
         return was_interrupted
+
+    def _tell_back(self, connection: C, before: Address, reason: str) -> None:
+        to = str(connection.address)
+        if before == connection.address:
+            log.warning("connection restored", once_for=to, address=to, broker=connection.broker, lost=reason)
+        else:
+            log.warning(
+                "failed over to another broker",
+                once_for=(str(before), to),
+                before=str(before),
+                now=to,
+                broker=connection.broker,
+                reason=reason,
+            )
 
     def keep_beside(self, connection: C) -> C | None:
         """Keep a connection to another broker: the one to use instead if there was one already, None once closed."""
@@ -250,18 +271,24 @@ class Standing(Generic[C]):
         if self._current is not None or self.closed_by is not None or self._is_interrupted:
             return Loss(False, False, None)
         self._is_interrupted = True
+        self._left = self._left or (connection.address, reason.message)
+        address = str(connection.address)
+        log.warning("connection lost", once_for=address, address=address, reason=reason.message)
         if not self._reconnect:
             self.closed_by = NotConnected(
                 f"the connection is closed ({reason.message}), and reconnect=False: connect again"
             )
         return Loss(True, self._reconnect, self.closed_by)
 
-    def rebooting(self, connection: C) -> bool:
+    def rebooting(self, connection: C, reason: str = "") -> bool:
         """A broker announced its reboot; whether to move to another one. Its connection goes on beside that."""
+        address = str(connection.address)
+        log.info("the broker goes out of use", once_for=address, address=address, reason=reason)
         has_other = self.failover.rebooting(connection.address) and self._reconnect
         if not has_other or self._current is not connection:
             return False
         self._current = None
+        self._left = (connection.address, reason)
         self._others[connection.address] = connection
         return True
 

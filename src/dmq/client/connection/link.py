@@ -142,7 +142,7 @@ class Peer(Generic[C]):
             try:
                 self._on_push(self, push)  # type: ignore[attr-defined]
             except Exception:
-                log.exception("a push was not taken", command=push.command)
+                log.exception("a push was not taken", once_for=push.command, command=push.command)
 
 
 def call_with(on_answer: OnAnswer, answer: Frame | DMQError) -> None:
@@ -150,4 +150,4 @@ def call_with(on_answer: OnAnswer, answer: Frame | DMQError) -> None:
     try:
         on_answer(answer)
     except Exception:
-        log.exception("an answer was not taken")
+        log.exception("an answer was not taken", once_for=())

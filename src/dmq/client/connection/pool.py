@@ -257,7 +257,7 @@ class Pool:
             try:
                 getattr(watcher, method)(*arguments)
             except Exception:
-                log.exception("a watcher raised", method=method)
+                log.exception("a watcher raised", once_for=method, method=method)
 
     # --- another broker ---------------------------------------------------------------------------------------------
 
@@ -308,7 +308,6 @@ class Pool:
         with self._changed:
             loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
-            log.info("connection lost", address=str(connection.address), reason=reason.message)
             self._owner.interrupted(self.addresses, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
@@ -350,9 +349,8 @@ class Pool:
     def _pushed(self, connection: Connection, push: Push) -> None:
         header = push.header
         if isinstance(header, ServerReboot):
-            log.info("broker reboots", address=str(connection.address), reason=header.reason)
             with self._changed:
-                must_move = self._standing.rebooting(connection)
+                must_move = self._standing.rebooting(connection, header.reason)
             if must_move:
                 self._start_connecting()
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)

@@ -120,7 +120,8 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
         function(*arguments)
     except Exception:
-        log.exception("a callback raised", callback=getattr(function, "__qualname__", repr(function)))
+        name = getattr(function, "__qualname__", repr(function))
+        log.exception("a callback raised", once_for=name, callback=name)
 
 
 class Alarms:

@@ -424,7 +424,7 @@ class Sender:
             try:
                 result = callback()
             except Exception:
-                log.exception("a delivery callback raised", topic=batch.topic)
+                log.exception("a delivery callback raised", once_for=batch.topic, topic=batch.topic)
             else:
                 if result is not None and isawaitable(result):
                     waiting.append(result)
@@ -438,7 +438,7 @@ class Sender:
             try:
                 await awaitable
             except Exception:
-                log.exception("a delivery callback raised", topic=batch.topic)
+                log.exception("a delivery callback raised", once_for=batch.topic, topic=batch.topic)
         self._release(batch)
 
     def _release(self, batch: SendBatch) -> None:

@@ -153,4 +153,4 @@ class Transaction:
             self.rollback()
         except DMQError:
             # What went wrong in the block matters more; the broker will ask, or give the message up.
-            log.warning("a transaction was not rolled back", exc_info=True, id=str(self.id))
+            log.warning("a transaction was not rolled back", once_for=(), exc_info=True, id=str(self.id))

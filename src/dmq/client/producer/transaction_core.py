@@ -286,7 +286,7 @@ class Transactions:
             try:
                 link.submit(Command.TRANSACTION_JOIN, TransactionJoin(self.group), on_answer=_joined, attended=True)
             except DMQError as error:
-                log.warning("a producer group was not joined", group=self.group, error=error)
+                log.warning("a producer group was not joined", once_for=self.group, group=self.group, error=error)
         self.pump()
 
     def pushed(self, link: Link, header: TransactionCheck, body: bytes | memoryview) -> None:
@@ -300,7 +300,7 @@ class Transactions:
         try:
             decision = self.check(StoredMessage.of(RecordView(record), message_id, header.topic))
         except Exception:
-            log.exception("the check of a transaction raised", id=str(message_id))
+            log.exception("the check of a transaction raised", once_for=(), id=message_id)
             return None
         if isawaitable(decision):
             return self._await(decision, link, header, message_id)
@@ -313,7 +313,7 @@ class Transactions:
         try:
             decided = await decision
         except Exception:
-            log.exception("the check of a transaction raised", id=str(message_id))
+            log.exception("the check of a transaction raised", once_for=(), id=message_id)
         else:
             self._decided(decided, link, header, message_id)
 
@@ -322,7 +322,9 @@ class Transactions:
             return  # not known: the broker asks again
         outcome = _OUTCOMES.get(decision) if isinstance(decision, str) else None
         if outcome is None:
-            log.error("check returned something else than 'commit', 'rollback' or None", id=str(message_id))
+            log.error(
+                "check returned something else than 'commit', 'rollback' or None", once_for=(), id=str(message_id)
+            )
             return
         end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, at=self._clock.monotonic())
         end.epoch, end.link = header.producer_epoch, link

@@ -200,6 +200,7 @@ class Drain:
                 return
             log.error(
                 "a spooled batch is refused",
+                once_for=(head.topic, head.queue),
                 topic=head.topic,
                 queue=head.queue,
                 count=head.count,
@@ -217,7 +218,7 @@ class Drain:
         """A batch that is refused for good was kept apart, or could not be. Called by the spool's thread."""
         head = parcel.kept.head
         if failure is not None:
-            log.error("a refused batch cannot be set aside, and is tried again", error=failure)
+            log.error("a refused batch cannot be set aside, and is tried again", once_for=(), error=failure)
             self._links.call_later(PAUSE_REFUSED, lambda: self._free(parcel.place))
             return
         told = type(error)(
@@ -225,7 +226,13 @@ class Drain:
             f"({error.message}), and set aside: `dmq spool list {self._spool.directory}` shows them",
             **error.detail,
         )
-        log.error("a spooled batch is set aside", topic=head.topic, count=head.count, error=error)
+        log.error(
+            "a spooled batch is set aside",
+            once_for=(head.topic, str(error)),
+            topic=head.topic,
+            count=head.count,
+            error=error,
+        )
         self._leave(parcel)
         self._spool.on_refused(told)
         self._links.call_later(0.0, self.pump)
@@ -268,7 +275,7 @@ class Drain:
             except StoreClosed:
                 return
             except StorageError as error:
-                log.error("the spool cannot be read or written", error=error)
+                log.error("the spool cannot be read or written", once_for=(), error=error)
 
     def _load(self) -> None:
         """Read on from the disk, as far as there is room."""

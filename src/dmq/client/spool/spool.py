@@ -267,7 +267,7 @@ class Spool:
         except StorageError as error:
             with self._lock:
                 self._acked += acked
-            log.warning("the spool cannot be written", spool=self.directory, error=error)
+            log.warning("the spool cannot be written", once_for=self.directory, spool=self.directory, error=error)
             return
         self._unproven.append((placed[-1].unit_end, acked))
         self._measure()

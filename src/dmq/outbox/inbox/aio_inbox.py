@@ -358,7 +358,7 @@ class AioInbox:
             await self._producer.send(topic, message.body, key=message.key, tag=message.tag)
         except UnknownTopic:
             # A redelivery would not help: the sender's compensator will ask the confirm service.
-            log.warning("there is no topic for results", topic=topic)
+            log.warning("there is no topic for results", once_for=topic, topic=topic)
 
     async def close(self) -> None:
         """Stop the confirm service, and send the results that are on their way. Safe to call twice."""

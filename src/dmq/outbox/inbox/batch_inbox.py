@@ -94,7 +94,7 @@ class BatchInbox:
                 done.update(plain)
         except Exception as error:
             if not isinstance(error, Rollback | Retry | Contended):
-                log.info("a batch is consumed one by one", messages=len(plain), error=error)
+                log.info("a batch is consumed one by one", once_for=str(error), messages=len(plain), error=error)
         for at, message in enumerate(messages):
             if at not in done:
                 self._alone(message)
@@ -131,7 +131,7 @@ class BatchInbox:
             try:
                 self._inbox.results.send_many(topic, messages)
             except UnknownTopic:
-                log.warning("there is no topic for results", topic=topic)
+                log.warning("there is no topic for results", once_for=topic, topic=topic)
 
     def _alone(self, message: ReceivedMessage) -> None:
         error: Exception | None = None

@@ -62,7 +62,7 @@ class AioConfirmService:
                 for key in self.service.keys:
                     await self._registry.put(NAMESPACE, key, self.service.address, ttl=TTL_SECONDS)
             except DMQError as error:
-                log.warning("the confirm service could not be published", error=error)
+                log.warning("the confirm service could not be published", once_for=(), error=error)
             await asyncio.sleep(RENEW_SECONDS)
 
     async def close(self) -> None:

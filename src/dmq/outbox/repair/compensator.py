@@ -266,7 +266,7 @@ class Compensator:
                 is_over = self._apply(row, result) or is_over
             except Exception as error:
                 # The reverse business, most likely: the row is asked about again.
-                log.warning("a result could not be applied", send_id=row.send_id, exc_info=error)
+                log.warning("a result could not be applied", once_for=(), send_id=row.send_id, exc_info=error)
         return is_over
 
     def _apply(self, row: OutboxMessage, result: Result) -> bool:
@@ -345,9 +345,9 @@ class Compensator:
             try:
                 self.run_once()
             except (DMQError, SQLAlchemyError) as error:
-                log.warning("the compensator could not work: it tries again", error=error)
+                log.warning("the compensator could not work: it tries again", once_for=(), error=error)
             except Exception:
-                log.exception("the compensator could not work: it tries again")
+                log.exception("the compensator could not work: it tries again", once_for=())
             self._ending.wait(self._poll)
 
     def stop(self) -> None:

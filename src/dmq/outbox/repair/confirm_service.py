@@ -141,7 +141,7 @@ class ConfirmServer:
                 except (OSError, ValueError, msgspec.MsgspecError) as error:
                     log.debug("a question was not answered", error=error)
                 except Exception:
-                    log.exception("a question was not answered")
+                    log.exception("a question was not answered", once_for=())
 
     def _serve(self, connection: socket.socket) -> None:
         deadline = time.monotonic() + _TALK_SECONDS
@@ -149,7 +149,7 @@ class ConfirmServer:
         try:
             reply = Reply(self._find(question.group, question.send_ids))
         except (SQLAlchemyError, DMQError) as error:
-            log.warning("the confirm service cannot look", exc_info=error)
+            log.warning("the confirm service cannot look", once_for=(), exc_info=error)
             reply = Reply(error=str(error)[:REASON_CHARS])
         send_reply(connection, reply, time.monotonic() + _TALK_SECONDS)
 
@@ -252,7 +252,7 @@ class ConfirmService:
                 for key in self.keys:
                     registry.put(NAMESPACE, key, self.address, ttl=TTL_SECONDS)
             except DMQError as error:
-                log.warning("the confirm service could not be published", error=error)
+                log.warning("the confirm service could not be published", once_for=(), error=error)
             self._news.wait(RENEW_SECONDS)
 
     def close(self) -> None:

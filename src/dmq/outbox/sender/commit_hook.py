@@ -101,4 +101,4 @@ def _tell(told: Sequence[tuple[Tell, str]]) -> None:
         try:
             tell(send_ids)
         except Exception:
-            log.exception("a commit could not be told to the relay, which finds it by itself")
+            log.exception("a commit could not be told to the relay, which finds it by itself", once_for=())

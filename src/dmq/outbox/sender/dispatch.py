@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Row
 
 from dmq.errors import DeadLettered, DMQError, InvalidMessage, OutOfRetries, RateLimited
+from dmq.event_log import EventLog
 from dmq.outbox.alerts import Alert, AlertKind, OnAlert
 from dmq.outbox.metrics import Counts
 from dmq.outbox.sender.message_row import message_of
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from dmq.client.producer.producer import Producer
 
 __all__ = ["Dispatch", "Sent"]
+
+log = EventLog(__name__)
 
 _BACKOFF_MS: Final = (1_000, 2_000, 4_000, 8_000, 15_000, 30_000, 60_000)
 _LIMITED_MS: Final = 1_000
@@ -127,6 +130,15 @@ class Dispatch:
         attempts = max(row.attempts for row in sent.refused)
         sent.wait_ms = max(sent.wait_ms, _BACKOFF_MS[min(attempts, len(_BACKOFF_MS) - 1)])
         self._counts.add("refused", len(sent.refused))
+        log.warning(
+            "a broker refuses messages of the outbox: they stay in the table and are tried again",
+            once_for=(topic, sent.reason),
+            topic=topic,
+            messages=len(sent.refused),
+            attempts=attempts + 1,
+            again_seconds=sent.wait_ms / 1000,
+            reason=sent.reason,
+        )
         late = [row for row in sent.refused if row.attempts + 1 == self._alert_after]
         if late:
             self._alert(

@@ -165,12 +165,12 @@ class Relay:
                 is_busy = self.step()
             except SQLAlchemyError as error:
                 self.counts.add("database_errors")
-                if not self._pause:
-                    log.warning("the outbox waits", reason=sentence(error, self._engine))
+                reason = sentence(error, self._engine)
+                log.warning("the database of the outbox is gone: the relay tries again", once_for="sql", reason=reason)
                 self._slow_down()
                 is_busy = False
             except Exception:
-                log.exception("the relay failed; it tries again")
+                log.exception("the relay failed; it tries again", once_for=())
                 self._slow_down()
                 is_busy = False
             if not is_busy:
@@ -206,10 +206,11 @@ class Relay:
             went += self._look()
         trouble, self._trouble = self._trouble, None
         if trouble is None:
+            if self._pause:
+                log.warning("the outbox goes on")
             self._pause = 0.0
             return bool(went)
-        if not self._pause:
-            log.warning("the outbox waits", reason=trouble)
+        log.warning("the outbox waits for a broker", once_for=(), code=trouble.code, reason=trouble)
         self._slow_down()
         return False
 

@@ -94,10 +94,10 @@ class ResultConsumers:
             except (DMQError, SQLAlchemyError) as error:
                 self._counts.add("result_errors")
                 if not is_told and not isinstance(error, UnknownTopic):
-                    log.warning("results wait", topic=topic, reason=error)
+                    log.warning("results wait", once_for=topic, topic=topic, reason=error)
                 is_told = True
             except Exception:
-                log.exception("results could not be taken; they come again", topic=topic)
+                log.exception("results could not be taken; they come again", once_for=topic, topic=topic)
             finally:
                 self._leave(consumer)
             self._ending.wait(_AGAIN_SECONDS)
@@ -142,7 +142,7 @@ class ResultConsumers:
             self._failed(message, result, "the database, or a statement of the reverse business, failed")
             raise
         except Exception as error:
-            log.exception("the reverse business failed; it is tried again", send_id=result.send_id)
+            log.exception("the reverse business failed; it is tried again", once_for=(), send_id=result.send_id)
             self._failed(message, result, f"{type(error).__name__}: {error}")
             return
         self._counts.add("results")

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dmq.event_log import EventLog
 from dmq.storage.files import Files
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
@@ -22,8 +21,6 @@ from dmq.storage.state.checkpoint import Checkpoint
 from dmq.storage.state.derived import Derived
 
 __all__ = ["SALVAGE", "Recovered", "recover_journal", "replay", "start_derived", "usable"]
-
-log = EventLog(__name__)
 
 SALVAGE: Final = "salvage"
 _COPY: Final = 4 << 20
@@ -34,7 +31,9 @@ class Recovered:
 
     def __init__(self) -> None:
         self.units = 0
+        self.bytes_read = 0
         self.cut_bytes = 0
+        self.salvaged: list[str] = []  # files with what was cut
         self.rebuilt = False
         self.epoch = 0
         self.stored_at_ms = 0
@@ -82,6 +81,7 @@ def replay(
         if unit is not None:
             derived.apply(unit, recovered=True)
             recovered.units += 1
+            recovered.bytes_read += unit.end - unit.start
             recovered.epoch = max(recovered.epoch, unit.header.epoch)
             recovered.stored_at_ms = max(recovered.stored_at_ms, unit.header.stored_at_ms)
             recovered.flushed_through = max(recovered.flushed_through, unit.header.flushed_through)
@@ -132,7 +132,7 @@ def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> 
     files.sync_dir("")
     for segment in reversed([s for s in journal.segments if s.end > torn_at or s.start >= torn_at]):
         keep = max(0, torn_at - segment.start)
-        recovered.cut_bytes += _salvage(files, segment, keep)
+        recovered.cut_bytes += _salvage(files, segment, keep, recovered)
         journal.forget_reads(segment)
         if keep:
             file = files.open(segment.path, write=True)
@@ -146,10 +146,9 @@ def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> 
             files.unlink(segment.path)
             journal.forget(segment)
     files.sync_dir(FOLDER)
-    log.warning("journal tail cut", offset=torn_at, bytes=recovered.cut_bytes, kept_in=files.describe(SALVAGE))
 
 
-def _salvage(files: Files, segment: Segment, keep: int) -> int:
+def _salvage(files: Files, segment: Segment, keep: int, recovered: Recovered) -> int:
     """Copy a segment from byte `keep` on into the salvage folder; returns how many bytes there were but for zeros."""
     source, size = files.open(segment.path), segment.size
     try:
@@ -170,7 +169,9 @@ def _salvage(files: Files, segment: Segment, keep: int) -> int:
     number = 0
     while files.exists(f"{name}-{number}.cut"):
         number += 1
-    target = files.open(f"{name}-{number}.cut", create=True, write=True)
+    path = f"{name}-{number}.cut"
+    recovered.salvaged.append(files.describe(path))
+    target = files.open(path, create=True, write=True)
     try:
         target.write(0, (data,))
         target.sync()

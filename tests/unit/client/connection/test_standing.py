@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from dmq.client.connection.failover import Failover, Standing
 from dmq.client.connection.url import Address
 from dmq.errors import NotConnected
@@ -112,3 +116,23 @@ def test_closing_hands_out_all_connections_once() -> None:
     assert here.close(NotConnected("later")) == []
     assert here.closed_by is GONE
     assert here.keep_beside(Fake(B)) is None
+
+
+def test_the_log_tells_which_broker_was_lost_and_which_is_used_now(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = Address("logged-a", 1), Address("logged-b", 2)
+    here = standing(one, other)
+    with caplog.at_level(logging.INFO, "dmq.client"):
+        for address in (one, other, other):
+            connection = Fake(address)
+            here.use(connection)
+            here.lost(connection, NotConnected("the broker hung up"))
+        here.use(Fake(one))
+        here.rebooting(here.connections()[0], "new kernel")
+    assert caplog.messages == [
+        "connection lost address=logged-a:1 reason='the broker hung up'",
+        "failed over to another broker before=logged-a:1 now=logged-b:2 broker=logged-b reason='the broker hung up'",
+        "connection lost address=logged-b:2 reason='the broker hung up'",
+        "connection restored address=logged-b:2 broker=logged-b lost='the broker hung up'",
+        "failed over to another broker before=logged-b:2 now=logged-a:1 broker=logged-a reason='the broker hung up'",
+        "the broker goes out of use address=logged-a:1 reason='new kernel'",
+    ]

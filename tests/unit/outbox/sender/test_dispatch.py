@@ -153,3 +153,15 @@ def test_an_alert_callback_that_fails_fails_alone() -> None:
     rows: Any = [FakeRow(1, None, 0)]
     assert Dispatch(client, 1.0, 1, alert_with(broken, counts), counts).send("orders", rows).refused
     assert counts.get("alerts_send") == 1
+
+
+def test_the_log_says_that_a_topic_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    error = UnknownTopic("topic 'nowhere' does not exist: create it")
+    sender = dispatch(refuse(error))
+    for _ in range(3):
+        sender.send("nowhere", [FakeRow(1), FakeRow(2)])  # type: ignore[list-item]
+    (line,) = caplog.messages
+    assert line == (
+        "a broker refuses messages of the outbox: they stay in the table and are tried again topic=nowhere messages=2 "
+        "attempts=1 again_seconds=1 reason=\"topic 'nowhere' does not exist: create it\""
+    )
