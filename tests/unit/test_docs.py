@@ -1,4 +1,7 @@
-"""What the documentation shows works: its Python blocks are run, in order, against a broker in memory."""
+"""What the documentation shows works: its Python blocks are run, in order, against a broker in memory.
+
+A reader comes from the README, and has run what it shows on the same broker: so does a guide here.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,20 @@ import dmq.aio
 from dmq.testing import TestBroker
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 PAGES = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 NEED_SPARK = ("spark", "archive")  # run in tests/spark, where there is a session
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "dmq://127.0.0.1:9611"
+
+
+def run_blocks(page: Path, url: str, names: dict[str, Any], without: str | None = None) -> None:
+    """Run the Python blocks of a page, one after the other, but for those with a word in them."""
+    text = page.read_text()
+    for match in BLOCK.finditer(text):
+        if without is None or without not in match[1]:
+            line = text.count("\n", 0, match.start()) + 1
+            exec(compile("\n" * line + match[1].replace(ADDRESS, url), str(page), "exec"), names)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in NEED_SPARK], ids=lambda page: page.stem)
@@ -28,13 +41,10 @@ def test_what_a_page_shows_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # for pages that name a directory
-    text = page.read_text()
-    names: dict[str, Any] = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": __name__}  # a module that exists: dataclasses look it up
     try:
-        for match in BLOCK.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            source = "\n" * line + match[1].replace(ADDRESS, dmq_broker.url)
-            exec(compile(source, str(page), "exec"), names)
+        run_blocks(README, dmq_broker.url, {}, without="spark")
+        run_blocks(page, dmq_broker.url, names)
         for name, value in [*names.items()]:
             if name.startswith("test_"):
                 with TestBroker() as broker:
