@@ -18,15 +18,15 @@ from typing import Any, cast
 
 from dmq.broker.broker import Broker
 from dmq.broker.wire.commands import COMMANDS
-from dmq.broker.wire.connection import hello
+from dmq.broker.wire.connection import hello as greet
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.clock import SystemClock
 from dmq.model import Durability, Message
 from dmq.net.connection import Connection
 from dmq.net.server import ConnectionLimits, Server
-from dmq.protocol import Command, pack_batch, request_head
+from dmq.protocol import Command, pack_batch, request_head, seal_frame
 from dmq.protocol.produce import Produce
-from dmq.protocol.session import Hello
+from dmq.protocol.session import FRAME_CRC, Hello
 from dmq.records import ANY_QUEUE, encode_batch
 from dmq.settings import Settings
 from dmq.storage.files import OsFiles
@@ -92,13 +92,13 @@ def frames_of(connections: int, count: int, size: int, turns: int, seed: int) ->
     return made
 
 
-async def measure(connections: int, count: int, size: int, turns: int, seed: int) -> list[float]:
+async def measure(connections: int, count: int, size: int, turns: int, given: argparse.Namespace) -> list[float]:
     """CPU seconds of each turn, sorted; the first tenth warms up."""
     settings, clock = Settings(), SystemClock()
     with tempfile.TemporaryDirectory() as folder:
         store = MessageStore(OsFiles(folder), settings.store, clock, checkpoint_inline=False, new_epoch=True)
         store.create_topic(TOPIC)
-        dispatcher = Dispatcher(settings, clock, COMMANDS, hello)
+        dispatcher = Dispatcher(settings, clock, COMMANDS, greet)
         broker = Broker(store, settings.broker, clock, dispatcher, outbox=dispatcher.outbox)
         dispatcher.attach(broker)
         server = Server(
@@ -118,10 +118,12 @@ async def measure(connections: int, count: int, size: int, turns: int, seed: int
         peers = [server._make() for _ in sinks]
         for peer, sink in zip(peers, sinks, strict=True):
             peer.connection_made(cast(asyncio.Transport, sink))
-            feed(peer, request_head(Command.HELLO, Hello("bench"), 0))
+            hello = request_head(Command.HELLO, Hello("bench", features=[] if given.plain else [FRAME_CRC]), 0)
+            feed(peer, hello if given.plain else b"".join(seal_frame(hello)))
         await asyncio.sleep(0)
         taken = []
-        for frames in frames_of(connections, count, size, turns, seed):
+        for plain in frames_of(connections, count, size, turns, given.seed):
+            frames = plain if given.plain else [b"".join(seal_frame(frame)) for frame in plain]
             began = time.thread_time()
             for peer, frame in zip(peers, frames, strict=True):
                 feed(peer, frame)
@@ -135,10 +137,11 @@ async def measure(connections: int, count: int, size: int, turns: int, seed: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=7)
-    seed = parser.parse_args().seed
+    parser.add_argument("--plain", action="store_true", help="frames without checksums, as of peers without frame-crc")
+    given = parser.parse_args()
     print(f"{'connections':>11} {'batch':>6} {'bytes':>6} {'median':>8} {'best':>8}   us of CPU a message")
     for connections, count, size, turns in ROWS:
-        taken = asyncio.run(measure(connections, count, size, turns, seed))
+        taken = asyncio.run(measure(connections, count, size, turns, given))
         scale = 1e6 / (connections * count)
         median, best = taken[len(taken) // 2] * scale, taken[len(taken) // 100] * scale
         print(f"{connections:>11} {count:>6} {size:>6} {median:>8.2f} {best:>8.2f}")

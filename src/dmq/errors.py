@@ -23,6 +23,7 @@ __all__ = [
     "DirectoryInUse",
     "DiskFull",
     "ForeignFile",
+    "FrameCorrupt",
     "InvalidMessage",
     "InvalidName",
     "InvalidRequest",
@@ -303,6 +304,12 @@ class NotConnected(DMQError):
 
     code = "SOCKET_ERROR"
     retriable = True
+
+
+class FrameCorrupt(NotConnected):
+    """A frame was damaged on its way. Nothing in it was believed, and the connection ended."""
+
+    code = "FRAME_CORRUPT"
 
 
 class TimedOut(DMQError):

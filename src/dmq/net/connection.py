@@ -2,7 +2,8 @@
 
 What always holds: frames are handed over in order, on the event loop; after `close` none is handed over any more. What
 waits to be sent is bounded: with a little of it waiting a connection says that it takes no more pushes (`is_writable`),
-and with `output_bytes_max` waiting it is not read from, and what was read is not handed over, until that has gone.
+and with `output_bytes_max` waiting it is not read from, and what was read is not handed over, until that has gone. A
+peer that puts checksums behind its frames gets them behind ours, from the answer to its hello on.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from dmq.clock import Clock
-from dmq.errors import ProtocolError
+from dmq.errors import DMQError, FrameCorrupt, ProtocolError
 from dmq.event_log import EventLog
 from dmq.protocol.commands import error_frame
-from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser
+from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser, seal_frame
 
 __all__ = ["Connection", "Peer", "WriteCoalescer"]
 
@@ -102,8 +103,8 @@ class Connection(asyncio.BufferedProtocol):
         self.is_heard = True
         try:
             frames = self.parser.buffer_updated(nbytes)
-        except ProtocolError as error:
-            self._refuse(error)
+        except (ProtocolError, FrameCorrupt) as error:
+            self.refuse(error)
             return
         if len(frames) == 1 and self.is_writable and self.is_open and not self._unserved and not self.parser.error:
             self._peer.received(self, frames[0])  # as below, without the detour
@@ -120,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._peer.received(self, unserved.popleft())
         if self.parser.error is not None and self.is_open:
-            self._refuse(self.parser.error)
+            self.refuse(self.parser.error)
 
     def _pause_reading(self) -> None:
         if not self.is_stalled and self._transport is not None and not self._transport.is_closing():
@@ -157,9 +158,11 @@ class Connection(asyncio.BufferedProtocol):
     # --- sending ----------------------------------------------------------------------------------------------------
 
     def send(self, *buffers: Buffer) -> None:
-        """Send buffers, one after another; what is sent in one turn of the loop goes out together."""
+        """Send one frame, in pieces, its head first; what is sent in one turn of the loop goes out together."""
         if not self.is_open:
             return
+        if self.parser.is_checked:
+            buffers = seal_frame(*buffers)
         if not self._pending:
             self._outbox.add(self)
         self._pending.extend(buffers)
@@ -188,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return waiting + self._pending_bytes
 
-    def _refuse(self, error: ProtocolError) -> None:
+    def refuse(self, error: DMQError) -> None:
         """Say why, then hang up."""
         log.warning(
             "connection refused" if self.session is None else "connection closed: it sent what is no frame",

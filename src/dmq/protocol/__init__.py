@@ -34,6 +34,7 @@ from dmq.protocol.frame import (
     Kind,
     build_frame,
     frame_head,
+    seal_frame,
 )
 from dmq.protocol.header import Header
 from dmq.protocol.status import CLASSES, ErrorHeader, Status, error_from_status, status_of
@@ -72,6 +73,7 @@ __all__ = [
     "pack_records",
     "request_head",
     "response_head",
+    "seal_frame",
     "status_of",
     "unpack_batch",
     "unpack_records",

@@ -12,6 +12,7 @@ Everything is big-endian.
     16  u32  size of the header
     20  header: one MessagePack array, see `dmq.protocol.header`
         body: all the rest; record batches, whose bytes nobody re-encodes on their way to the disk or back
+        u32  checksum: CRC-32C of all bytes before it; only on a connection with the feature `frame-crc`
 
 What always holds: these 20 bytes mean the same in every version of the commands, so that two sides of different age can
 always tell each other why they do not understand each other. Lengths are known before content, so a frame that is too
@@ -21,7 +22,14 @@ The header is small and structured, the body large and opaque; keeping them apar
 bytes what to do with megabytes that it only passes on. A correlation id in the fixed part lets one connection carry
 many requests at once, answered in any order.
 
-`frame_head` and `build_frame` write frames; `FrameParser` takes them out of bytes, however those were cut on their way.
+The checksum counts in the length, so that a reader that knows only these 20 bytes still finds where a frame ends. A
+HELLO that offers the feature carries it already: no broker ever looked at the body of a HELLO, so one that does not
+know the feature reads that hello as any other. The answer to it carries one if the broker knows the feature, and then
+so does every frame after these two. A bit that turns on the way can therefore not switch the feature off: the checksum
+of the HELLO or of its answer then fits no more, or the offer and the checksum do not agree.
+
+`frame_head` and `build_frame` write frames, and `seal_frame` adds the checksum; `FrameParser` takes them out of bytes,
+however those were cut on their way.
 Two ways in, which may be mixed: `feed(data)` for bytes that somebody received, and `get_buffer` / `buffer_updated`,
 made for `asyncio.BufferedProtocol`, where the socket writes straight into the buffer in which a large body stays.
 
@@ -36,7 +44,9 @@ What always holds of it:
   times their size alive. A frame that has a buffer of its own stands behind some room (`Frame.room`).
 - A chunk that nobody has a view of goes back to `Chunks`, where the next connection that receives takes it: thousands
   of connections share one, which the processor then has at hand, and one that is between two frames holds none.
-- Only `ProtocolError` is raised, and after that the parser is of no more use.
+- Nothing of a frame whose checksum does not fit is given out, and nothing after it.
+- Only `ProtocolError` and `FrameCorrupt` are raised, and after that the parser is of no more use. Once checksums are
+  in force it is always `FrameCorrupt`: a peer that sent good ones until now does not begin to send something else.
 
 Nothing here asks how long is too long: the owner of the connection looks at `pending_since` now and then and closes it.
 """
@@ -49,13 +59,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
 from dmq.clock import Clock, SystemClock
-from dmq.errors import ProtocolError, VersionMismatch
+from dmq.errors import FrameCorrupt, ProtocolError, VersionMismatch
 from dmq.protocol.strangers import describe_stranger
 
 __all__ = [
     "CORRELATION_MAX",
+    "CRC_BYTES",
     "FRAME_BYTES_CEILING",
     "FRAME_BYTES_MAX",
     "HEADER_BYTES_MAX",
@@ -70,6 +82,8 @@ __all__ = [
     "Kind",
     "build_frame",
     "frame_head",
+    "is_sealed",
+    "seal_frame",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -79,6 +93,8 @@ HEAD: Final = struct.Struct(">IBBHHHII")
 HEAD_BYTES: Final = HEAD.size
 LENGTH_BYTES: Final = 4
 REST_BYTES: Final = HEAD_BYTES - LENGTH_BYTES  # the least a length can say
+CRC: Final = struct.Struct(">I")
+CRC_BYTES: Final = CRC.size
 assert HEAD_BYTES == 20
 
 HELLO_FRAME_BYTES_MAX: Final = 64 * 1024  # what a peer that has not said who it is may cost us
@@ -171,6 +187,34 @@ def build_frame(
     return b"".join((head, body)) if body else head
 
 
+_pack_u32: Final = CRC.pack
+_unpack_crc: Final = CRC.unpack_from
+
+
+def seal_frame(*buffers: Buffer) -> tuple[Buffer, ...]:
+    """A frame with its checksum: the same bytes but for the length, and a last piece. Nothing large is copied.
+
+    Parameters:
+        buffers: the frame in pieces; the first has its whole head.
+    """
+    if len(buffers) == 1:
+        # The length counts all but its own four bytes, and the checksum's four come on top.
+        frame = _pack_u32(len(buffers[0])) + buffers[0][LENGTH_BYTES:]
+        return (frame + _pack_u32(crc32c(frame)),)
+    head, *pieces = buffers
+    head = _pack_u32(sum(map(len, buffers))) + head[LENGTH_BYTES:]
+    crc = crc32c(head)
+    for piece in pieces:
+        crc = crc32c(piece, crc)
+    return (head, *pieces, _pack_u32(crc))
+
+
+def is_sealed(frame: Buffer) -> bool:
+    """Whether a whole frame ends with its checksum."""
+    end = len(frame) - CRC_BYTES
+    return end >= HEAD_BYTES and _unpack_crc(frame, end) == (crc32c(frame[:end]),)
+
+
 CHUNK_BYTES: Final = 64 * 1024
 VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
 GROWTH: Final = 16
@@ -184,6 +228,7 @@ _SNIFFED_BYTES: Final = 64
 
 _unpack_head: Final = HEAD.unpack_from
 _KINDS: Final = frozenset(int(kind) for kind in Kind)
+_HELLO: Final = 0x0001  # the command that begins a connection, and with it its checksums
 
 
 class Chunks:
@@ -233,6 +278,7 @@ class FrameParser:
         "_is_own",
         "_start",
         "error",
+        "is_checked",
         "pending_since",
     )
 
@@ -245,13 +291,15 @@ class FrameParser:
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._chunks = chunks
+        self.is_checked = False
+        """Whether the peer puts a checksum behind each frame: from its HELLO, or its answer to ours, on."""
         self._has_views = False  # of the buffer
         self._is_own = False  # the buffer was made for the frame at its front
         self._buffer: memoryview | None = None
         self._aside = b""  # what lay in the buffer from `_start` to `_end`, while there is none
         self._start = 0
         self._end = 0
-        self.error: ProtocolError | None = None
+        self.error: ProtocolError | FrameCorrupt | None = None
         """Why this connection must end. Look here after each call: frames that came before the error are returned, and
         then only the next call raises."""
         self.pending_since: float | None = None
@@ -300,6 +348,7 @@ class FrameParser:
 
         Raises:
             ProtocolError: the bytes are no frame; see `error`.
+            FrameCorrupt: a frame was damaged on its way; see `error`.
         """
         buffer = self._buffer
         assert buffer is not None
@@ -311,6 +360,7 @@ class FrameParser:
 
         Raises:
             ProtocolError: the bytes are no frame; see `error`.
+            FrameCorrupt: a frame was damaged on its way; see `error`.
         """
         if self.error is not None:
             raise self.error
@@ -328,7 +378,7 @@ class FrameParser:
         if len(view):
             try:
                 frames += self._advance(view, 0, len(view), is_ours=False)
-            except ProtocolError:
+            except (ProtocolError, FrameCorrupt):
                 assert frames  # the one completed above comes out first; `error` has the rest of the story
         return frames
 
@@ -347,7 +397,7 @@ class FrameParser:
         frames: list[Frame] = []
         try:
             start = self._parse(buffer, start, end, frames)
-        except ProtocolError as error:
+        except (ProtocolError, FrameCorrupt) as error:
             self.error = error
             self.drop()
             if not frames:
@@ -365,7 +415,8 @@ class FrameParser:
 
     def _parse(self, buffer: memoryview, start: int, end: int, frames: list[Frame]) -> int:
         """Take all complete frames; return where the first incomplete one begins."""
-        limit = self._frame_bytes_max - LENGTH_BYTES
+        crc_bytes = CRC_BYTES if self.is_checked else 0
+        limit = self._frame_bytes_max - LENGTH_BYTES + crc_bytes
         while end - start >= HEAD_BYTES:
             length, wire, kind, command, status, flags, correlation, header_bytes = _unpack_head(buffer, start)
             if (
@@ -380,6 +431,13 @@ class FrameParser:
             if stop > end:
                 return start
             body_at = start + HEAD_BYTES + header_bytes
+            if crc_bytes or (command == _HELLO and stop > body_at):
+                stop -= CRC_BYTES
+                if stop < body_at or _unpack_crc(buffer, stop) != (crc32c(buffer[start:stop]),):
+                    raise _corrupt("its checksum does not fit")
+                if not crc_bytes:
+                    self.is_checked, crc_bytes = True, CRC_BYTES
+                    limit += crc_bytes
             header = buffer[start + HEAD_BYTES : body_at].tobytes()
             if stop - body_at < VIEW_BYTES_MIN:
                 body = buffer[body_at:stop].tobytes()
@@ -393,7 +451,7 @@ class FrameParser:
                 frames.append(
                     Frame(kind, command, status, flags, correlation=correlation, header=header, body=view, room=room)
                 )
-            start = stop
+            start = stop + crc_bytes
         if end - start >= LENGTH_BYTES:
             # A short greeting ("GET / HTTP/1.0") is no longer than our head: do not wait for more of it.
             length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
@@ -445,8 +503,12 @@ class FrameParser:
         self._buffer, self._aside, self._start, self._end, self.pending_since = None, b"", 0, 0, None
         self._has_views = self._is_own = False
 
-    def _refusal(self, rest: memoryview) -> ProtocolError:
+    def _refusal(self, rest: memoryview) -> ProtocolError | FrameCorrupt:
         """What to say about bytes that are no frame we take; at least the length is here."""
+        error = self._complaint(rest)
+        return _corrupt(error.message) if self.is_checked else error
+
+    def _complaint(self, rest: memoryview) -> ProtocolError:
         head = bytes(rest[:_SNIFFED_BYTES])
         size = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big")
         wire = head[LENGTH_BYTES] if len(head) > LENGTH_BYTES else None
@@ -474,3 +536,9 @@ class FrameParser:
             f"a header of {header_bytes} bytes does not fit: its frame has {size} bytes, and a header at most "
             f"{HEADER_BYTES_MAX}"
         )
+
+
+def _corrupt(why: str) -> FrameCorrupt:
+    return FrameCorrupt(
+        f"a frame was damaged on its way ({why}): the connection ends, and what was asked is asked again"
+    )

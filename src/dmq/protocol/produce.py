@@ -69,6 +69,8 @@ class Produce(Header, frozen=True):
     flags: Bits = 0
     group: OptionalName = ""  # CONSUMED: whose ack to wait for; HALF: the producer group that can be asked
     timeout_ms: U32 = 0  # CONSUMED: for how long; 0 is the broker's default
+    previous_sequence: U64 | None = None  # reserved: of the producer's last message before these, in the same queue
+    slots_version: U32 = 0  # reserved: the version of the topic's division by which the queue was chosen; 0 is none
 
 
 class ProduceReply(Header, frozen=True):
@@ -79,6 +81,8 @@ class ProduceReply(Header, frozen=True):
     journal_offset: Amount  # of the unit that holds the batch
     durability: Durability  # reached
     is_duplicate: bool = False  # it was there already; this is the first one's place
+    shard: U32 = 0  # reserved: which shard has it; 0 is a broker that is in none
+    epoch: U32 = 0  # reserved: of the shard's leader
 
 
 class ProducerStates(Header, frozen=True):

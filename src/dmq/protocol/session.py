@@ -41,10 +41,10 @@ PROTOCOL_VERSION: Final = 1
 PROTOCOL_VERSION_MIN: Final = 1
 
 FRAME_CRC: Final = "frame-crc"
-"""Every frame of the connection, in both directions, is followed by its CRC-32C."""
+"""Every frame of the connection, in both directions, ends with its CRC-32C: see `dmq.protocol.frame`."""
 
 # What a peer may offer beyond version 1, by name.
-FEATURES: Final[frozenset[str]] = frozenset()
+FEATURES: Final = frozenset({FRAME_CRC})
 
 Features = Annotated[list[Name], Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=32_768)]

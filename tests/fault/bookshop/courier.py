@@ -23,7 +23,7 @@ import dmq
 from dmq.errors import NotAllowed
 from dmq.protocol import Command
 from dmq.protocol.commands import error_frame
-from dmq.protocol.frame import HEAD, HEAD_BYTES, LENGTH_BYTES
+from dmq.protocol.frame import HEAD, HEAD_BYTES, LENGTH_BYTES, is_sealed, seal_frame
 from dmq.testing.proxy import ChaosProxy, _Line
 
 TWICE_EVERY: Final = 5
@@ -61,7 +61,8 @@ class CourierProxy(ChaosProxy):
                 if may_go is self._to_target:
                     if command == Command.PRODUCE and self.cut_off and self.cut_off in frame:
                         self.refused += 1
-                        send(error_frame(_REFUSAL, command, correlation), source)
+                        refusal = error_frame(_REFUSAL, command, correlation)
+                        send(b"".join(seal_frame(refusal)) if is_sealed(frame) else refusal, source)
                         continue
                 elif command == Command.CONSUMER_PUSH:
                     self.pushes += 1

@@ -23,10 +23,11 @@ from dmq.protocol import (
     error_frame,
     one_way_head,
     response_head,
+    seal_frame,
 )
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
 from dmq.protocol.produce import ProduceReply
-from dmq.protocol.session import Heartbeat, HelloReply, Limits
+from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits
 from dmq.settings import BrokerSettings, Settings
 
 
@@ -93,6 +94,7 @@ class Peer:
         self.port: int = self._listener.getsockname()[1]
         self.frames: list[Frame] = []
         self.sockets: list[socket.socket] = []
+        self._checked: set[socket.socket] = set()  # of clients that want checksums
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -119,13 +121,17 @@ class Peer:
         try:
             while data := sock.recv(1 << 16):
                 for frame in parser.feed(data):
+                    if parser.is_checked:
+                        self._checked.add(sock)
                     self._take(sock, frame)
         except OSError:
             pass
 
     def _take(self, sock: socket.socket, frame: Frame) -> None:
         if frame.command == Command.HELLO:
-            self.send(sock, response_head(frame.command, HelloReply("peer", "", 1, self._limits), frame.correlation))
+            features = [FRAME_CRC] if sock in self._checked else []
+            reply = HelloReply("peer", "", 1, self._limits, features=features)
+            self.send(sock, response_head(frame.command, reply, frame.correlation))
             return
         if frame.command == Command.HEARTBEAT and frame.kind == Kind.REQUEST:
             self.frames.append(frame)
@@ -139,7 +145,11 @@ class Peer:
             self.send(sock, response_head(frame.command, answer, frame.correlation))
 
     def send(self, sock: socket.socket, data: bytes) -> None:
-        sock.sendall(data)
+        sock.sendall(self.seal(sock, data))
+
+    def seal(self, sock: socket.socket, frame: bytes) -> bytes:
+        """A frame as it goes over this connection."""
+        return b"".join(seal_frame(frame)) if sock in self._checked else frame
 
     def push(self, command: Command, header: Header) -> None:
         for sock in self.sockets:

@@ -222,9 +222,10 @@ def test_pushes_and_pieces_before_the_answer_change_nothing(peer: Slow, client: 
     sock = peer.sockets[-1]
     push = one_way_head(Command.SERVER_HEALTH, ServerHealth("other", "x" * 3000))
     stranger = response_head(Command.PRODUCE, usual(peer.held[0]), 4_000_000)  # an answer somebody has given up on
-    data = push * 5 + stranger + peer.answer(peer.held[0]) + push
+    answer = peer.answer(peer.held[0])
+    data = b"".join(peer.seal(sock, frame) for frame in (*[push] * 5, stranger, answer, push))
     for at in range(0, len(data), 1000):
-        peer.send(sock, data[at : at + 1000])
+        sock.sendall(data[at : at + 1000])
         time.sleep(0.001)
     sending.receipt()
     peer.is_slow = False

@@ -14,9 +14,18 @@ from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.model import Durability, Message, TopicConfig
 from dmq.net.connection import Connection
 from dmq.net.server import ConnectionLimits, Server
-from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, decode_response, pack_batch, request_head
+from dmq.protocol import (
+    FRAME_BYTES_MAX,
+    Command,
+    Frame,
+    FrameParser,
+    decode_response,
+    pack_batch,
+    request_head,
+    seal_frame,
+)
 from dmq.protocol.produce import Produce, ProduceReply
-from dmq.protocol.session import Hello
+from dmq.protocol.session import FRAME_CRC, Hello
 from dmq.records import encode_batch
 from dmq.settings import BrokerSettings, Settings
 from dmq.storage.store import MessageStore
@@ -31,6 +40,7 @@ class Wire:
         self._parser = FrameParser(FRAME_BYTES_MAX)
         self.writes = 0
         self.frames: list[Frame] = []
+        self.is_closed = False
 
     def set_write_buffer_limits(self, **_: int) -> None: ...
 
@@ -50,20 +60,33 @@ class Wire:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.is_closed = True
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        self.is_closed = True
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the broker puts checksums behind its frames."""
+        return self._parser.is_checked
 
 
 class Peer:
     """One connection after its hello."""
 
-    def __init__(self, connection: Connection, port: int) -> None:
+    def __init__(self, connection: Connection, port: int, *, has_crc: bool = False, hello: bytes = b"") -> None:
         self._connection = connection
+        self._has_crc = has_crc
         self.wire = Wire(port)
         self._correlation = 1
         connection.connection_made(cast(asyncio.Transport, self.wire))
-        self.feed(request_head(Command.HELLO, Hello("shop"), 0))
+        features = [FRAME_CRC] if has_crc else []
+        self.feed(hello or self.seal(request_head(Command.HELLO, Hello("shop", features=features), 0)))
+
+    def seal(self, frame: bytes) -> bytes:
+        """A frame as it goes over this connection."""
+        return b"".join(seal_frame(frame)) if self._has_crc else frame
 
     def feed(self, data: bytes) -> None:
         """Bytes arrive."""
@@ -90,7 +113,7 @@ class Peer:
         body = b"".join(pack_batch(batch))
         header = Produce(topic, queue, batch.count, 0, producer, 0, sequence, durability)
         self._correlation += 1
-        return request_head(Command.PRODUCE, header, self._correlation, len(body)) + body
+        return self.seal(request_head(Command.PRODUCE, header, self._correlation, len(body)) + body)
 
     def send(self, bodies: Sequence[bytes], **how: Any) -> int:
         """A PRODUCE arrives; returns its correlation."""
@@ -132,14 +155,20 @@ class Rig:
         )
         self.peers: list[Peer] = []
 
-    async def connect(self, count: int) -> list[Peer]:
+    async def connect(self, count: int, *, has_crc: bool = False) -> list[Peer]:
         for _ in range(count):
-            self.peers.append(Peer(self._server._make(), 1000 + len(self.peers)))
+            self.peers.append(Peer(self._server._make(), 1000 + len(self.peers), has_crc=has_crc))
         await self.turn()
         for peer in self.peers:
             peer.wire.frames.clear()
             peer.wire.writes = 0
         return self.peers[-count:]
+
+    async def greet(self, hello: bytes) -> Peer:
+        """A connection that begins with these bytes."""
+        peer = Peer(self._server._make(), 1, hello=hello)
+        await self.turn()
+        return peer
 
     async def turn(self) -> None:
         """One turn of the loop: what arrived before is written and answered, but for what waits for a flush."""

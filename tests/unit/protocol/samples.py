@@ -22,11 +22,12 @@ from dmq.protocol import (
     pack_records,
     request_head,
     response_head,
+    seal_frame,
 )
 from dmq.protocol.consume import Lease, Outcome, Push, Settle, Settlement, Subscribe, SubscribeFlag
 from dmq.protocol.header import LIST_MAX
 from dmq.protocol.produce import Produce, ProduceReply
-from dmq.protocol.session import Hello, HelloReply, Limits
+from dmq.protocol.session import FRAME_CRC, Heartbeat, Hello, HelloReply, Limits
 from dmq.records import EncodedBatch, encode_batch
 
 
@@ -108,7 +109,7 @@ def frames() -> st.SearchStrategy[bytes]:
             kind, command, header, bytes(size), status=status, flags=flags
         ),
         st.sampled_from(protocol.Kind),
-        st.integers(0, 0xFFFF),
+        st.integers(0, 0xFFFF).filter(lambda command: command != Command.HELLO),  # whose body is a checksum
         st.integers(0, 0xFFFF),
         st.integers(0, 0xFFFF),
         st.binary(max_size=64),
@@ -130,7 +131,12 @@ def examples() -> dict[str, bytes]:
     settle = Settle(
         "orders", "billing", [Settlement(3, 1, 9, Outcome.ACK), Settlement(2, 1, 8, Outcome.NACK, [(5, 2)])]
     )
+    checked = msgspec.structs.replace(hello, features=[FRAME_CRC])
+    checked_reply = msgspec.structs.replace(reply, features=[FRAME_CRC])
     return {
+        "hello-checked": b"".join(seal_frame(request_head(Command.HELLO, checked, 1))),
+        "hello-reply-checked": b"".join(seal_frame(response_head(Command.HELLO, checked_reply, 1))),
+        "heartbeat-checked": b"".join(seal_frame(request_head(Command.HEARTBEAT, Heartbeat(1_700_000_000_000), 2))),
         "hello": request_head(Command.HELLO, hello, 1),
         "hello-reply": response_head(Command.HELLO, reply, 1),
         "produce": produce_frame(record, correlation=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tracemalloc
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.errors import DMQError, ProtocolError, VersionMismatch
+from dmq.errors import DMQError, FrameCorrupt, ProtocolError, VersionMismatch
 from dmq.protocol import (
     FRAME_BYTES_CEILING,
     FRAME_BYTES_MAX,
@@ -21,9 +22,10 @@ from dmq.protocol import (
     build_frame,
     decode_request,
     decode_response,
+    seal_frame,
     unpack_batch,
 )
-from dmq.protocol.frame import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks
+from dmq.protocol.frame import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks, is_sealed
 from dmq.protocol.produce import Produce
 from dmq.testing import FakeClock
 from tests.sampling import SEED, sample_size
@@ -62,7 +64,7 @@ def outcome(parser: FrameParser, data: bytes, pieces: list[int], *, through_buff
         part, at = data[at : at + size], at + size
         try:
             taken += receive(parser, part, size) if through_buffer else map(bare, parser.feed(part))
-        except ProtocolError as error:
+        except (ProtocolError, FrameCorrupt) as error:
             return taken, type(error).__name__
         if parser.error is not None:
             return taken, type(parser.error).__name__
@@ -84,15 +86,16 @@ def test_frames_do_not_depend_on_how_the_bytes_were_cut(parts: list[bytes], piec
 
 @pytest.mark.parametrize("through_buffer", [False, True])
 def test_byte_by_byte_gives_the_same_frames(through_buffer: bool) -> None:
-    data = b"".join(examples().values()) + build_frame(Kind.REQUEST, 1, b"", bytes(5000))
+    plain = [frame for name, frame in examples().items() if not name.endswith("-checked")]
+    data = b"".join(plain) + build_frame(Kind.REQUEST, 16, b"", bytes(5000))
     whole = FrameParser().feed(data)
     assert outcome(FrameParser(), data, [1], through_buffer=through_buffer) == (whole, "")
     assert receive(FrameParser(), data, len(data)) == whole
 
 
 def test_a_large_body_is_a_view_and_a_small_one_is_not() -> None:
-    small = build_frame(Kind.REQUEST, 1, b"", bytes(VIEW_BYTES_MIN - 1))
-    large = build_frame(Kind.REQUEST, 1, b"", bytes(VIEW_BYTES_MIN))
+    small = build_frame(Kind.REQUEST, 16, b"", bytes(VIEW_BYTES_MIN - 1))
+    large = build_frame(Kind.REQUEST, 16, b"", bytes(VIEW_BYTES_MIN))
     for parser in (FrameParser(), FrameParser()):
         first, second = receive(parser, small + large, 1 << 20)
         assert isinstance(first.body, bytes)
@@ -102,7 +105,7 @@ def test_a_large_body_is_a_view_and_a_small_one_is_not() -> None:
 
 def test_a_frame_of_many_megabytes_is_received_in_place() -> None:
     body = random.Random(SEED).randbytes(9_000_000)
-    frame = build_frame(Kind.REQUEST, 1, b"h", body)
+    frame = build_frame(Kind.REQUEST, 16, b"h", body)
     (taken,) = receive(FrameParser(FRAME_BYTES_MAX), frame, 1 << 20)
     assert taken.body == body
     assert isinstance(taken.body, memoryview)
@@ -111,7 +114,7 @@ def test_a_frame_of_many_megabytes_is_received_in_place() -> None:
 
 def test_a_body_stays_as_it_was_while_more_is_received() -> None:
     parser = FrameParser(FRAME_BYTES_MAX)
-    data = b"".join(build_frame(Kind.REQUEST, 1, b"", bytes([number]) * 30_000) for number in range(8))
+    data = b"".join(build_frame(Kind.REQUEST, 16, b"", bytes([number]) * 30_000) for number in range(8))
     taken = receive(parser, data, 50_000)
     assert [bytes(frame.body) for frame in taken] == [bytes([number]) * 30_000 for number in range(8)]
 
@@ -130,7 +133,7 @@ def received(parser: FrameParser, data: bytes) -> list[Frame]:
 
 def test_a_large_frame_has_room_before_it_that_may_be_written_to() -> None:
     body = random.Random(SEED).randbytes(300_000)
-    (frame,) = received(FrameParser(FRAME_BYTES_MAX), build_frame(Kind.REQUEST, 1, b"header", body))
+    (frame,) = received(FrameParser(FRAME_BYTES_MAX), build_frame(Kind.REQUEST, 16, b"header", body))
     assert frame.room is not None
     assert len(frame.room) == HEADROOM_BYTES + 20 + len(b"header") + len(body)
     assert frame.room[-len(body) :] == frame.body == body
@@ -146,7 +149,7 @@ def test_room_is_never_shared_with_another_frame(sizes: list[int]) -> None:
     rng = random.Random(SEED)
     for _ in range(20):
         bodies = [rng.randbytes(size) for size in sizes]
-        frames = received(parser, b"".join(build_frame(Kind.REQUEST, 1, b"h", body) for body in bodies))
+        frames = received(parser, b"".join(build_frame(Kind.REQUEST, 16, b"h", body) for body in bodies))
         for frame in frames:
             if frame.room is not None:
                 frame.room[: -len(frame.body)] = bytes(len(frame.room) - len(frame.body))
@@ -156,8 +159,8 @@ def test_room_is_never_shared_with_another_frame(sizes: list[int]) -> None:
 def test_a_chunk_goes_from_connection_to_connection_unless_somebody_has_a_view_of_it() -> None:
     chunks = Chunks()
     parsers = [FrameParser(FRAME_BYTES_MAX, chunks=chunks) for _ in range(3)]
-    small = build_frame(Kind.REQUEST, 1, b"", b"small")
-    large = build_frame(Kind.REQUEST, 1, b"", bytes(VIEW_BYTES_MIN))
+    small = build_frame(Kind.REQUEST, 16, b"", b"small")
+    large = build_frame(Kind.REQUEST, 16, b"", bytes(VIEW_BYTES_MIN))
     first = parsers[0].get_buffer()
     assert [bytes(frame.body) for frame in received(parsers[0], small)] == [b"small"]
     assert parsers[1].get_buffer() is first
@@ -171,7 +174,7 @@ def test_a_chunk_that_was_asked_for_and_not_filled_goes_to_the_next() -> None:
     """An event loop that has filled a buffer asks for another before it finds that there is nothing more."""
     chunks = Chunks()
     parsers = [FrameParser(FRAME_BYTES_MAX, chunks=chunks) for _ in range(100)]
-    frame = build_frame(Kind.REQUEST, 1, b"", random.Random(SEED).randbytes(100_000))
+    frame = build_frame(Kind.REQUEST, 16, b"", random.Random(SEED).randbytes(100_000))
     for parser in parsers:
         assert len(received(parser, frame)) == 1
         parser.get_buffer()
@@ -185,16 +188,16 @@ def test_a_chunk_with_part_of_a_frame_goes_to_nobody() -> None:
     chunks = Chunks()
     first, second = (FrameParser(FRAME_BYTES_MAX, chunks=chunks) for _ in range(2))
     body = random.Random(SEED).randbytes(ASIDE_BYTES_MAX + 10_000)
-    frame = build_frame(Kind.REQUEST, 1, b"", body)
+    frame = build_frame(Kind.REQUEST, 16, b"", body)
     assert received(first, frame[:-1000]) == []
-    received(second, build_frame(Kind.REQUEST, 1, b"", bytes(5000)))
+    received(second, build_frame(Kind.REQUEST, 16, b"", bytes(5000)))
     (taken,) = received(first, frame[-1000:])
     assert taken.body == body
 
 
 def test_a_peer_that_is_gone_holds_nothing() -> None:
     parser = FrameParser(FRAME_BYTES_MAX, chunks=Chunks())
-    received(parser, build_frame(Kind.REQUEST, 1, b"", bytes(1 << 20))[:-1])
+    received(parser, build_frame(Kind.REQUEST, 16, b"", bytes(1 << 20))[:-1])
     assert parser.buffered_bytes > 1 << 20
     parser.drop()
     assert (parser.buffered_bytes, parser.has_partial, parser.pending_since) == (0, False, None)
@@ -249,7 +252,7 @@ def test_a_bad_head_is_refused_before_its_body_comes(head: str, error: type[Prot
 
 
 def test_the_limit_rises_after_the_hello() -> None:
-    frame = build_frame(Kind.REQUEST, 1, b"", bytes(HELLO_FRAME_BYTES_MAX))
+    frame = build_frame(Kind.REQUEST, 16, b"", bytes(HELLO_FRAME_BYTES_MAX))
     parser = FrameParser()
     assert parser.frame_bytes_max == HELLO_FRAME_BYTES_MAX
     parser.frame_bytes_max = len(frame)
@@ -281,7 +284,7 @@ def test_frames_before_garbage_come_out_and_none_after_it() -> None:
 def test_a_half_sent_frame_can_be_told_by_its_age() -> None:
     clock = FakeClock()
     parser = FrameParser(clock=clock)
-    frame = build_frame(Kind.REQUEST, 1, b"", bytes(100))
+    frame = build_frame(Kind.REQUEST, 16, b"", bytes(100))
 
     def state() -> tuple[float | None, int, bool]:
         return parser.pending_since, parser.pending_bytes, parser.has_partial
@@ -299,7 +302,7 @@ def test_a_half_sent_frame_can_be_told_by_its_age() -> None:
 
 
 def test_a_stalled_peer_costs_what_it_sent() -> None:
-    announced = build_frame(Kind.REQUEST, 1, b"", bytes(FRAME_BYTES_MAX - 20))
+    announced = build_frame(Kind.REQUEST, 16, b"", bytes(FRAME_BYTES_MAX - 20))
     for sent, held in ((1, 1), (ASIDE_BYTES_MAX, ASIDE_BYTES_MAX), (50_000, CHUNK_BYTES), (100_000, 1 << 20)):
         parser = FrameParser(FRAME_BYTES_MAX)
         receive(parser, announced[:sent], 1 << 20)
@@ -313,7 +316,7 @@ def test_a_stalled_peer_costs_what_it_sent() -> None:
 def test_no_byte_is_copied_again_and_again() -> None:
     tracemalloc.start()
     try:
-        data = build_frame(Kind.REQUEST, 1, b"", bytes(1 << 20))
+        data = build_frame(Kind.REQUEST, 16, b"", bytes(1 << 20))
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         receive(FrameParser(FRAME_BYTES_MAX), data, 1 << 20)
@@ -360,3 +363,110 @@ def test_random_and_mutated_bytes_give_frames_or_protocol_errors() -> None:
         assert parser.buffered_bytes <= HELLO_FRAME_BYTES_MAX
         for frame in taken:
             use(frame)
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+SEALED_HELLO = examples()["hello-checked"]
+
+
+def sealed(*frames: bytes) -> bytes:
+    return b"".join(b"".join(map(bytes, seal_frame(frame))) for frame in frames)
+
+
+def checked_parser() -> FrameParser:
+    parser = FrameParser(FRAME_BYTES_MAX)
+    (hello,) = parser.feed(SEALED_HELLO)
+    assert parser.is_checked
+    assert hello.body == b""
+    return parser
+
+
+@given(st.lists(frames(), max_size=4), st.lists(st.integers(1, 50_000), min_size=1, max_size=5), st.booleans())
+def test_frames_with_checksums_do_not_depend_on_how_the_bytes_were_cut(
+    parts: list[bytes], pieces: list[int], buffered: bool
+) -> None:
+    whole = FrameParser(FRAME_BYTES_MAX).feed(b"".join(parts))
+    parser = checked_parser()
+    assert outcome(parser, sealed(*parts), pieces, through_buffer=buffered) == (whole, "")
+
+
+def test_a_frame_in_pieces_is_sealed_as_one_in_one_piece() -> None:
+    frame = produce_frame(batch_of(3))
+    head, body = frame[:90], bytearray(frame[90:])
+    pieces = seal_frame(head, memoryview(body)[:50], body[50:])
+    assert pieces[1].obj is body  # type: ignore[union-attr]
+    assert b"".join(pieces) == sealed(frame)
+    assert is_sealed(sealed(frame))
+    assert not is_sealed(frame)
+
+
+def test_a_hello_and_what_follows_it_may_come_in_one_piece() -> None:
+    parser = FrameParser()
+    hello, second = parser.feed(SEALED_HELLO + sealed(build_frame(Kind.REQUEST, 16, b"h", b"body")))
+    assert (hello.command, second.body) == (1, b"body")
+
+
+def test_the_limit_does_not_count_the_checksum() -> None:
+    parser = checked_parser()
+    parser.frame_bytes_max = 1000
+    frame = build_frame(Kind.REQUEST, 16, b"", bytes(980))
+    assert len(parser.feed(sealed(frame))) == 1
+    with pytest.raises(FrameCorrupt, match="over the limit"):
+        parser.feed(sealed(build_frame(Kind.REQUEST, 16, b"", bytes(981))))
+
+
+def test_no_turned_bit_gets_through_a_checksum() -> None:
+    """Every bit of a small frame, in its place between two others."""
+    before, after = build_frame(Kind.REQUEST, 16, b"a", b"before"), build_frame(Kind.REQUEST, 16, b"b", b"after")
+    frame = sealed(build_frame(Kind.REQUEST, 37, b"header", b"body of this one"))
+    waiting = 0
+    for bit in range(len(frame) * 8):
+        turned = bytearray(frame)
+        turned[bit // 8] ^= 1 << bit % 8
+        parser = checked_parser()
+        taken = parser.feed(sealed(before) + bytes(turned) + sealed(after, after))
+        assert [item.body for item in taken] == [b"before"]
+        if parser.error is None:
+            waiting += 1  # the length grew
+            assert bit < 32
+            assert parser.pending_since is not None
+        else:
+            assert isinstance(parser.error, FrameCorrupt)
+            with pytest.raises(FrameCorrupt):
+                parser.feed(sealed(after))
+    assert 0 < waiting <= 18
+
+
+@pytest.mark.parametrize("name", ["hello-checked", "hello-reply-checked"])
+def test_no_turned_bit_in_a_hello_switches_checksums_off(name: str) -> None:
+    """It ends the parser, waits for more, or leaves an offer without a checksum, or another command than HELLO."""
+    hello = examples()[name]
+    (good,) = FrameParser().feed(hello)
+    for bit in range(len(hello) * 8):
+        turned = bytearray(hello)
+        turned[bit // 8] ^= 1 << bit % 8
+        parser = FrameParser()
+        try:
+            taken = parser.feed(bytes(turned))
+        except (FrameCorrupt, ProtocolError):
+            continue
+        assert not parser.is_checked
+        if taken and taken[0].command == 1:
+            # The frame ended before its checksum, or its header went over it.
+            with contextlib.suppress(DMQError):
+                decode = decode_response if good.kind == Kind.RESPONSE else decode_request
+                assert decode(taken[0]).features == ["frame-crc"]
+
+
+@pytest.mark.parametrize("body", [b"1", b"1234", b"12345", bytes(100)])
+def test_a_hello_with_something_else_behind_it_is_refused(body: bytes) -> None:
+    with pytest.raises(FrameCorrupt):
+        FrameParser().feed(build_frame(Kind.REQUEST, 1, b"\x91\xa1x", body))
+
+
+def test_the_room_of_a_large_frame_ends_before_its_checksum() -> None:
+    body = random.Random(SEED).randbytes(200_000)
+    (frame,) = received(checked_parser(), sealed(build_frame(Kind.REQUEST, 16, b"h", body)))
+    assert frame.room is not None
+    assert bytes(frame.room[-len(body) :]) == body == bytes(frame.body)

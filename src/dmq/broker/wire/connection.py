@@ -9,7 +9,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.diagnostics.metrics import numbers
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
-from dmq.errors import NotAuthenticated, VersionMismatch
+from dmq.errors import FrameCorrupt, NotAuthenticated, VersionMismatch
 from dmq.model import check_name
 from dmq.net.connection import Connection
 from dmq.protocol import session as headers
@@ -27,6 +27,9 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     if broker is not None:
         broker.readiness.check_open()
     asked: headers.Hello = decode_request(frame)
+    if (headers.FRAME_CRC in asked.features) != connection.parser.is_checked:
+        connection.refuse(FrameCorrupt("a hello offers checksums and has none, or the other way round: connect again"))
+        return
     version = headers.choose_version(asked)
     if version is None:
         raise VersionMismatch(

@@ -18,7 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.clock import Clock
-from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
+from dmq.errors import (
+    Busy,
+    DMQError,
+    FrameCorrupt,
+    InvalidRequest,
+    MessageTooLarge,
+    NotConnected,
+    ProtocolError,
+    VersionMismatch,
+)
 from dmq.model import check_name
 from dmq.protocol import (
     CORRELATION_MAX,
@@ -35,9 +44,10 @@ from dmq.protocol import (
     one_way_head,
     request_head,
     response_head,
+    seal_frame,
 )
-from dmq.protocol.frame import HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT
-from dmq.protocol.session import PROTOCOL_VERSION_MIN, Heartbeat, Hello, HelloReply, Limits
+from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, is_sealed
+from dmq.protocol.session import FEATURES, FRAME_CRC, PROTOCOL_VERSION_MIN, Heartbeat, Hello, HelloReply, Limits
 from dmq.version import __version__
 
 __all__ = ["OnAnswer", "Pending", "Push", "Received", "Session", "make_hello"]
@@ -46,6 +56,9 @@ OUTSTANDING_MAX: Final = 65_536
 _OURS: Final = CORRELATION_MAX  # the correlation of what the session itself asks: hello and heartbeats
 SILENCE_FACTOR: Final = 3  # so many heartbeats in a row may be missed
 HEARTBEAT_MARGIN: Final = 0.5  # sent this early, so that a late timer does not make us silent
+# Bytes a second. A frame whose length was damaged takes later frames for its own, and waits on: a few answers and
+# heartbeats now and then are no progress.
+PARTIAL_RATE_MIN: Final = 32 << 10
 
 OnAnswer: TypeAlias = Callable[[Frame | DMQError], None]
 
@@ -58,7 +71,16 @@ def make_hello(app: str, client_id: str | None) -> Hello:
     """
     if client_id is not None:
         check_name(client_id, "client id")
-    return Hello(check_name(app, "app"), client_id or "", software=f"dmq-python {__version__}")
+    check_name(app, "app")
+    return Hello(app, client_id or "", software=f"dmq-python {__version__}", features=sorted(FEATURES))
+
+
+def _refused_hello(error: DMQError) -> DMQError:
+    """What an error in answer to the hello means. Every broker can read our hello, so one that cannot got another."""
+    is_other_wire = error.detail.get("theirs", WIRE_FORMAT & 0x0F) != WIRE_FORMAT & 0x0F
+    if isinstance(error, ProtocolError) and (is_other_wire or not isinstance(error, VersionMismatch)):
+        return FrameCorrupt(f"the broker could not read the hello, which was damaged on its way ({error.message})")
+    return error
 
 
 class Pending:
@@ -133,7 +155,8 @@ class Session:
     def greet(self) -> bytes:
         """The hello, first of all."""
         self._sent_at = self._clock.monotonic()
-        return request_head(Command.HELLO, self._hello, _OURS)
+        frame = request_head(Command.HELLO, self._hello, _OURS)
+        return b"".join(seal_frame(frame)) if FRAME_CRC in self._hello.features else frame
 
     def request(
         self,
@@ -144,7 +167,7 @@ class Session:
         on_answer: OnAnswer,
         flags: int = 0,
         attended: bool = False,
-    ) -> tuple[Pending, list[Buffer]]:
+    ) -> tuple[Pending, Sequence[Buffer]]:
         """Ask something: what to write, and the request under which the answer will come.
 
         Raises:
@@ -166,10 +189,9 @@ class Session:
             raise self._too_large(len(head) + body_bytes)
         self._next_correlation = correlation % (_OURS - 1) + 1
         pending = outstanding[correlation] = Pending(on_answer, correlation, attended)
-        self._sent_at = self._clock.monotonic()
-        return pending, [head, *body]
+        return pending, self._output(head, *body)
 
-    def one_way(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> list[Buffer]:
+    def one_way(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> Sequence[Buffer]:
         """Say something that is not answered.
 
         Raises:
@@ -180,8 +202,12 @@ class Session:
         head = one_way_head(command, header, body_bytes)
         if len(head) + body_bytes > self._frame_bytes_max:
             raise self._too_large(len(head) + body_bytes)
+        return self._output(head, *body)
+
+    def _output(self, *frame: Buffer) -> Sequence[Buffer]:
+        """What to write for a frame that is sent now."""
         self._sent_at = self._clock.monotonic()
-        return [head, *body]
+        return seal_frame(*frame) if self._parser.is_checked else frame
 
     def forget(self, pending: Pending) -> bool:
         """Give up on an answer; False if it is here already, or the session has ended."""
@@ -223,20 +249,21 @@ class Session:
         if len(data) < HEAD_BYTES or self._parser.has_partial:
             return None
         length, wire, kind, command, status, flags, correlation, header_bytes = HEAD.unpack_from(data)
+        crc_bytes = CRC_BYTES if self._parser.is_checked else 0
         if (
             length != len(data) - LENGTH_BYTES
             or wire != WIRE_FORMAT
             or kind != Kind.RESPONSE
             or correlation != pending.correlation
-            or header_bytes > length - REST_BYTES
+            or header_bytes > length - REST_BYTES - crc_bytes
+            or (crc_bytes and not is_sealed(data))
             or self._outstanding.pop(correlation, None) is None
         ):
             return None
         self._heard_at = self._clock.monotonic()
         body_at = HEAD_BYTES + header_bytes
-        return Frame(
-            kind, command, status, flags, correlation=correlation, header=data[HEAD_BYTES:body_at], body=data[body_at:]
-        )
+        header, body = data[HEAD_BYTES:body_at], data[body_at : len(data) - crc_bytes]
+        return Frame(kind, command, status, flags, correlation=correlation, header=header, body=body)
 
     def _hear(self, parse: Callable[[Any], list[Frame]], what: Any) -> Received:
         self._heard_at = self._clock.monotonic()
@@ -268,12 +295,18 @@ class Session:
             except DMQError:
                 return  # a newer broker's push that nobody here asked for
         else:
-            received.output.append(self._answer(frame))
+            received.output.extend(self._output(self._answer(frame)))
 
     def _take_own(self, frame: Frame) -> None:
         """An answer to the session itself, or the broker's last word to somebody it does not understand."""
         if frame.command == Command.HELLO and self.reply is None:
+            if frame.status:
+                raise _refused_hello(error_from_status(frame.status, frame.header))
             reply: HelloReply = decode_response(frame)
+            if (FRAME_CRC in reply.features) != self._parser.is_checked:
+                raise FrameCorrupt(
+                    "the answer to the hello says one thing of checksums and does another: connect again"
+                )
             if not PROTOCOL_VERSION_MIN <= reply.version <= self._hello.version_max:
                 raise VersionMismatch(
                     f"the broker chose version {reply.version} of the protocol, and this client speaks "
@@ -285,10 +318,10 @@ class Session:
             self._frame_bytes_max = reply.limits.frame_bytes_max
             self._parser.frame_bytes_max = max(self._parser.frame_bytes_max, reply.limits.frame_bytes_max)
         elif frame.command == Command.NONE and frame.status:
-            raise error_from_status(frame.status, frame.header)
+            error = error_from_status(frame.status, frame.header)
+            raise error if self.reply else _refused_hello(error)
 
     def _answer(self, frame: Frame) -> bytes:
-        self._sent_at = self._clock.monotonic()
         try:
             header = decode_request(frame)
             if frame.command == Command.HEARTBEAT:
@@ -299,7 +332,7 @@ class Session:
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> list[Buffer]:
+    def tick(self) -> Sequence[Buffer]:
         """To be called now and then: a heartbeat if one is due.
 
         Raises:
@@ -315,13 +348,16 @@ class Session:
             )
         partial = self.limits.partial_ms / 1000
         since = self._parser.pending_since
-        if partial and since is not None and now - max(since, self._heard_at) > partial:
-            raise NotConnected(f"the broker stopped in the middle of a frame for more than {partial:.1f} s")
+        if partial and since is not None:
+            if now - max(since, self._heard_at) > partial:
+                raise NotConnected(f"the broker stopped in the middle of a frame for more than {partial:.1f} s")
+            if now - since > partial and self._parser.pending_bytes < PARTIAL_RATE_MIN * (now - since):
+                raise NotConnected(f"a frame of the broker is not here after {now - since:.1f} s: its length is wrong")
         due = heartbeat * HEARTBEAT_MARGIN
         if heartbeat and now - min(self._sent_at, self._heard_at) >= due and now - self._beaten_at >= due:
-            self._sent_at = self._beaten_at = now
+            self._beaten_at = now
             # A request, not a one-way: its answer is what tells a living broker from a dead one.
-            return [request_head(Command.HEARTBEAT, Heartbeat(self._clock.now_ms()), _OURS)]
+            return self._output(request_head(Command.HEARTBEAT, Heartbeat(self._clock.now_ms()), _OURS))
         return []
 
     # --- the end ----------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ import msgspec
 from dmq.model import DURABILITIES, Message
 from dmq.protocol.batch import pack_batch
 from dmq.protocol.commands import Command, decode_response, request_head
-from dmq.protocol.frame import Frame, FrameParser
+from dmq.protocol.frame import Frame, FrameParser, seal_frame
 from dmq.protocol.produce import Produce, ProduceReply
-from dmq.protocol.session import Hello
+from dmq.protocol.session import FRAME_CRC, Hello
 from dmq.records import ANY_QUEUE, encode_batch
 from dmq.testing.benchmark.benchmark import APP, Load
 from dmq.testing.processes import read_line
@@ -118,11 +118,16 @@ class _Sender:
         self.count = 0
 
     def hello(self) -> None:
-        self.sock.sendall(request_head(Command.HELLO, Hello(APP), 1))
+        self.send(request_head(Command.HELLO, Hello(APP, features=[FRAME_CRC]), 1))
         frame = None
         while frame is None:
             frame = self.receive()
         decode_response(frame)
+
+    def send(self, frame: bytes) -> None:
+        """As a client of ours sends it, with its checksum. The socket blocks: a broker reads whatever it is sent."""
+        (sealed,) = seal_frame(frame)
+        self.sock.sendall(sealed)
 
     def receive(self) -> Frame | None:
         """The answer, if it is all there."""
@@ -188,8 +193,7 @@ class _Run:
             durability=self._durability,
         )
         sender.sequence += 1
-        # The socket blocks: a broker reads whatever it is sent, and its answers are small.
-        sender.sock.sendall(request_head(Command.PRODUCE, header, sender.sequence, len(body)) + body)
+        sender.send(request_head(Command.PRODUCE, header, sender.sequence, len(body)) + body)
         return True
 
     def _check(self, sender: _Sender, frame: Frame) -> None:

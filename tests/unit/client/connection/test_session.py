@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from dmq.client.connection.session import Pending, Received, Session
-from dmq.errors import Busy, DMQError, InvalidRequest, MessageTooLarge, NotConnected, ProtocolError, VersionMismatch
+from dmq.errors import (
+    Busy,
+    DMQError,
+    FrameCorrupt,
+    InvalidRequest,
+    MessageTooLarge,
+    NotConnected,
+    ProtocolError,
+    VersionMismatch,
+)
 from dmq.protocol import (
     Buffer,
     Command,
@@ -20,8 +31,10 @@ from dmq.protocol import (
     one_way_head,
     request_head,
     response_head,
+    seal_frame,
 )
-from dmq.protocol.session import Heartbeat, Hello, HelloReply, Limits, ServerReboot, Stats, StatsReply
+from dmq.protocol.consume import Credit, Push
+from dmq.protocol.session import FRAME_CRC, Heartbeat, Hello, HelloReply, Limits, ServerReboot, Stats, StatsReply
 from dmq.testing import FakeClock
 
 LIMITS = Limits(1 << 20, 1 << 19, 10_000, 1000, 1 << 24, 5_000)
@@ -39,7 +52,7 @@ class Talk:
         if hello:
             self.say(response_head(Command.HELLO, HelloReply("b", "", 1, LIMITS), self.hello.correlation))
 
-    def sent(self, output: list[Buffer]) -> list[Frame]:
+    def sent(self, output: Sequence[Buffer]) -> list[Frame]:
         return self.parser.feed(b"".join(output))
 
     def say(self, data: bytes) -> Received:
@@ -254,3 +267,123 @@ def test_only_features_that_were_asked_for_and_answered_are_in_force() -> None:
     )
     assert talk.session.is_ready
     assert talk.session.features == frozenset()
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+
+class CheckedTalk:
+    """A session that offers checksums, and the broker's side of it."""
+
+    def __init__(self, answer: bool = True) -> None:
+        self.clock = FakeClock()
+        self.session = Session(Hello("shop", features=[FRAME_CRC]), self.clock)
+        self.parser = FrameParser()
+        (self.hello,) = self.parser.feed(self.session.greet())
+        if answer:
+            self.session.feed(self.answer())
+
+    def answer(self, *, features: Sequence[str] = (FRAME_CRC,), seals: bool = True) -> bytes:
+        """The answer to the hello."""
+        reply = response_head(
+            Command.HELLO, HelloReply("b", "", 1, LIMITS, features=[*features]), self.hello.correlation
+        )
+        return sealed(reply) if seals else reply
+
+
+def sealed(*pieces: bytes) -> bytes:
+    return b"".join(map(bytes, seal_frame(*pieces)))
+
+
+def turned(frame: bytes, bit: int) -> bytes:
+    data = bytearray(frame)
+    data[bit // 8] ^= 1 << bit % 8
+    return bytes(data)
+
+
+def test_with_checksums_every_frame_has_one_in_both_directions() -> None:
+    talk = CheckedTalk()
+    assert talk.parser.is_checked
+    assert talk.session.features == {FRAME_CRC}
+    answers: list[Frame | DMQError] = []
+    pending, output = talk.session.request(Command.STATS, Stats(), [b"one", b"two"], on_answer=answers.append)
+    assert [frame.body for frame in talk.parser.feed(b"".join(output))] == [b"onetwo"]
+    assert len(talk.parser.feed(b"".join(talk.session.one_way(Command.CREDIT, Credit(1, 10))))) == 1
+    reply = sealed(response_head(Command.STATS, StatsReply({}), pending.correlation))
+    frame = talk.session.take_lone(reply, pending)
+    assert frame is not None
+    assert decode_response(frame) == StatsReply({})
+    talk.clock.advance(6)
+    received = talk.session.feed(sealed(request_head(Command.HEARTBEAT, Heartbeat(), 9)))
+    assert len(talk.parser.feed(b"".join(received.output))) == 1
+    talk.clock.advance(6)
+    assert len(talk.parser.feed(b"".join(talk.session.tick()))) == 1
+
+
+def test_a_damaged_answer_is_taken_for_nobody_and_ends_the_session_as_a_broken_connection() -> None:
+    for bit in range(0, 8 * 38, 7):
+        talk = CheckedTalk()
+        pending, _ = talk.session.request(Command.STATS, Stats(), on_answer=lambda answer: None)
+        reply = turned(sealed(response_head(Command.STATS, StatsReply({"a": 1.0}), pending.correlation)), bit)
+        assert talk.session.take_lone(reply, pending) is None
+        received = talk.session.feed(reply + sealed(one_way_head(Command.HEARTBEAT, Heartbeat())))
+        assert received.answers == []
+        if talk.session.closed_by is not None:
+            assert isinstance(talk.session.closed_by, FrameCorrupt)
+            assert isinstance(talk.session.closed_by, NotConnected)
+        else:
+            assert bit < 32  # a longer frame: see the next test
+        assert talk.session.fail(NotConnected("over")) == [pending]
+
+
+def test_a_frame_whose_length_was_damaged_is_not_waited_for_though_other_frames_fill_it() -> None:
+    talk = CheckedTalk()
+    reply = sealed(one_way_head(Command.HEARTBEAT, Heartbeat()))
+    talk.session.feed(turned(reply, 8 + 3))  # the second byte of the length: half a megabyte more
+    for _ in range(3):
+        talk.clock.advance(LIMITS.partial_ms / 3000)
+        talk.session.tick()
+        talk.session.feed(reply)
+    talk.clock.advance(0.1)
+    with pytest.raises(NotConnected, match="its length is wrong"):
+        talk.session.tick()
+
+
+def test_a_large_frame_that_comes_slowly_is_waited_for() -> None:
+    talk = CheckedTalk()
+    body = bytes((1 << 20) - 1000)
+    frame = sealed(one_way_head(Command.CONSUMER_PUSH, Push(1, []), len(body)), body)
+    for at in range(0, len(frame), 64 << 10):
+        talk.session.feed(frame[at : at + (64 << 10)])
+        talk.clock.advance(1.0)
+        talk.session.tick()
+    assert talk.session.closed_by is None
+
+
+@pytest.mark.parametrize(("features", "seals"), [([FRAME_CRC], False), ([], True)])
+def test_an_answer_to_the_hello_that_contradicts_itself_is_damaged(features: list[str], seals: bool) -> None:
+    talk = CheckedTalk(answer=False)
+    talk.session.feed(talk.answer(features=features, seals=seals))
+    assert isinstance(talk.session.closed_by, FrameCorrupt)
+
+
+def test_a_broker_without_checksums_is_served_without() -> None:
+    talk = CheckedTalk(answer=False)
+    talk.session.feed(talk.answer(features=[], seals=False))
+    assert talk.session.is_ready
+    _, output = talk.session.request(Command.STATS, Stats(), on_answer=lambda answer: None)
+    assert len(FrameParser().feed(b"".join(output))[0].body) == 0
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("cannot be read"), VersionMismatch("format 3", theirs=3)])
+def test_a_hello_that_the_broker_cannot_read_was_damaged(error: DMQError) -> None:
+    talk = CheckedTalk(answer=False)
+    talk.session.feed(error_frame(error))
+    assert isinstance(talk.session.closed_by, FrameCorrupt)
+
+
+def test_the_last_word_of_a_broker_that_got_a_damaged_frame_ends_the_session_as_a_broken_connection() -> None:
+    talk = CheckedTalk()
+    talk.session.feed(sealed(error_frame(FrameCorrupt("damaged"))))
+    assert isinstance(talk.session.closed_by, NotConnected)
+    assert talk.session.closed_by.message == "damaged"
