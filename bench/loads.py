@@ -143,6 +143,9 @@ class _MeteredFile:
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 
+    def allocate(self, size: int) -> None:
+        self._file.allocate(size)
+
     def size(self) -> int:
         return self._file.size()
 

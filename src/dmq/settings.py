@@ -86,10 +86,15 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     flush_seconds: Annotated[float, _time("Flush what was only `stored` after this time.")] = 0.5
     retention_hours: Annotated[float, _time("Drop segments older than this; none keeps them.")] | None = 72.0
     retention_bytes: Annotated[int, _size(1, "Drop the oldest segments beyond this; none: no limit.")] | None = None
-    disk_clean: Annotated[float, _share("Share of the disk in use at which old segments go early.")] = 0.75
-    disk_force: Annotated[float, _share("Share of the disk in use at which segments go whatever keeps them.")] = 0.85
-    disk_refuse: Annotated[float, _share("Share of the disk in use at which writes are refused.")] = 0.90
-    keep_unconsumed: Annotated[bool, _flag("Keep segments that a group has not consumed yet.")] = False
+    disk_clean: Annotated[float, _share("Share of the disk in use at which all past the retention goes at once.")] = 0.75
+    disk_force: (
+        Annotated[float, _share("Share of the disk in use at which even unconsumed segments go; none: never.")] | None
+    ) = None
+    disk_refuse: Annotated[float, _share("Share of the disk in use at which sends are refused.")] = 0.90
+    ballast_bytes: Annotated[
+        int, _size(0, "Space kept for settles, new groups and admin commands on a full disk; a 20th of it at most.")
+    ] = 64 * MiB
+    keep_unconsumed: Annotated[bool, _flag("Retention waits for every group that exists.")] = True
     keep_unarchived: Annotated[bool, _flag("Keep segments that the archive has not taken yet.")] = False
     fragment: Annotated[int, _count(1, "Fragments of the delay wheel.", 255)] = 8
     thread_count: Annotated[int, _count(1, "Threads that work on delay fragments.", 255)] = 2
@@ -106,8 +111,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
         # A record's head and attributes come on top of its body, and a unit never crosses a segment's end.
         self._at_most("body_bytes_max", "unit_bytes_max", half=True)
         self._at_most("unit_bytes_max", "segment_bytes")
-        self._at_most("disk_clean", "disk_force")
-        self._at_most("disk_force", "disk_refuse")
+        self._at_most("disk_clean", "disk_refuse")
+        if self.disk_force is not None:
+            self._at_most("disk_clean", "disk_force")
+            self._at_most("disk_force", "disk_refuse")
         self._at_most("thread_count", "fragment")
 
     def _at_most(self, lower: str, upper: str, *, half: bool = False) -> None:

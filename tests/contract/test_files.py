@@ -366,7 +366,8 @@ def test_lock_is_for_one_and_can_be_passed_on(files: Files) -> None:
 
 def test_the_disk_has_a_size_and_free_space_within_it(files: Files) -> None:
     usage = files.disk_usage()
-    assert 0 < usage.free <= usage.total
+    assert 0 < usage.available <= usage.total
+    assert 0 <= usage.share < 1
 
 
 def test_describe_ends_with_the_path(files: Files) -> None:

@@ -183,7 +183,8 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes | None, expected: st
 @pytest.mark.parametrize(
     ("given_values", "lower", "upper"),
     [
-        ({"disk_clean": 0.86}, "disk_clean", "disk_force"),
+        ({"disk_clean": 0.91}, "disk_clean", "disk_refuse"),
+        ({"disk_clean": 0.86, "disk_force": 0.85}, "disk_clean", "disk_force"),
         ({"disk_force": 0.95}, "disk_force", "disk_refuse"),
         ({"thread_count": 9}, "thread_count", "fragment"),
         ({"segment_bytes": 64 << 10}, "unit_bytes_max", "segment_bytes"),

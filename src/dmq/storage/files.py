@@ -29,13 +29,36 @@ Buffer = bytes | bytearray | memoryview
 
 # Linux takes at most this many buffers in one pwritev.
 _IOV_MAX = 1024
+_RANDOM_BYTES = 1 << 20
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of the file system the data directory lies on."""
+    """Bytes of the file system the data directory lies on, as `df` counts them.
 
-    total: int
-    free: int
+    Blocks that are reserved for root are neither used nor available.
+    """
+
+    used: int
+    available: int
+
+    @property
+    def total(self) -> int:
+        return self.used + self.available
+
+    @property
+    def share(self) -> float:
+        """The share that is in use, from 0 to 1."""
+        return self.used / self.total if self.total else 1.0
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> DiskUsage:
+        """Of the file system that a path lies on.
+
+        Raises:
+            OSError: it cannot be asked.
+        """
+        s = os.statvfs(path)
+        return cls((s.f_blocks - s.f_bfree) * s.f_frsize, s.f_bavail * s.f_frsize)
 
 
 class File(Protocol):
@@ -54,6 +77,10 @@ class File(Protocol):
         ...
 
     def truncate(self, size: int) -> None: ...
+
+    def allocate(self, size: int) -> None:
+        """Give an empty file `size` bytes that truly take space on the disk."""
+        ...
 
     def size(self) -> int: ...
 
@@ -203,6 +230,21 @@ class OsFile:
         with _mapped("truncate", self._path):
             os.ftruncate(self._fd, size)
 
+    def allocate(self, size: int) -> None:
+        with _mapped("allocate", self._path):
+            try:
+                os.posix_fallocate(self._fd, 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+        # Some file systems accept the call and allocate nothing, and some keep no blocks for zeros.
+        with _mapped("look at", self._path):
+            taken = os.fstat(self._fd).st_blocks * 512
+        if taken < size:
+            for at in range(0, size, _RANDOM_BYTES):
+                self.write(at, (os.urandom(min(_RANDOM_BYTES, size - at)),))
+            self.sync()
+
     def size(self) -> int:
         with _mapped("look at", self._path):
             return os.fstat(self._fd).st_size
@@ -287,8 +329,7 @@ class OsFiles:
 
     def disk_usage(self) -> DiskUsage:
         with _mapped("look at", self._root):
-            s = os.statvfs(self._root)
-        return DiskUsage(s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize)
+            return DiskUsage.at(self._root)
 
     def lock(self) -> None:
         path = self._path("LOCK")

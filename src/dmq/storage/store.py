@@ -11,6 +11,7 @@ nothing more becomes visible, and every call says `StoreFailed`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ from dmq.event_log import EventLog
 from dmq.model import QUEUES_MAX, Durability, TopicConfig, check_name
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
+from dmq.storage.disk_space import DiskSpace
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged
@@ -37,6 +39,7 @@ from dmq.storage.upkeep import retention
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_directory, rebuild, unmark_running
 from dmq.storage.upkeep.recovery import Recovered
+from dmq.storage.upkeep.retention import Retention
 
 __all__ = ["FlushTicket", "MessageStore"]
 
@@ -85,11 +88,25 @@ class MessageStore:
         self._closed = False
         files.lock()
         try:
-            self._open(server, new_epoch)
+            self.space = DiskSpace(files, self.settings)
+            self._open_full(server, new_epoch)
+            self.space.begin()
         except BaseException:
             self._pool.close()
             files.unlock()
             raise
+
+    def _open_full(self, server: bytes, new_epoch: bool) -> None:
+        """Open the directory, also on a full disk: what recovery has to write may take the room of the ballast."""
+        try:
+            self._open(server, new_epoch)
+        except DiskFull:
+            if not self.space.ran_out():
+                raise
+            self._pool.close()
+            self._pool = FilePool(self._files, self.settings.files_open_max)
+            self._disk = Disk(self._files, self._pool, self.settings)
+            self._open(server, new_epoch)
 
     def _open(self, server: bytes, new_epoch: bool) -> None:
         began = time.monotonic()
@@ -107,6 +124,7 @@ class MessageStore:
         self._checkpointer = opened.checkpointer
         self.recovered = opened.recovered
         self._flushed_at = self._checkpointed_at = self._clock.monotonic()
+        self.retention = Retention(self._journal, self.settings)
         self._delays_left: list[Delay] = []  # of segments about to go, still to be carried forward
         self.is_retaining = False  # segments are about to go, and not all of what is wanted of them is carried
         self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
@@ -117,6 +135,7 @@ class MessageStore:
             stored_at_ms=opened.recovered.stored_at_ms,
             next_offset=opened.next_offset,
             needs_segment=opened.needs_segment,
+            space=self.space,
         )
         self._writer = Writer(
             self._journal, self._derived, self._reader.cache, self.settings, clock=self._clock, begin=begin
@@ -166,7 +185,7 @@ class MessageStore:
             "transactions": len(state.transactions),
             "delays": self._derived.wheel.pending,
             "damage": len(self._derived.damage),
-            "refusing": self._writer.refusing,
+            "refusing": self.space.is_refusing,
             "failed": self.has_failed,
         }
 
@@ -380,6 +399,9 @@ class MessageStore:
         self._plan = None
         if error is not None and not plan.is_stale:
             plan.abandon()
+            # Each try has files of its own: those of one that failed would fill what is left of a full disk.
+            with contextlib.suppress(StorageError):
+                self._checkpointer.remove_strays(self._derived)
         if plan.flush is not None and (plan.is_flushed or plan.flush_error):
             self.finish_flush(plan.flush, plan.flush_error)
         if error is None and not plan.is_stale:  # stale: everything was built anew meanwhile
@@ -420,10 +442,7 @@ class MessageStore:
             self.flush()
         if self.is_ahead_of_checkpoint and now - self._checkpointed_at >= self.settings.checkpoint_seconds:
             self._try_checkpoint()
-        try:
-            self._writer.check_space()
-        except DiskFull as error:
-            log.warning("disk nearly full", once_for=(), error=error)
+        self.space.look()
         self.retain()
 
     def retain(self, carried_max: int = sys.maxsize) -> int:
@@ -443,9 +462,10 @@ class MessageStore:
             return 0  # the next call goes on
 
     def _retain(self, carried_max: int) -> int:
-        going = retention.going_segments(
-            self._journal, self._derived, self.settings, self._files.disk_usage(), now_ms=self._clock.now_ms()
-        )
+        now_ms = self._clock.now_ms()
+        if self.space.is_crowded and self.retention.is_past(self._writer.stored_at_ms, now_ms):
+            self._writer.end_segment()  # all of it is past the retention: were it the last one, it could not go
+        going = self.retention.going(self._derived, self.space.usage, now_ms)
         if going is None:
             return 0
         if self._is_catching_up:
@@ -464,10 +484,11 @@ class MessageStore:
             except DiskFull as error:
                 log.warning("no space for a checkpoint before segments go", once_for=(), error=error)
         self.flush()
+        self.retention.tell(going, self._derived, now_ms)
         self._derived.begin_at(going.kept_from, going.firsts)
         self._reader.cache.clear()
         self._journal.drop_first(going.segments)
-        log.info("segments dropped", count=going.segments, journal_start=self._journal.start)
+        self.space.look()
         return going.segments
 
     def _carry(self, going: retention.Going, carried_max: int) -> bool:
@@ -495,15 +516,24 @@ class MessageStore:
             return
         try:
             if self._journal.failure is None:
-                self.checkpoint()
-                self._journal.close()
-                unmark_running(self._files)
+                self._leave()
         finally:
             self._closed = True
             self.queries.close()
             self._journal.close()
             self._pool.close()
             self._files.unlock()
+
+    def _leave(self) -> None:
+        try:
+            self.checkpoint()
+        except DiskFull as error:
+            # The next start replays the journal from the checkpoint in force, as after a crash.
+            log.warning("no space for the last checkpoint", error=error)
+            self.flush()
+            return
+        self._journal.close()
+        unmark_running(self._files)
 
     def __enter__(self) -> Self:
         return self

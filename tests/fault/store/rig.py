@@ -32,6 +32,7 @@ SMALL = StoreSettings(
     unit_bytes_max=32 << 10,
     body_bytes_max=16 << 10,
     retention_hours=1.0,
+    keep_unconsumed=False,
     producer_expiry_hours=10_000.0,
 )
 

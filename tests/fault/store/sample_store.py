@@ -31,6 +31,7 @@ SETTINGS = StoreSettings(
     read_cache_bytes=0,
     fragment=3,
     retention_hours=50.0,
+    keep_unconsumed=False,
 )
 KEYS = (*(f"k-{number}" for number in range(0, 2400, 83)), "delay-3", "nobody")
 IDS = tuple(MessageId(7, number) for number in range(0, 2400, 71))

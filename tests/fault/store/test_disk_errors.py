@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from dmq.errors import DiskFull, StorageError, StoreFailed
 from dmq.model import TopicConfig
+from dmq.settings import StoreSettings
 from dmq.storage.store import MessageStore
 from dmq.testing import Fault, MemoryFiles
 from dmq.testing.disk.faults import Kind
@@ -76,8 +78,8 @@ class Run:
         self.rig.check(sample=2)
 
 
-def new_run(seed: int) -> Run:
-    rig = Rig(seed, SMALL, MemoryFiles(rng=random.Random(seed), trace=10_000))
+def new_run(seed: int, settings: StoreSettings = SMALL) -> Run:
+    rig = Rig(seed, settings, MemoryFiles(rng=random.Random(seed), trace=10_000))
     rig.create("orders", TopicConfig(queues=2))
     rig.append([rig.delayed(0, rig.messages(3), [rig.clock.now_ms() + 9_000_000] * 3, "orders")])
     return Run(rig)
@@ -276,7 +278,7 @@ def test_a_batch_refused_for_space_can_be_sent_again() -> None:
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_a_nearly_full_disk_lets_retention_carry_what_is_pending(checkpointed: bool) -> None:
     """D-14: above the mark for refusing, old segments still go, and the delays in them are written again first."""
-    run = new_run(SEED)
+    run = new_run(SEED, msgspec.structs.replace(SMALL, disk_force=0.85))
     rig = run.rig
     for _ in range(100):
         run.deliver(rig.batch("orders", 0, rig.messages(BATCH, 600)))
@@ -284,11 +286,12 @@ def test_a_nearly_full_disk_lets_retention_carry_what_is_pending(checkpointed: b
         rig.checkpoint()
     start = rig.store.queries.start
     disk = rig.files.disk_usage()
-    rig.files.capacity_bytes = int((disk.total - disk.free) / 0.92)
+    rig.files.capacity_bytes = int(disk.used / 0.92)
     rig.clock.advance(1.0)
     rig.upkeep(rig.store.tick)
     assert rig.store.queries.start > start
     assert rig.store.queries.delays_pending == 3
+    rig.files.capacity_bytes = None
     rig.check()
     rig.crash(random.Random(1))
     rig.check()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover 
 TOPICS = ("orders", "events", "%DLQ%billing")
 DERIVED = ("queue", "runs", "offset", "index", "delay", "checkpoint")
 # With the second, checkpoints happen inside of appends.
-SETTINGS = (SMALL, msgspec.structs.replace(SMALL, checkpoint_bytes=9000))
+SETTINGS = (SMALL, msgspec.structs.replace(SMALL, checkpoint_bytes=9000, keep_unconsumed=True))
 
 durabilities = st.sampled_from((Durability.STORED, Durability.FLUSHED))
 sizes = st.sampled_from((1, 2, 5, 15, 16, 17, 60, 150))

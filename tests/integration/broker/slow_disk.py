@@ -56,6 +56,9 @@ class GatedFile:
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 
+    def allocate(self, size: int) -> None:
+        self._file.allocate(size)
+
     def size(self) -> int:
         return self._file.size()
 

@@ -16,7 +16,7 @@ from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.storage.journal.visibility import Visibility
 from dmq.storage.journal.window_cache import WindowCache
-from dmq.storage.upkeep.retention import SegmentAge, segments_to_drop
+from dmq.storage.upkeep.retention import SegmentAge, segments_past, segments_to_force
 
 HOUR_MS = 3_600_000
 
@@ -129,42 +129,32 @@ def test_what_was_just_written_is_at_hand() -> None:
 
 # --- which segments go ------------------------------------------------------------------------------------------------
 
-KEEP_ALL = StoreSettings(retention_hours=None)
-ROOMY = DiskUsage(1000_000, 900_000)
-
-
 def segments(count: int, size: int = 100) -> list[SegmentAge]:
     """One an hour, the newest an hour old."""
     return [SegmentAge(i * size, (i + 1) * size, (i + 1) * HOUR_MS) for i in range(count)]
 
 
-def dropped(settings: StoreSettings, disk: DiskUsage = ROOMY, protected: int = 1 << 60, count: int = 10) -> int:
-    return segments_to_drop(segments(count), 50, (count + 1) * HOUR_MS, settings, disk, protected)
+def past(settings: StoreSettings, count: int = 10) -> int:
+    return segments_past(segments(count), 50, (count + 1) * HOUR_MS, settings)
 
 
-def test_nothing_goes_that_no_rule_asks_for() -> None:
-    assert dropped(KEEP_ALL) == 0
+def test_nothing_is_past_a_retention_that_has_no_bound() -> None:
+    assert past(StoreSettings(retention_hours=None)) == 0
 
 
-def test_segments_older_than_the_retention_go() -> None:
-    assert dropped(StoreSettings(retention_hours=4.0)) == 6
-    assert dropped(StoreSettings(retention_hours=0.5)) == 10
+def test_segments_older_than_the_retention_are_past_it() -> None:
+    assert past(StoreSettings(retention_hours=4.0)) == 6
+    assert past(StoreSettings(retention_hours=0.5)) == 10
 
 
-def test_the_oldest_go_beyond_a_size() -> None:
-    assert dropped(StoreSettings(retention_hours=None, retention_bytes=350)) == 7
-    assert dropped(StoreSettings(retention_hours=None, retention_bytes=1050)) == 0
-    assert dropped(StoreSettings(retention_hours=None, retention_bytes=1)) == 10
+def test_the_oldest_beyond_a_size_are_past_the_retention() -> None:
+    assert past(StoreSettings(retention_hours=None, retention_bytes=350)) == 7
+    assert past(StoreSettings(retention_hours=None, retention_bytes=1050)) == 0
+    assert past(StoreSettings(retention_hours=None, retention_bytes=1)) == 10
 
 
-@pytest.mark.parametrize(("free", "count"), [(300, 0), (249, 1), (50, 2), (0, 3)])
-def test_a_crowded_disk_is_cleaned_to_its_mark(free: int, count: int) -> None:
-    assert dropped(KEEP_ALL, DiskUsage(1000, free)) == count
-
-
-def test_what_somebody_wants_stays_unless_the_disk_forces_it() -> None:
-    old = StoreSettings(retention_hours=1.0)
-    assert dropped(old, protected=350) == 3
-    assert dropped(old, protected=0) == 0
-    assert dropped(KEEP_ALL, DiskUsage(1000, 100), protected=0) == 1
-    assert dropped(KEEP_ALL, DiskUsage(1000, 160), protected=0) == 0
+@pytest.mark.parametrize(("free", "count"), [(300, 0), (150, 0), (149, 1), (50, 1), (49, 2), (0, 2)])
+def test_a_disk_forces_segments_out_only_if_somebody_set_a_mark_for_that(free: int, count: int) -> None:
+    disk = DiskUsage(1000 - free, free)
+    assert segments_to_force(segments(10), StoreSettings(), disk) == 0
+    assert segments_to_force(segments(10), StoreSettings(disk_force=0.85), disk) == count

@@ -7,8 +7,11 @@ the loop: the way to a thread and back would only add to it, and there is nothin
 quick holds the loop up for one such flush, and then 16 flushes go to the thread again. The loop also waits for the disk
 where a segment begins (`append`) or goes (`retain`), and for files to be removed after a checkpoint.
 
+Events that nobody waits for (settles, for the most part) and that a full disk did not take are kept, up to a bound, and
+written when there is space again; until then no event is written before them, since order matters among events.
+
 What always holds: a submission's callback is called exactly once, on the loop, when its unit is visible or when it
-failed; what waits is bounded, and beyond the bound `submit` raises `Busy`.
+failed; what waits is bounded, and beyond the bound `submit` raises `Busy`; the disk is looked at every second.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Final
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DMQError, StorageError
+from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, StorageError
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.net.connection import WriteCoalescer
@@ -35,6 +38,7 @@ log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.25
 _RETAIN_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0  # how often the disk is looked at, whether anything is written or not
 _CARRIED_MAX: Final = 512  # records written again at a time: the loop waits for them
 # A disk is quick if so many flushes in a row took no longer than that; one that takes longer begins the count anew.
 _QUICK_SECONDS: Final = 0.001
@@ -42,6 +46,7 @@ _QUICK_FLUSHES: Final = 16
 # Acks by the thousand share a unit; a broker that is killed has forgotten no more of them than came in this long.
 _LAZY_SECONDS: Final = 0.005
 _LAZY_MAX: Final = 256
+_UNWRITTEN_MAX: Final = 100_000  # events that wait for space on a full disk
 
 Done = Callable[[list[Placement], DMQError | None], None]
 
@@ -93,6 +98,14 @@ class _Called(Submission):
         super().__init__(items, durability, size, atomic=atomic)
         self._done = done
 
+    @property
+    def is_nobodys(self) -> bool:
+        return self._done is nobody_waits
+
+    @property
+    def events(self) -> list[Event]:
+        return [item for item in self.items if not isinstance(item, Batch)]
+
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
         self._done(placements, error)
 
@@ -125,6 +138,8 @@ class JournalWriter:
         self._submitted: list[Submission] = []
         self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
         self.waiting_bytes = 0
+        self._unwritten: list[Event] = []  # of nobody who waits; the disk was full
+        self._no_space: DiskFull | None = None  # why they were not written
         self._turn_planned = False
         self._late_turn_planned = False
         self._flushing = False
@@ -133,7 +148,9 @@ class JournalWriter:
         self.is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._flushed_at = self._checkpointed_at = self._retained_at = clock.monotonic()
+        self._flushed_at = self._checkpointed_at = self._retained_at = self._looked_at = clock.monotonic()
+        self._checkpoint_error = ""  # of the last one, so that the same is not logged every time
+        self._was_crowded = store.space.is_crowded
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
         self._quick_flushes = 0
         self.flushes = 0
@@ -245,6 +262,8 @@ class JournalWriter:
                 self._fail(submission, BrokerStopping("the broker has stopped: nothing is written any more"))
             self._idle.set()
             return
+        if self._unwritten:
+            submitted = self._refuse_events(submitted)
         self._outbox.hold()
         try:
             for durability in (Durability.STORED, Durability.FLUSHED):
@@ -321,7 +340,58 @@ class JournalWriter:
         self._waiting.append((end, submission, placements))
 
     def _fail(self, submission: Submission, error: DMQError) -> None:
-        self._end(submission, [], error)
+        if isinstance(error, DiskFull) and isinstance(submission, _Called) and submission.is_nobodys:
+            self._keep(submission, error)
+        else:
+            self._end(submission, [], error)
+
+    # --- a full disk ------------------------------------------------------------------------------------------------
+
+    def _keep(self, submission: _Called, error: DiskFull) -> None:
+        """Keep events that nobody waits for until there is space."""
+        if len(self._unwritten) >= _UNWRITTEN_MAX:
+            self._end(submission, [], error)
+            return
+        if not self._unwritten:
+            self._no_space = error
+            log.error("settles wait in memory until the disk has space", error=error)
+        self._unwritten += submission.events
+
+    def _refuse_events(self, submitted: list[Submission]) -> list[Submission]:
+        """Refuse what has events, or keep it: those that wait for space come first. Returns the others."""
+        error = self._no_space
+        assert error is not None
+        others = []
+        for submission in submitted:
+            if all(isinstance(item, Batch) for item in submission.items):
+                others.append(submission)
+            else:
+                self._fail(submission, error)
+        return others
+
+    def _write_unwritten(self) -> None:
+        """Write the events that wait for space, if there is some now."""
+        kept, self._unwritten = self._unwritten, []
+        try:
+            self.store.append(kept, Durability.STORED)
+        except DiskFull as error:
+            self._no_space = error
+            self._unwritten = kept[len(error.detail.get("placed", ())) :]
+            return
+        except DMQError as error:
+            log.error("events could not be written", error=error)
+            return
+        log.warning("settles that waited for space are written", events=len(kept))
+        self._no_space = None
+
+    def _look(self, now: float) -> None:
+        self._looked_at = now
+        self.store.space.look()
+        if self._unwritten and not self._failed:
+            self._write_unwritten()
+        if self.store.space.is_crowded and not self._was_crowded:
+            self._retained_at = now - _RETAIN_SECONDS  # what is past the retention goes at once
+        self._was_crowded = self.store.space.is_crowded
 
     def _end(self, submission: Submission, placements: list[Placement], error: DMQError | None) -> None:
         self.waiting_bytes -= submission.size
@@ -420,15 +490,19 @@ class JournalWriter:
 
         def finished(error: BaseException | None) -> None:
             self._checkpointing = False
-            if error is not None:
-                log.error("checkpoint failed", once_for=(), error=error)
             try:
                 self.store.finish_checkpoint(plan, error)
             except DMQError as failure:
-                log.error("checkpoint failed", once_for=(), error=failure)
+                error = failure
+            self._tell_checkpoint("" if error is None else str(error))
             self._work_on()
 
         self._disk.run(plan.write, finished)
+
+    def _tell_checkpoint(self, error: str) -> None:
+        if error and not self._checkpoint_error:
+            log.error("checkpoint failed", error=error)
+        self._checkpoint_error = error
 
     def _give_up(self, error: DMQError) -> None:
         """The store failed: nobody is acknowledged any more."""
@@ -444,20 +518,31 @@ class JournalWriter:
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+        now = self._clock.monotonic()
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._look(now)
         if self._failed or self._flushing or self._checkpointing:
             return
-        now = self._clock.monotonic()
         settings = self.store.settings
         try:
             if self.store.queries.flushed < self.store.queries.end and now - self._flushed_at >= settings.flush_seconds:
                 self._start_flush()
-            elif self.store.is_ahead_of_checkpoint and now - self._checkpointed_at >= settings.checkpoint_seconds:
+            elif self._is_checkpoint_time(now):
                 self._start_checkpoint()
             elif self.store.is_retaining or now - self._retained_at >= _RETAIN_SECONDS:
                 self._retained_at = now
                 self.store.retain(_CARRIED_MAX)
         except DMQError as error:
             log.error("upkeep failed", once_for=(), error=error)
+
+    def _is_checkpoint_time(self, now: float) -> bool:
+        # On a full disk the room that is left is for settles and admin commands.
+        seconds = self.store.settings.checkpoint_seconds
+        return (
+            self.store.is_ahead_of_checkpoint
+            and now - self._checkpointed_at >= seconds
+            and not self.store.space.is_full
+        )
 
     async def drain(self) -> None:
         """Wait until everything submitted is answered."""
@@ -472,6 +557,8 @@ class JournalWriter:
         await self.drain()
         while not self._idle.is_set():  # more came while the disk was at work
             await self.drain()
+        if self._unwritten and not self._failed:
+            self._write_unwritten()
         self.is_closed = True
         self._ticker.cancel()
         self._disk.close()

@@ -320,8 +320,8 @@ def _settings(bytes_max: int) -> StoreSettings:
         retention_bytes=1,
         keep_unconsumed=True,
         disk_clean=1.0,
-        disk_force=1.0,
         disk_refuse=1.0,
+        ballast_bytes=0,
         files_open_max=32,
         read_cache_bytes=4 << 20,
     )

@@ -1,7 +1,8 @@
 """The unit writer: makes units of batches and events, and appends them to the journal.
 
 What always holds: a batch has a place only once its unit is written; a unit is applied to what is derived when it
-becomes visible, in order; a segment opens with a snapshot of everything before it.
+becomes visible, in order; a segment opens with a snapshot of everything before it; while the disk refuses messages,
+events are written (see `dmq.storage.disk_space`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dmq.clock import Clock
 from dmq.errors import DiskFull, DMQError, StorageError
 from dmq.model import Durability
 from dmq.settings import StoreSettings
+from dmq.storage.disk_space import DiskSpace
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import SNAPSHOT, Part, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
@@ -58,6 +60,7 @@ class Beginning(NamedTuple):
         stored_at_ms: the store time of the last unit; it never runs backwards.
         next_offset: where the journal goes on.
         needs_segment: the next unit must not follow in the last segment.
+        space: how full the disk is.
     """
 
     server: bytes
@@ -65,6 +68,7 @@ class Beginning(NamedTuple):
     stored_at_ms: int
     next_offset: int
     needs_segment: bool
+    space: DiskSpace
 
 
 class Writer:
@@ -90,7 +94,7 @@ class Writer:
         self._builder = UnitBuilder(journal.id, begin.server, begin.epoch)
         self._drafter = Drafter(settings.unit_bytes_max, settings.transactions_max)
         self._tail_in_use = True  # the last segment holds more than its snapshot
-        self.refusing = False
+        self._space = begin.space
         self._unchecked = 0  # bytes written since the disk was looked at
         if begin.needs_segment:
             self._begin_segment(begin.next_offset)
@@ -128,8 +132,51 @@ class Writer:
         refused: dict[int, DMQError] | None = None,
     ) -> dict[int, Placement]:
         """Where each item went, by its index."""
-        if not upkeep and (self.refusing or self._unchecked >= _DISK_CHECK_BYTES):
-            self.check_space()
+        if self._space.is_refusing or self._unchecked >= _DISK_CHECK_BYTES:
+            self._unchecked = 0
+            self._space.look()
+            if self._space.is_refusing and not upkeep:
+                return self._append_accepted(items, durability, atomic=atomic, refused=refused)
+        return self._append_all(items, durability, atomic=atomic, refused=refused)
+
+    def _append_accepted(
+        self,
+        items: Sequence[Batch | Event],
+        durability: Durability,
+        *,
+        atomic: bool,
+        refused: dict[int, DMQError] | None,
+    ) -> dict[int, Placement]:
+        """Append what is written although the disk is too full for messages; the rest is refused."""
+        is_full = self._space.is_full
+        turned_away = [i for i, item in enumerate(items) if isinstance(item, Batch) and (is_full or _is_sent(item))]
+        if not turned_away:
+            return self._append_all(items, durability, atomic=atomic, refused=refused)
+        error = self._space.refusal()
+        if refused is None:
+            raise error
+        refused |= dict.fromkeys(turned_away, error)
+        accepted = [index for index in range(len(items)) if index not in refused]
+        if not accepted:
+            return {}
+        faults: dict[int, DMQError] = {}
+        try:
+            placed = self._append_all([items[index] for index in accepted], durability, atomic=atomic, refused=faults)
+        except StorageError as problem:
+            if "placed" in problem.detail:
+                problem.detail["placed"] = {accepted[at]: place for at, place in problem.detail["placed"].items()}
+            raise
+        refused |= {accepted[at]: fault for at, fault in faults.items()}
+        return {accepted[at]: placement for at, placement in placed.items()}
+
+    def _append_all(
+        self,
+        items: Sequence[Batch | Event],
+        durability: Durability,
+        *,
+        atomic: bool,
+        refused: dict[int, DMQError] | None,
+    ) -> dict[int, Placement]:
         now_ms = self._clock.now_ms()
         drafts, repeated = self._drafter.draft(items, self.derived.state, now_ms, atomic=atomic, refused=refused)
         placed: dict[int, Placement] = {}
@@ -137,6 +184,9 @@ class Writer:
             for draft in drafts:
                 self._place(items, draft, self._write(draft, durability, now_ms), placed)
         except StorageError as error:
+            # The ballast's room is for events alone: a message would fill it and be refused all the same.
+            if isinstance(error, DiskFull) and self._space.ran_out() and not placed and not _has_batch(items):
+                return self._append_all(items, durability, atomic=atomic, refused=refused)
             if error is not self._journal.failure:  # that one is raised again by later calls
                 error.detail["placed"] = placed | _placed_again(items, repeated, placed)
             raise
@@ -189,17 +239,6 @@ class Writer:
         if self.visibility.visible == self._journal.end:
             self._drafter.assigned.clear()
 
-    def check_space(self) -> None:
-        """Raises DiskFull while the disk is fuller than the settings allow."""
-        self._unchecked = 0
-        disk = self._journal.files.disk_usage()
-        self.refusing = disk.total - disk.free > self._settings.disk_refuse * disk.total
-        if self.refusing:
-            raise DiskFull(
-                f"the disk of {self._journal.files.describe('')} is over {self._settings.disk_refuse:.0%} full, so "
-                "nothing is written: free some space or shorten the retention; writing goes on by itself then"
-            )
-
     # --- flushing ---------------------------------------------------------------------------------------------------
 
     def begin_flush(self) -> FlushTicket:
@@ -225,6 +264,11 @@ class Writer:
 
     # --- segments ---------------------------------------------------------------------------------------------------
 
+    def end_segment(self) -> None:
+        """Begin a new segment if the last one has anything, so that it can go."""
+        if self._tail_in_use:
+            self._roll()
+
     def _roll(self) -> None:
         """Begin a new segment, unless units still wait for replicas: then the old one may grow on."""
         self.flush()
@@ -243,6 +287,15 @@ class Writer:
         self._tail_in_use = False
         self.visibility.flushed = self.visibility.visible = unit.end
         self.derived.apply(unit)
+
+
+def _is_sent(batch: Batch) -> bool:
+    """Whether it came from a producer; else it is a message that was stored before, on its way on."""
+    return not batch.moved or batch.producer_id != 0
+
+
+def _has_batch(items: Sequence[Batch | Event]) -> bool:
+    return any(isinstance(item, Batch) for item in items)
 
 
 def _placed_again(

@@ -16,6 +16,7 @@ from crc32c import crc32c
 from dmq.errors import DiskFull, ForeignFile, RecordCorrupt, WrongFormat
 from dmq.event_log import EventLog
 from dmq.settings import StoreSettings
+from dmq.storage.ballast import BALLAST
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged
@@ -46,6 +47,7 @@ _KNOWN: Final = frozenset(
         "lost+found",
         SALVAGE,
         JOURNAL_FOLDER,
+        BALLAST,
         "deadletters",  # SQLite's, of dead letters; not the store's
     )
 ).union(FOLDERS)

@@ -10,9 +10,11 @@ because the part not known to be durable is written again before it is flushed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from dmq.errors import StorageError
 from dmq.storage.files import Files
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
@@ -175,6 +177,10 @@ def _salvage(files: Files, segment: Segment, keep: int, recovered: Recovered) ->
     try:
         target.write(0, (data,))
         target.sync()
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            files.unlink(path)  # a part of it would look like all of it
+        raise
     finally:
         target.close()
     files.sync_dir(SALVAGE)

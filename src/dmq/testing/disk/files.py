@@ -294,7 +294,8 @@ class MemoryFiles:
         with self._mutex:
             self._machine.alive()
             total = _PLENTY_BYTES if self.capacity_bytes is None else self.capacity_bytes
-            return DiskUsage(total, max(0, total - self._space.used_bytes))
+            used = min(total, self._space.used_bytes)
+            return DiskUsage(used, total - used)
 
     def lock(self) -> None:
         with self._mutex:

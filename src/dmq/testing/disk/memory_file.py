@@ -71,6 +71,11 @@ class MemoryFile:
                 raise refuse(errno.ENOSPC, "truncate", self._path)
             self._machine.change("truncate", self._path, lambda: self._put(size, None))
 
+    def allocate(self, size: int) -> None:
+        # A disk without a capacity has room whatever a file takes of it; the memory is spared.
+        if self._space.capacity_bytes is not None:
+            self.truncate(size)
+
     def size(self) -> int:
         with self._mutex:
             self._check("size")

@@ -65,7 +65,7 @@ def test_an_address_for_strangers_is_a_problem_unless_it_is_meant(tmp_path: Path
 def test_a_full_disk_is_a_problem(tmp_path: Path) -> None:
     tiny = 1e-9
     settings = Settings(
-        store=StoreSettings(disk_clean=tiny, disk_force=tiny, disk_refuse=tiny),
+        store=StoreSettings(disk_clean=tiny, disk_refuse=tiny),
         broker=BrokerSettings(data=str(tmp_path), port=0, metrics_port=0, telnet_port=None),
     )
     found = {finding.check: finding for finding in diagnose_machine(settings)}

@@ -1,0 +1,114 @@
+"""Disk space: how full the disk is, and whether new messages are refused for it. The one source of that figure.
+
+In use is what `df` says: blocks that are reserved for root are neither used nor available.
+
+Two things make it refuse. Over the mark (`store.disk_refuse`) new messages are refused; what the broker itself moves
+(retries, due delays, commits), settles and admin commands are written. Where a write found no space at all, the ballast
+is given up: its room is for settles, new groups and admin commands alone, so every message is refused, until there is
+space enough to make the ballast anew.
+
+What always holds: a change is logged once, with the figures; nothing that was written is dropped here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dmq.errors import DiskFull, StorageError
+from dmq.event_log import EventLog
+from dmq.settings import StoreSettings, format_size
+from dmq.storage.ballast import Ballast
+from dmq.storage.files import Files
+
+__all__ = ["DiskSpace"]
+
+log = EventLog(__name__)
+
+# Below the mark by so much it ends: a disk at its mark is not reported over and over.
+_SLACK: Final = 0.005
+
+
+class DiskSpace:
+    """The disk of one data directory.
+
+    Attributes:
+        usage: when it was last looked at.
+        is_refusing: new messages are refused, for either reason.
+        is_full: a write found no space; what is left is the room of the ballast.
+    """
+
+    def __init__(self, files: Files, settings: StoreSettings) -> None:
+        self._files = files
+        self._settings = settings
+        self.usage = files.disk_usage()
+        self.ballast = Ballast(files, settings.ballast_bytes)
+        self.is_full = False
+        self.is_over_mark = False
+        self.is_refusing = False
+
+    def begin(self) -> None:
+        """Before anything is accepted: see to the ballast, and look."""
+        self.ballast.fit(self.usage)
+        self.look()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether all that is past the retention is to go at once."""
+        return self.usage.share > self._settings.disk_clean
+
+    def look(self) -> None:
+        """Look at the disk, and go on or stop refusing accordingly. Costs a few microseconds."""
+        try:
+            self.usage = usage = self._files.disk_usage()
+        except StorageError as error:
+            log.error("the disk cannot be asked how full it is", once_for=(), error=error)
+            return
+        mark = self._settings.disk_refuse
+        was_over = self.is_over_mark
+        self.is_over_mark = usage.share > (mark - _SLACK if was_over and mark < 1 else mark)
+        if self.is_over_mark != was_over:
+            self._tell_mark()
+        if not self.ballast.bytes and self.ballast.take(usage) and self.is_full:
+            self.is_full = False
+            self.usage = self._files.disk_usage()
+            log.warning("the disk has space again: messages are taken", **self._facts())
+        self.is_refusing = self.is_over_mark or self.is_full
+
+    def ran_out(self) -> bool:
+        """A write found no space. The ballast goes; returns whether that made some."""
+        if self.is_full or not self.ballast.wanted(self.usage):
+            return False
+        freed = self.ballast.give_up()
+        self.is_full = self.is_refusing = True
+        log.error(
+            "the disk is full: messages are refused, the ballast is given up for settles and admin commands",
+            **self._facts(),
+            ballast=format_size(freed),
+        )
+        return freed > 0
+
+    def refusal(self) -> DiskFull:
+        """Why a message is not written."""
+        where, share = self._files.describe(""), f"{self.usage.share:.1%}"
+        if self.is_full:
+            text = f"no space is left on the disk of {where}: free some space; messages are taken again by themselves then"
+        else:
+            text = (
+                f"the disk of {where} is {share} in use, and over {self._settings.disk_refuse:.0%} (store.disk_refuse) "
+                "no message is taken: free some space; sending goes on by itself then"
+            )
+        return DiskFull(f"{text}, and consumers are served meanwhile", used=self.usage.used, free=self.usage.available)
+
+    def _tell_mark(self) -> None:
+        mark = f"{self._settings.disk_refuse:.0%}"
+        if self.is_over_mark:
+            log.warning("the disk is over its mark: messages are refused, consumers go on", **self._facts(), mark=mark)
+        else:
+            log.warning("the disk is below its mark again: messages are taken", **self._facts(), mark=mark)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "directory": self._files.describe(""),
+            "in_use": f"{self.usage.share:.1%}",
+            "available": f"{self.usage.available / (1 << 20):.1f}MiB",
+        }
