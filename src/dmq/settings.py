@@ -86,7 +86,9 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     flush_seconds: Annotated[float, _time("Flush what was only `stored` after this time.")] = 0.5
     retention_hours: Annotated[float, _time("Drop segments older than this; none keeps them.")] | None = 72.0
     retention_bytes: Annotated[int, _size(1, "Drop the oldest segments beyond this; none: no limit.")] | None = None
-    disk_clean: Annotated[float, _share("Share of the disk in use at which all past the retention goes at once.")] = 0.75
+    disk_clean: Annotated[float, _share("Share of the disk in use at which all past the retention goes at once.")] = (
+        0.75
+    )
     disk_force: (
         Annotated[float, _share("Share of the disk in use at which even unconsumed segments go; none: never.")] | None
     ) = None

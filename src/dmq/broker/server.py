@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
 from dmq.broker.dead_letters.letter_thread import open_letters
+from dmq.broker.diagnostics.disk_report import disk_refusal
 from dmq.broker.diagnostics.metrics import exposition
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
@@ -219,6 +220,8 @@ class BrokerServer:
             return Page("stopping\n", 503)
         if broker.readiness.is_draining:
             return Page("drained\n", 503)
+        if refusal := disk_refusal(broker):
+            return Page(f"{refusal}\n", 503)
         return Page("ready\n")
 
     def _sweep(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from dmq.client.admin import calls
 from dmq.client.client import connect
 
 __all__ = ["BrokerView", "look_at"]
@@ -23,6 +24,7 @@ class BrokerView(NamedTuple):
     round_trip_ms: float
     clock_skew_ms: int  # how far its clock is ahead of ours
     stats: dict[str, float]
+    warnings: list[str]  # what its operator should know
 
 
 def look_at(url: str, app: str = "dmq") -> BrokerView:
@@ -38,8 +40,9 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         skew = reply.now_ms - (began_ms + time.time() * 1000) / 2
         client.admin.stats("store_")
         began = time.perf_counter()
-        stats = client.admin.stats("store_", "broker_")
+        stats = client.admin.stats("store_", "broker_", "disk_")
         round_trip_ms = (time.perf_counter() - began) * 1000
+        warnings = client.admin.converse(calls.warnings())
     return BrokerView(
         reply.broker,
         reply.address,
@@ -48,4 +51,5 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         round_trip_ms=round_trip_ms,
         clock_skew_ms=round(skew),
         stats=stats,
+        warnings=warnings,
     )

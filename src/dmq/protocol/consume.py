@@ -308,6 +308,8 @@ class QueuePosition(Header, frozen=True):
     leased: Amount = 0
     oldest_ms: Amount = 0  # age of the oldest message that is not settled
     retrying: Amount = 0  # failed, and wait for another attempt; not part of the lag
+    dropped: Amount = 0  # by retention, before the group had consumed them
+    is_holding: bool = False  # retention waits for the group here
 
 
 class PositionReply(Header, frozen=True):

@@ -120,6 +120,7 @@ class StatsReply(Header, frozen=True):
 
     values: dict[str, float]
     at_ms: Amount = 0
+    warnings: Annotated[list[Text], Meta(max_length=64)] = []  # what an operator should know, in sentences
 
 
 class Cluster(Header, frozen=True):

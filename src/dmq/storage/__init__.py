@@ -1,9 +1,9 @@
 """The message store: one journal, and everything derived from it.
 
-In reading order: `files` and `file_pool` are the disk, `ballast` and `disk_space` how full it is; `journal` is the log of units; `index`, `delay` and `state` are
-what is derived from it; `read` finds records; `upkeep` opens, checkpoints, recovers and retains; `queries` answers
-questions, `store` writes, and `group_commit` is the owner of a store for many threads; `offline` looks into a directory
-that no broker has open.
+In reading order: `files` and `file_pool` are the disk, `ballast` and `disk_space` how full it is; `journal` is the log
+of units; `index`, `delay` and `state` are what is derived from it; `read` finds records; `upkeep` opens, checkpoints,
+recovers and retains; `queries` answers questions, `store` writes, and `group_commit` is the owner of a store for many
+threads; `offline` looks into a directory that no broker has open.
 
 Each room imports only from those below it:
 

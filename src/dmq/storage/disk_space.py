@@ -91,7 +91,9 @@ class DiskSpace:
         """Why a message is not written."""
         where, share = self._files.describe(""), f"{self.usage.share:.1%}"
         if self.is_full:
-            text = f"no space is left on the disk of {where}: free some space; messages are taken again by themselves then"
+            text = (
+                f"no space is left on the disk of {where}: free some space; messages are taken again by themselves then"
+            )
         else:
             text = (
                 f"the disk of {where} is {share} in use, and over {self._settings.disk_refuse:.0%} (store.disk_refuse) "

@@ -129,6 +129,7 @@ def test_what_was_just_written_is_at_hand() -> None:
 
 # --- which segments go ------------------------------------------------------------------------------------------------
 
+
 def segments(count: int, size: int = 100) -> list[SegmentAge]:
     """One an hour, the newest an hour old."""
     return [SegmentAge(i * size, (i + 1) * size, (i + 1) * HOUR_MS) for i in range(count)]

@@ -37,6 +37,7 @@ class Groups:
         self._queries = journal.queries
         self._writer = journal.writer
         self._reads = journal.reads
+        self._retention = journal.store.retention
         self._channels = channels
         self._changes = channels.catalog.changes
 
@@ -153,6 +154,7 @@ class Groups:
     def _positions(self, topic: Topic, group: str) -> list[QueuePosition]:
         rows = []
         live = self._channels.open.get((topic.name, group))
+        retention = self._retention
         for queue in range(topic.config.queues):
             first, following = self._queries.bounds(topic.name, queue)
             if live is not None:
@@ -174,6 +176,8 @@ class Groups:
                     settled=sum(end - start for start, end in place.ranges),
                     leased=leased,
                     retrying=self._queries.retrying(group, topic.id, queue),
+                    dropped=retention.dropped_from(group, topic.id, queue, place, first=first),
+                    is_holding=(group, topic.id, queue) in retention.holds,
                 )
             )
         return rows

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
-import shutil
 import socket
 from collections.abc import Iterator
 from enum import StrEnum
@@ -18,8 +17,10 @@ from typing import NamedTuple
 from dmq.broker.runtime.address import check_address
 from dmq.errors import DMQError, NotAllowed
 from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
-from dmq.storage.files import OsFiles
+from dmq.storage.ballast import BALLAST
+from dmq.storage.files import DiskUsage, OsFiles
 from dmq.storage.offline.verification import holder
+from dmq.storage.upkeep.directory import IDENTITY
 
 __all__ = ["Finding", "State", "diagnose_machine"]
 
@@ -50,6 +51,7 @@ def diagnose_machine(settings: Settings, insecure: bool = False) -> Iterator[Fin
     owner, finding = _directory(folder)
     yield finding
     yield _disk(folder, settings.store)
+    yield from _ballast(folder, settings.store)
     yield _descriptors(settings)
     yield _address(settings.broker, insecure)
     # A port that the owner of the directory has is where it should be.
@@ -91,22 +93,37 @@ def _existing(folder: Path) -> Path:
 
 def _disk(folder: Path, settings: StoreSettings) -> Finding:
     try:
-        usage = shutil.disk_usage(_existing(folder))
+        usage = DiskUsage.at(_existing(folder))
     except OSError as error:
         return Finding("disk space", State.PROBLEM, f"the disk cannot be asked: {error.strerror}", "check the disk")
     if not usage.total:
         return Finding("disk space", State.PROBLEM, f"{folder} is on no disk", "name a directory on one with --data")
-    share = 1 - usage.free / usage.total
-    what = f"{share:.0%} in use, {usage.free / _GIB:.1f} GiB free"
+    share = usage.share
+    what = f"{share:.1%} in use, {usage.available / _GIB:.1f} GiB available"
     advice = "free some space, shorten store.retention_hours, or use another disk with --data"
-    if share >= settings.disk_refuse:
-        return Finding("disk space", State.PROBLEM, f"{what}: at {settings.disk_refuse:.0%} writes are refused", advice)
-    if share >= settings.disk_clean:
-        return Finding("disk space", State.WARNING, f"{what}: old segments are dropped early", advice)
-    if usage.free < 2 * settings.segment_bytes:
+    if share > settings.disk_refuse:
+        what = f"{what}: over {settings.disk_refuse:.0%} messages are refused"
+        return Finding("disk space", State.PROBLEM, what, advice)
+    if share > settings.disk_clean:
+        what = f"{what}: over {settings.disk_refuse:.0%} messages will be refused"
+        return Finding("disk space", State.WARNING, what, advice)
+    if usage.available < 2 * settings.segment_bytes:
         what = f"{what}: less than two segments of {format_size(settings.segment_bytes)}"
         return Finding("disk space", State.WARNING, what, advice)
     return Finding("disk space", State.OK, what)
+
+
+def _ballast(folder: Path, settings: StoreSettings) -> Iterator[Finding]:
+    """Only of a directory that a broker has opened before, since that is when it is made."""
+    if not settings.ballast_bytes or not os.path.exists(folder / IDENTITY):
+        return
+    try:
+        size = (folder / BALLAST).stat().st_size
+    except OSError:
+        what = "it is missing: on a full disk nothing is left for settles and admin commands"
+        yield Finding("ballast", State.WARNING, what, "free some space: the broker makes it anew, also while it runs")
+    else:
+        yield Finding("ballast", State.OK, f"{format_size(size)} are kept for a full disk")
 
 
 def _descriptors(settings: Settings) -> Finding:

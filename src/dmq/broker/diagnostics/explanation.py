@@ -9,9 +9,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from dmq.model import parse_broadcast_name
 from dmq.storage.state.events import Outcome
 
-__all__ = ["Dead", "Facts", "Out", "Reason", "Retry", "SettledHow", "explain", "moment", "paragraph", "until"]
+__all__ = ["Dead", "Facts", "Out", "Reason", "Retry", "SettledHow", "explain", "label", "moment", "paragraph", "until"]
 
 _GROUPS_SHOWN = 10
 
@@ -87,6 +88,12 @@ class Reason(NamedTuple):
     group: str
     state: str
     text: str
+
+
+def label(group: str) -> str:
+    """What people call a group."""
+    alone = parse_broadcast_name(group)
+    return group if alone is None else f"{alone[0]} (broadcast to {alone[1]})"
 
 
 def moment(at_ms: int) -> str:

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from dmq.broker.broker import Broker
 from dmq.broker.delivery.group import group_of
-from dmq.broker.diagnostics.explanation import Reason, explain, moment, paragraph, until
+from dmq.broker.diagnostics.explanation import Reason, explain, label, moment, paragraph, until
 from dmq.broker.diagnostics.message_history import Life, look_up
 from dmq.broker.diagnostics.trace import NOT_KEPT, Step, steps_of
-from dmq.broker.diagnostics.whereabouts import facts_of, groups_at, label, leases_of
+from dmq.broker.diagnostics.whereabouts import facts_of, groups_at, leases_of
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.protocol.message_history import STEPS_MAX
 from dmq.storage.state.state import Topic

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dmq.broker.broker import Broker
+from dmq.broker.diagnostics.disk_report import dropped_sentence
 from dmq.errors import DMQError, UnknownMessage
 from dmq.model import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.records import Attributes
@@ -114,8 +115,10 @@ async def look_up(broker: Broker, message_id: MessageId, *, is_thorough: bool) -
     if not copies and not letters:
         if notes:
             raise UnknownMessage(f"no message {message_id} is in the journal, and {notes[0]}", id=str(message_id))
+        dropped = dropped_sentence(broker)
         raise UnknownMessage(
-            f"no message {message_id} is kept: check the id; it may never have been stored, or retention has taken it",
+            f"no message {message_id} is kept: check the id; it may never have been stored, or retention has taken it"
+            + (f" ({dropped})" if dropped else ""),
             id=str(message_id),
         )
     events, is_complete = await _events(broker, message_id, copies, is_thorough)

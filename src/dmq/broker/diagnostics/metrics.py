@@ -6,6 +6,7 @@ What always holds: what counts up never falls while the broker runs.
 from __future__ import annotations
 
 from dmq.broker.broker import Broker
+from dmq.broker.diagnostics.disk_report import disk_figures, dropped_by_group
 from dmq.broker.maintenance import Audience
 
 __all__ = ["exposition", "lags", "numbers"]
@@ -29,6 +30,7 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
         "broker_out": channels.out,
     }
     values |= {f"store_{name}": float(value) for name, value in broker.store.stats().items()}
+    values |= disk_figures(broker)
     for name in ("delivered", "acked", "dead"):
         values[f"broker_{name}"] = channels.ended[name] + sum(one.counts[name] for one in channels.open.values())
     values |= {f"broker_{name}": value for name, value in broker.dead_letters.figures().items()}
@@ -82,7 +84,7 @@ _COUNTERS = frozenset(
         "dead_letters_deleted",
         "dead_letters_failures",
     )
-)
+) | {"retention_dropped_messages", "retention_dropped_unconsumed_messages"}
 
 
 def exposition(broker: Broker) -> str:
@@ -96,6 +98,10 @@ def exposition(broker: Broker) -> str:
     for (topic, group), lag in sorted(lags(broker).items()):
         labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
         lines.append(f"dmq_group_lag{{{labels}}} {lag}")
+    lines.append("# TYPE dmq_group_dropped_messages_total counter")
+    for (topic, group), count in sorted(dropped_by_group(broker).items()):
+        labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
+        lines.append(f"dmq_group_dropped_messages_total{{{labels}}} {count}")
     return "\n".join(lines) + "\n"
 
 

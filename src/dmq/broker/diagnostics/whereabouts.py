@@ -10,7 +10,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.delivery.channel import Channel
 from dmq.broker.delivery.group import group_of
 from dmq.broker.delivery.lease import Lease, Redelivery
-from dmq.broker.diagnostics.explanation import Dead, Facts, Out, Retry, SettledHow
+from dmq.broker.diagnostics.explanation import Dead, Facts, Out, Retry, SettledHow, label
 from dmq.broker.diagnostics.message_history import Copy, Life
 from dmq.broker.diagnostics.trace import Leased
 from dmq.model import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, parse_broadcast_name, retry_topic_name
@@ -20,7 +20,7 @@ from dmq.storage.state.events import PositionSet, Settled
 from dmq.storage.state.positions import Position
 from dmq.storage.state.state import Topic
 
-__all__ = ["facts_of", "groups_at", "label", "leases_of", "unsettled_before"]
+__all__ = ["facts_of", "groups_at", "leases_of", "unsettled_before"]
 
 _REASONS = {int(reason): reason.name for reason in DeadReason}
 
@@ -32,12 +32,6 @@ def groups_at(broker: Broker, topic: Topic) -> list[str]:
     return sorted(
         group for group in live.union(kept) if not group.startswith(SYSTEM_PREFIX) or parse_broadcast_name(group)
     )
-
-
-def label(group: str) -> str:
-    """What people call a group."""
-    alone = parse_broadcast_name(group)
-    return group if alone is None else f"{alone[0]} (broadcast to {alone[1]})"
 
 
 def unsettled_before(position: Position, first: int, offset: int) -> int:

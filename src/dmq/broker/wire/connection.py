@@ -6,6 +6,7 @@ import secrets
 
 from dmq import __version__
 from dmq.broker.broker import Broker
+from dmq.broker.diagnostics.disk_report import disk_warnings
 from dmq.broker.diagnostics.metrics import numbers
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
@@ -77,7 +78,8 @@ def stats(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers
     values = {name: float(value) for name, value in numbers(dispatcher, dispatcher.broker).items()}
     if asked.prefixes:
         values = {name: v for name, v in values.items() if name.startswith(tuple(asked.prefixes))}
-    session.answer(frame, headers.StatsReply(values, dispatcher.clock.now_ms()))
+    warnings = [] if dispatcher.broker is None else disk_warnings(dispatcher.broker)
+    session.answer(frame, headers.StatsReply(values, dispatcher.clock.now_ms(), warnings))
 
 
 def cluster(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Cluster) -> None:

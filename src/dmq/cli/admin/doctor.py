@@ -85,6 +85,9 @@ def _broker(url: str) -> Iterator[Finding]:
     else:
         yield Finding("clock", State.OK, what)
     yield from _store(seen.stats)
+    for warning in seen.warnings:
+        what, _, advice = warning.partition("; ")
+        yield Finding("broker's disk", State.WARNING, what, advice)
 
 
 def _store(stats: dict[str, float]) -> Iterator[Finding]:
@@ -94,7 +97,9 @@ def _store(stats: dict[str, float]) -> Iterator[Finding]:
     if stats.get("store_failed"):
         yield Finding(check, State.PROBLEM, "a flush failed: it takes no writes", "check its disk, then restart it")
     elif stats.get("store_refusing"):
-        yield Finding(check, State.PROBLEM, "its disk is too full: writes are refused", "free some space there")
+        share = stats.get("disk_used_ratio", 1.0)
+        what = f"its disk is too full, {share:.1%} in use: messages are refused, consumers go on"
+        yield Finding(check, State.PROBLEM, what, "free some space there")
     else:
         yield Finding(check, State.OK, f"takes writes; journal segments: {stats.get('store_segments', 0):.0f}")
     yield from _dead_letters(stats)

@@ -96,10 +96,15 @@ def lag(
     with connected(url) as client:
         found = _lag(client.admin, topic, group)
     if form == Format.JSON:
-        show_facts({"group": group, "lag": found.total, "retrying": found.retrying, "queues": _queues(found)}, form)
+        facts = {"group": group, "lag": found.total, "retrying": found.retrying, "dropped": found.dropped}
+        show_facts({**facts, "holds_retention": found.is_holding, "queues": _queues(found)}, form)
         return
     show_rows(_queues(found), form, empty="")
     typer.echo(f"\nlag {found.total:,}, retrying {found.retrying:,}")
+    if found.dropped:
+        typer.echo(f"retention dropped {found.dropped:,} messages before the group had consumed them")
+    if found.is_holding:
+        typer.echo("retention waits for this group: the journal keeps for it what is past store.retention_hours")
 
 
 @app.command()

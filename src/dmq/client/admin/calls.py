@@ -292,6 +292,11 @@ def stats(prefixes: tuple[str, ...]) -> Call[dict[str, float]]:
     return reply.values
 
 
+def warnings() -> Call[list[str]]:
+    reply: sessions.StatsReply = decode_response((yield Command.STATS, sessions.Stats(["disk_"])))
+    return reply.warnings
+
+
 def cluster() -> Call[list[BrokerReport]]:
     reply: sessions.ClusterReply = decode_response((yield Command.CLUSTER, sessions.Cluster()))
     return [BrokerReport.of(info) for info in reply.brokers]

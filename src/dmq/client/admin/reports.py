@@ -121,6 +121,8 @@ class QueueLag:
     lag: int
     oldest_age: float  # seconds
     retrying: int = 0  # failed, and wait for another attempt; not part of the lag
+    dropped: int = 0  # by retention, before the group had consumed them
+    is_holding: bool = False  # retention waits for the group here
 
     @classmethod
     def of(cls, position: consume.QueuePosition) -> QueueLag:
@@ -134,6 +136,8 @@ class QueueLag:
             position.next_offset - position.floor - position.settled,
             position.oldest_ms / 1000,
             position.retrying,
+            position.dropped,
+            position.is_holding,
         )
 
 
@@ -145,6 +149,16 @@ class Lag:
     total: int
     queues: tuple[QueueLag, ...]
     retrying: int = 0  # failed, and wait for another attempt; not part of the total
+
+    @property
+    def dropped(self) -> int:
+        """Messages that retention dropped before the group had consumed them."""
+        return sum(queue.dropped for queue in self.queues)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether retention waits for the group: what is past the retention is kept for it."""
+        return any(queue.is_holding for queue in self.queues)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Retention: which of the oldest segments may go, and what must be carried forward before they do.
 
-A segment goes when it is past the retention (`store.retention_hours`, `store.retention_bytes`) and nobody holds it: no
+A segment goes when it is past the retention (`store.retention_hours`, `store.retention_bytes`) and is not held: no
 group that exists has anything to consume there (`store.keep_unconsumed`), and the archive has taken it
-(`store.keep_unarchived`). Only `store.disk_force`, which nobody has unless they set it, makes segments go that are
-held or young.
+(`store.keep_unarchived`). Only `store.disk_force`, which has no default, makes segments go that are held or young.
 
 What always holds: segments go oldest first and whole; the last one stays; what is still wanted of a segment (pending
 delays, open transactions, unsettled messages of topics that are carried for a group) stands at the tail, flushed,
@@ -93,7 +92,7 @@ def segments_past(segments: Sequence[SegmentAge], tail_bytes: int, now_ms: int, 
 
 
 def segments_to_force(segments: Sequence[SegmentAge], settings: StoreSettings, disk: DiskUsage) -> int:
-    """How many of the oldest segments go whoever holds them, to bring the disk below the force mark."""
+    """How many of the oldest segments go, held or not, to bring the disk below the force mark."""
     if settings.disk_force is None:
         return 0
     used = disk.used
@@ -158,7 +157,7 @@ class Retention:
                 return None
             if unit.header.stored_at_ms == segment.stored_at_ms:
                 firsts = derived.firsts_of(derived.snapshot_in(unit))
-                return Going(count, journal.start, segment.start, firsts, is_forced)
+                return Going(count, journal.start, segment.start, firsts, is_forced=is_forced)
             # Its header was read unchecked when the store was opened: what follows from that time is decided anew.
             segment.stored_at_ms = unit.header.stored_at_ms
 
@@ -182,7 +181,7 @@ class Retention:
     def _unheld(self, derived: Derived, count: int) -> int:
         """How many of so many oldest segments no group holds.
 
-        A pass over all positions is made only when a segment goes, or when all who held the oldest one let go.
+        A pass over all positions is made only when a segment goes, or when all groups that held the oldest one let go.
         """
         if not count or not self._settings.keep_unconsumed:
             self.holds = []
@@ -194,7 +193,7 @@ class Retention:
         if self.holds or (found := _holds(derived, nearest, HOLDS_MAX)):
             self.holds = self.holds or found
             return 0
-        low, high, middle = 1, count, count  # as a rule nobody holds any of them
+        low, high, middle = 1, count, count  # as a rule no group holds any of them
         while low < high:
             firsts = self._firsts(derived, middle)
             if firsts is None or _holds(derived, firsts, 1):
@@ -233,6 +232,14 @@ class Retention:
             held=format_size(self.held_bytes),
             groups=", ".join(groups),
         )
+
+    def dropped_from(self, group: str, topic_id: int, queue: int, position: Position, *, first: int) -> int:
+        """How many messages of a queue went before a group had consumed them, as far as is known.
+
+        After a restart those are known that the group has not come to yet.
+        """
+        gap = 0 if position.floor >= first else _between(position, position.floor, first)
+        return max(gap, self.losses.get(Hold(group, topic_id, queue), 0))
 
     # --- what is dropped --------------------------------------------------------------------------------------------
 
@@ -303,9 +310,12 @@ def _unconsumed(derived: Derived, hold: Hold, position: Position, firsts: dict[i
     start, end = max(position.floor, derived.state.first.get(key, 0)), firsts.get(key, 0)
     if start >= end:
         return 0
-    settled = sum(
-        min(high, end) - max(low, start) for low, high in position.ranges if high > start and low < end
-    )
+    return _between(position, start, end)
+
+
+def _between(position: Position, start: int, end: int) -> int:
+    """How many messages from one offset to another are not settled."""
+    settled = sum(min(high, end) - max(low, start) for low, high in position.ranges if high > start and low < end)
     return end - start - settled
 
 
