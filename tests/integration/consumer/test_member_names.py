@@ -8,6 +8,7 @@ import logging
 import pytest
 
 import dmq
+import dmq.aio
 from dmq.model import broadcast_name
 from dmq.settings import StoreSettings
 from dmq.testing import TestBroker
@@ -95,7 +96,7 @@ def test_there_are_no_more_groups_than_allowed() -> None:
             lambda: client.consumer("orders", "three").pull(1),
             lambda: next(client.consumer("orders", "three")),
         ):
-            with pytest.raises(dmq.NotAllowed, match=r"broker.groups_max"):
+            with pytest.raises(dmq.LimitReached, match=r"broker.groups_max"):
                 refused()
         assert len(client.consumer("orders", "two").pull(1)) == 1
         client.admin.delete_group("one")
@@ -110,7 +111,7 @@ def test_there_are_no_more_topics_than_allowed() -> None:
             lambda: client.admin.create_topic("three"),
             lambda: client.producer().send("three", b"x"),
         ):
-            with pytest.raises(dmq.NotAllowed, match=r"broker.topics_max"):
+            with pytest.raises(dmq.LimitReached, match=r"broker.topics_max"):
                 refused()
         with pytest.raises(dmq.TopicExists):
             client.admin.create_topic("two")
@@ -191,3 +192,24 @@ def test_messages_that_are_looked_at_have_their_ids(cache_bytes: int) -> None:
         assert [message.id for message in read] == [receipts[7].id]
         (found,) = client.admin.find("orders", key="k7")
         assert found.id == receipts[7].id
+
+
+def test_many_at_once_make_no_more_than_allowed() -> None:
+    async def create() -> tuple[list[BaseException | None], list[BaseException | None]]:
+        async with dmq.aio.connect(broker.url) as client:
+            names = [f"{number:02}" for number in range(40)]
+            topics = await asyncio.gather(
+                *(client.admin.create_topic(f"t-{name}") for name in names), return_exceptions=True
+            )
+            groups = await asyncio.gather(
+                *(client.admin.create_group(f"g-{name}", "orders") for name in names), return_exceptions=True
+            )
+            return topics, groups
+
+    with ServedBroker(topics_max=11, groups_max=7) as broker, dmq.connect(broker.url) as client:
+        client.admin.create_topic("orders")
+        topics, groups = asyncio.run(create())
+        assert [type(error) for error in topics if error is not None] == [dmq.LimitReached] * 30
+        assert [type(error) for error in groups if error is not None] == [dmq.LimitReached] * 33
+        assert len(client.admin.topics()) == 11
+        assert len(client.admin.groups()) == 7

@@ -20,7 +20,7 @@ import msgspec
 from dmq.broker.catalog.changes import Change, Changes, Later
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
-from dmq.errors import DMQError, InvalidSettings, NotAllowed, ServerError, TopicExists, UnknownTopic
+from dmq.errors import DMQError, InvalidSettings, LimitReached, NotAllowed, ServerError, TopicExists, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.model import (
     PRIORITIES,
@@ -79,6 +79,8 @@ class Catalog:
         self._settings = settings
         self._check_config = check_config
         self._round_robin = itertools.count(time.monotonic_ns() & 0xFFFF)
+        self._topics_coming = 0  # that are being written: they count as well
+        self._groups_coming = 0
         self.changes = Changes(settings.pulls_waiting_max, settings.waiting_bytes_max)
         self.listeners: list[TopicListener] = []
 
@@ -265,12 +267,18 @@ class Catalog:
 
     async def _create(self, name: str, config: TopicConfig, *, system: bool = False, by: str = "") -> Topic:
         event = self._store.creation(name, config, system=system)
-        if not system and self._queries.topic_count >= self._settings.topics_max:
-            raise NotAllowed(
-                f"this broker has {self._queries.topic_count} topics, and broker.topics_max allows no more: delete "
-                "some, or raise the setting"
+        count, limit = self._queries.topic_count, self._settings.topics_max
+        if not system and count + self._topics_coming >= limit:
+            raise LimitReached(
+                f"this broker has {count} topics, and broker.topics_max allows no more: delete some, or raise the "
+                "setting",
+                limit=limit,
             )
-        await self._writer.write([event])
+        self._topics_coming += 1
+        try:
+            await self._writer.write([event])
+        finally:
+            self._topics_coming -= 1
         topic = self._queries.topic(name)
         tell = log.debug if system else log.info
         tell("topic created", topic=name, topic_id=topic.id, settings=_differences(TopicConfig(), config), by=by)
@@ -288,23 +296,30 @@ class Catalog:
 
         Raises:
             Later: it gets its first positions now.
-            NotAllowed: there are too many groups.
+            LimitReached: there are too many groups.
         """
         queries = self._queries
         queues = [queue for queue in range(topic.config.queues) if queries.position(group, topic.name, queue) is None]
         if not queues:
             return
-        if queries.group_count >= self._settings.groups_max and not queries.positions_of(group):
-            raise NotAllowed(
-                f"this broker keeps {queries.group_count} groups, and broker.groups_max allows no more: delete some, "
-                "or raise the setting"
+        count, limit = queries.group_count, self._settings.groups_max
+        is_new = not queries.positions_of(group)
+        if is_new and count + self._groups_coming >= limit:
+            raise LimitReached(
+                f"this broker keeps {count} groups, and broker.groups_max allows no more: delete some, or raise the "
+                "setting",
+                limit=limit,
             )
         change = self.changes.begin(("group", name))
+        self._groups_coming += is_new
 
         async def begin() -> None:
-            offsets = await self._reads.ask(lambda: [offset(queue) for queue in queues])
-            places = zip(queues, offsets, strict=True)
-            await self._writer.write([PositionSet(group, topic.id, queue, place) for queue, place in places])
+            try:
+                offsets = await self._reads.ask(lambda: [offset(queue) for queue in queues])
+                places = zip(queues, offsets, strict=True)
+                await self._writer.write([PositionSet(group, topic.id, queue, place) for queue, place in places])
+            finally:
+                self._groups_coming -= is_new
             if len(queues) == topic.config.queues:
                 lag = sum(queries.bounds(topic.name, queue)[1] for queue in queues) - sum(offsets)
                 log.info("group created", topic=topic.name, group=group, queues=len(queues), lag=lag)

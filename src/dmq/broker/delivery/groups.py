@@ -48,7 +48,7 @@ class Groups:
 
         Raises:
             Later: it gets its first positions now: try again when that is done.
-            BrokerStopping, InvalidName, UnknownTopic, NotAllowed: it cannot.
+            BrokerStopping, InvalidName, UnknownTopic, LimitReached: it cannot.
         """
         self._channels.runtime.readiness.check_running()
         check_name(group, "group")

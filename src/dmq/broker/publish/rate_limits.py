@@ -151,6 +151,7 @@ class RateLimits:
         self._runtime = runtime
         self.limits = Limits()
         self.limited = 0
+        self._coming = 0  # that are being written
         self.reload()
 
     def kept(self) -> list[Limit]:
@@ -224,12 +225,18 @@ class RateLimits:
             check_name(limit.app, "app")
         known = self.kept()
         name = (limit.topic, limit.app)
-        if name not in {(one.topic, one.app) for one in known} and len(known) >= LIMITS_MAX:
+        is_new = name not in {(one.topic, one.app) for one in known}
+        if is_new and len(known) + self._coming >= LIMITS_MAX:
             raise LimitReached(f"there are {len(known)} limits, and no more are kept: take some away first")
+
+        self._coming += is_new
 
         async def change() -> list[Limit]:
             put = LimitPut(topic_id, limit.app, limit.messages, limit.bytes, policy=int(limit.is_dead_letter))
-            await self._writer.write([put])
+            try:
+                await self._writer.write([put])
+            finally:
+                self._coming -= is_new
             self.reload()
             log.info(
                 "limit removed" if limit.messages is None and limit.bytes is None else "limit changed",

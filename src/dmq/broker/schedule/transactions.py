@@ -15,6 +15,7 @@ import asyncio
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import nsmallest
 from typing import Final, Protocol
 
@@ -67,6 +68,8 @@ _UNIT_BYTES: Final = 4 << 20
 _WAITING_MAX: Final = 200_000
 _REMEMBERED_MAX: Final = 100_000
 _CHECKS_AT_ONCE: Final = 256
+_READ_TURN: Final = 64  # half messages are read and copied in one turn of the loop
+_DECIDED_TURN: Final = 4096  # are decided about in one
 _LOOKED_TURN: Final = 64  # that are no longer remembered are looked up in one turn of the loop
 _GROUPS_MAX: Final = 1000
 _AGAIN_MS: Final = 1000
@@ -325,7 +328,9 @@ class Transactions:
     async def _decide(self, ending: Ending, ends: dict[bytes, str]) -> None:
         """Which of them end now as asked, and why not the others."""
         looked = 0
-        for message_id in ending.ids:
+        for index, message_id in enumerate(ending.ids):
+            if index % _DECIDED_TURN == _DECIDED_TURN - 1:
+                await asyncio.sleep(0)
             outcome = ends.get(message_id) or self._ended.get(message_id)
             if outcome is None and self._queries.is_open(message_id):
                 first = self._queries.transaction_first(message_id)
@@ -398,18 +403,24 @@ class Transactions:
             if outcome != ROLLED_BACK and (half := queries.half(message_id)) is not None
         }
         order = {offset: rank for rank, offset in enumerate(moving)}
-        parts, gone = await self._reads.ask(lambda: queries.gather([*moving]))
+        gone: list[int] = []
+        # A turn of the loop each, and a question each: one that needs the disk is asked again from its start.
+        offsets = sorted(moving)
+        for start in range(0, len(offsets), _READ_TURN):
+            parts, unreadable = await self._reads.ask(partial(queries.gather, offsets[start : start + _READ_TURN]))
+            gone += unreadable
+            for part in parts:
+                if not groups:
+                    unit.add(part, order)
+                    continue
+                for index, offset in enumerate(part.offsets.tolist()):
+                    message_id = moving[offset]
+                    unit.add_dead(part.record(index), part.message_id(index), order[offset], groups[message_id])
+            await asyncio.sleep(0)
         lost = {moving[offset] for offset in gone}
         if lost:
             log.error("half messages cannot be read", once_for=(), offsets=gone[:8], count=len(gone))
             ends = {message_id: outcome for message_id, outcome in ends.items() if message_id not in lost}
-        for part in parts:
-            if not groups:
-                unit.add(part, order)
-                continue
-            for index, offset in enumerate(part.offsets.tolist()):
-                message_id = moving[offset]
-                unit.add_dead(part.record(index), part.message_id(index), order[offset], groups[message_id])
         items = await unit.items()
         for outcome in (COMMITTED, ROLLED_BACK, GIVEN_UP):
             ids = [message_id for message_id, other in ends.items() if other == outcome]

@@ -24,7 +24,7 @@ from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.strategy import STRATEGIES, diff
-from dmq.errors import DMQError, NotConnected
+from dmq.errors import DMQError, LimitReached, NotConnected
 from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
 from dmq.protocol.consume import (
     Assign,
@@ -140,7 +140,7 @@ class Subscription(Generic[P]):
         try:
             reply: SubscribeReply = decode_response(answer)
         except DMQError as error:
-            if error.retriable:
+            if error.retriable and not isinstance(error, LimitReached):  # somebody must first make room
                 self.pool.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(link))
             else:
                 self._all.end(error)

@@ -148,7 +148,7 @@ class Drafter:
                         duplicates[index] = place
                         continue
                     if topic_id == HALF_ID:
-                        _check_transactions(item, state, self._transactions_max)
+                        self._check_transactions(item, state, following)
                 except DMQError as error:
                     if refused is None:
                         raise
@@ -172,13 +172,18 @@ class Drafter:
             draft.add(part, size, index)
         return (drafts if draft.parts else []), duplicates
 
-
-def _check_transactions(batch: Batch, state: State, transactions_max: int) -> None:
-    if not batch.moved and len(state.transactions) >= transactions_max:
-        raise LimitReached(
-            f"{transactions_max} transactions are open, which is the limit: end some, or raise store.transactions_max",
-            limit=transactions_max,
-        )
+    def _check_transactions(self, batch: Batch, state: State, following: dict[int, int]) -> None:
+        """Raises LimitReached if a batch of half messages is too much, with those that are written or about to be."""
+        if batch.moved:
+            return
+        ends = {**self.assigned, **following}
+        coming = sum(end - state.next.get(key, 0) for key, end in ends.items() if key >> 8 == HALF_ID)
+        count, limit = len(state.transactions) + coming, self._transactions_max
+        if count + len(batch.lengths) > limit:
+            raise LimitReached(
+                f"{count} transactions are open, and store.transactions_max is {limit}: end some, or raise it",
+                limit=limit,
+            )
 
 
 def _earlier_place(
