@@ -183,6 +183,29 @@ def test_a_message_whose_topic_was_deleted_becomes_a_dead_letter(broker: TestBro
     assert client.admin.stats("store_delays")["store_delays"] == 0
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_new_topic_of_the_same_name_gets_nothing_that_was_meant_for_the_old_one(
+    broker: TestBroker, client: Client, is_restarted: bool
+) -> None:
+    producer = client.producer()
+    old = producer.send("orders", b"old", delay=10.0)
+    client.admin.delete_topic("orders")
+    client.admin.create_topic("orders", queues=1)
+    client.admin.update_topic("orders", queues=2)  # changes nothing of when it was made
+    new = producer.send("orders", b"new", delay=10.0)
+    assert [report.id for report in client.admin.delays("orders")] == [new.id]
+    assert [report.id for report in client.admin.delays()] == [new.id]
+    assert "was deleted since: it becomes a dead letter" in client.admin.why(old.id).text
+    if is_restarted:
+        broker.restart()
+        client = broker.connect()
+    broker.clock.advance(11.0)
+    eventually(lambda: client.admin.stats("broker_delays")["broker_delays_dead"] == 1)
+    eventually(lambda: bodies(client) == [b"new"])
+    (letter,) = stored(client, "%DLQ%test")
+    assert (letter.id, letter.body) == (old.id, b"old")
+
+
 def test_a_delayed_message_to_no_topic_is_refused_at_once(client: Client) -> None:
     with pytest.raises(dmq.UnknownTopic):
         client.producer().send("nowhere", b"x", delay=10.0)

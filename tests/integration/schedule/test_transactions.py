@@ -445,6 +445,26 @@ def test_a_commit_to_a_topic_that_was_deleted_is_a_dead_letter(client: Client) -
     assert bodies(client, "%DLQ%test") == [b"orphan"]
 
 
+def test_a_commit_does_not_reach_a_new_topic_of_the_same_name(client: Client) -> None:
+    producer = client.producer(group="shop")
+    tx = producer.transaction("orders", b"old")
+    client.admin.delete_topic("orders")
+    client.admin.create_topic("orders", queues=1)
+    with producer.transaction("orders", b"new"):
+        tx.commit()
+    assert bodies(client) == [b"new"]
+    assert bodies(client, "%DLQ%test") == [b"old"]
+
+
+def test_a_large_transaction_is_read_in_turns_of_the_loop(client: Client) -> None:
+    producer = client.producer(group="shop")
+    transaction = producer.transaction("orders", b"0")
+    for number in range(1, 300):
+        transaction.send("orders", b"%d" % number)
+    transaction.commit()
+    assert bodies(client) == [b"%d" % number for number in range(300)]
+
+
 def test_checks_go_to_the_members_of_a_group_in_turn_and_to_nobody_who_left(broker: TestBroker, client: Client) -> None:
     asked: list[str] = []
     clients = [broker.connect() for _ in range(3)]

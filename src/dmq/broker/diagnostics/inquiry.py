@@ -13,6 +13,7 @@ from dmq.broker.diagnostics.explanation import Reason, explain, label, moment, p
 from dmq.broker.diagnostics.message_history import Life, look_up
 from dmq.broker.diagnostics.trace import NOT_KEPT, Step, steps_of
 from dmq.broker.diagnostics.whereabouts import facts_of, groups_at, leases_of
+from dmq.broker.schedule.release_unit import topic_since
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.protocol.message_history import STEPS_MAX
 from dmq.storage.state.state import Topic
@@ -108,6 +109,11 @@ def _about(broker: Broker, life: Life) -> tuple[str, str]:
     if aside and aside[-1].is_pending and not aside[-1].target.startswith(SYSTEM_PREFIX):
         due_ms = aside[-1].due_ms
         when = f"{until(due_ms, broker.clock.now_ms)}, at {moment(due_ms)}"
+        if topic_since(broker.store.queries, topic, life.copies[0].journal_offset) is None:
+            return "delayed", (
+                f"{name} is delayed, and topic {topic!r}, which it was sent to, was deleted since: it becomes a dead "
+                f"letter {when}."
+            )
         return "delayed", f"{name} is delayed: it comes into topic {topic!r} {when}."
     half = broker.store.queries.half(life.message_id.to_bytes())
     if half is not None:

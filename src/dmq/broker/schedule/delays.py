@@ -22,7 +22,7 @@ from typing import Final
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
-from dmq.broker.schedule.release_unit import ReleaseUnit
+from dmq.broker.schedule.release_unit import ReleaseUnit, topic_since
 from dmq.errors import DMQError, InvalidMessage, UnknownMessage
 from dmq.event_log import EventLog
 from dmq.model import SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
@@ -156,9 +156,18 @@ class Delays:
         for part in parts:
             for index, offset in enumerate(part.offsets.tolist()):
                 target = _target(part, index)
-                if target == topic or (not topic and not target.startswith(SYSTEM_PREFIX)):
+                if target != topic and (topic or target.startswith(SYSTEM_PREFIX)):
+                    continue
+                if target.startswith(SYSTEM_PREFIX) or self._is_for(part, index, target):
                     infos[offset] = DelayInfo(part.message_id(index).to_bytes(), target, dues[offset], offset)
         return page, [infos[delay.offset] for delay in page if delay.offset in infos]
+
+    def _is_for(self, part: Gathered, index: int, target: str) -> bool:
+        """Whether the topic that a pending message was sent to is still there; if not, it becomes a dead letter."""
+        offset = int(part.offsets[index])
+        if part.is_moved:
+            offset = part.record(index).attributes.original_journal_offset or 0
+        return topic_since(self._queries, target, offset) is not None
 
     async def cancel(self, message_id: MessageId) -> None:
         """Take back a message that is not due yet: written as done, and never delivered.

@@ -2,7 +2,7 @@
 
 What always holds: each record goes to the queue its sender would choose (its business id's if it is ordered, its
 priority's in a topic with priorities, any otherwise), in the order the caller gives; one whose topic is gone becomes a
-dead letter, under the name of its group or of the app that sent it.
+dead letter, under the name of its group or of the app that sent it, also when there is a new topic of that name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dmq.storage.read.record_group import Gathered
 from dmq.storage.state.events import Event
 from dmq.storage.state.state import Topic
 
-__all__ = ["ReleaseUnit", "target_queue"]
+__all__ = ["ReleaseUnit", "target_queue", "topic_since"]
 
 log = EventLog(__name__)
 
@@ -55,6 +55,15 @@ def target_queue(topic: Topic, record: RecordView, wanted: int = ANY_QUEUE) -> i
     if record.flags & ORDERED and record.business_id:
         return business_hash(record.business_id) % queues
     return -1
+
+
+def topic_since(queries: Queries, name: str, offset: int) -> Topic | None:
+    """The topic that a message at this journal offset was sent to, unless it was deleted since.
+
+    A topic of the same name that was made later is another one.
+    """
+    topic = queries.find_topic(name)
+    return topic if topic is not None and topic.created_at <= offset else None
 
 
 class ReleaseUnit:
@@ -94,7 +103,7 @@ class ReleaseUnit:
                     self._add_moved(part.record(index), ranks[index])
             return
         name = part.record(0).topic
-        topic = self._topic(name)
+        topic = topic_since(self._queries, name, int(part.offsets[0]))
         if topic is None:
             for index, rank in enumerate(ranks):
                 self.add_dead(part.record(index), part.message_id(index), rank)
@@ -137,7 +146,10 @@ class ReleaseUnit:
         said = record.attributes
         assert said.message_id is not None
         name = said.target_topic or said.original_topic or record.topic
-        topic = self._topic(name)
+        if said.target_topic is None:
+            topic = topic_since(self._queries, name, said.original_journal_offset or 0)
+        else:
+            topic = self._topic(name)
         if topic is None:
             self.add_dead(record, said.message_id, rank)
             return

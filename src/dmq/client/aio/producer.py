@@ -21,13 +21,14 @@ from dmq.client.arguments import check_function
 from dmq.client.connection.session import Push
 from dmq.client.producer.accumulator import Draft, SendBatch
 from dmq.client.producer.core import Core, listed
-from dmq.client.producer.future import Receipts, SendFuture
-from dmq.client.producer.message import SendOptions
+from dmq.client.producer.future import Receipts, Repeated, SendFuture, Sent
+from dmq.client.producer.message import SendOptions, own_message, parse_id
+from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import Route
 from dmq.client.producer.sender import Sender
 from dmq.client.producer.transaction_core import Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
+from dmq.model import DEFAULT_PRIORITY, Message, MessageId, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import TransactionCheck
@@ -96,14 +97,19 @@ class AioProducer:
         properties: Mapping[str, str] | None = None,
         durability: str = "flushed",
         consumed_by: str = "",
+        id: str | MessageId | None = None,
     ) -> Receipt:
         """Send a message and wait until it is as safe as asked.
 
         Raises:
-            DMQError: it was not stored as asked, or that is not known (`TimedOut`).
+            DMQError: it was not stored as asked, or that is not known (`TimedOut`): then send the same `dmq.Message`
+                again, or give `detail["id"]` as `id`, and it is stored once.
         """
         deadline = self._deadline()
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+        if id is not None or type(body) is Message:
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+            return await self._conclude(await self._sent(message, options, parse_id(id), deadline), deadline)
         batch, index = None, 0
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             batch = self._core.alone(topic, message, durability, self._clock.monotonic())
@@ -117,10 +123,33 @@ class AioProducer:
             )
             batch, index = await self._put(draft, deadline)
             self._sender.pump(batch.lane)
-        await self._wait(batch, deadline)
-        if batch.error is not None:
-            raise batch.error_of(index)
-        return batch.receipt(index)
+        return await self._conclude(Sent(batch, index, message), deadline)
+
+    async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:
+        """Put a message on its way, or find it on the way it was put on before."""
+        given, message = message, own_message(message)
+        route = self._routes.get(options.topic) or await self._route(options.topic)
+        draft, outcomes = self._core.draft(route, message, options), self._core.outcomes
+        found = outcomes.find(options.topic, message, name)
+        if found is None:
+            batch, index = await self._put(draft, deadline)
+            batch.is_kept = True
+            outcomes.name(Sent(batch, index, message, name))
+            self._sender.pump(batch.lane)
+        else:
+            batch, index = self._sender.resume(found[0], deadline), found[1]
+        return Sent(batch, index, message, name, is_object=message is not given)
+
+    async def _conclude(self, sent: Sent, deadline: float | None) -> Receipt:
+        """The receipt of a message; or its error, with what makes it known when it is repeated."""
+        batch = sent.batch
+        try:
+            await self._wait(batch, deadline)
+            if batch.error is None:
+                return batch.receipt(sent.at)
+            raise batch.error_of(sent.at)
+        except DMQError as error:
+            raise self._core.outcomes.failed(error, sent) from None
 
     async def send_async(
         self,
@@ -138,6 +167,7 @@ class AioProducer:
         properties: Mapping[str, str] | None = None,
         durability: str = "flushed",
         consumed_by: str = "",
+        id: str | MessageId | None = None,
         on_delivery: OnAioDelivery | None = None,
     ) -> AioSendFuture:
         """Send a message and go on as soon as the window has room; `await` the future for the receipt.
@@ -148,10 +178,11 @@ class AioProducer:
         check_function("on_delivery", on_delivery)
         route = self._routes.get(topic) or await self._route(topic)
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
-        draft = self._core.draft(
-            route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-        )
-        batch, index = await self._put(draft, None)
+        options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+        if id is not None or type(body) is Message:
+            batch, index = self._core.watched(await self._sent(message, options, parse_id(id), None))
+        else:
+            batch, index = await self._put(self._core.draft(route, message, options), None)
         future = AioSendFuture(batch, index)
         if on_delivery is not None:
             tell = on_delivery
@@ -159,7 +190,7 @@ class AioProducer:
                 lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
             )
         if batch.is_worth_a_look:
-            self._sender.pump(draft.lane)
+            self._sender.pump(batch.lane)
         return future
 
     async def send_many(
@@ -181,24 +212,34 @@ class AioProducer:
         if not messages:
             return Receipts((), 0)
         route = self._routes.get(topic) or await self._route(topic)
-        parts: list[tuple[SendBatch, Sequence[int]]] = []
+        parts: list[tuple[SendBatch | Repeated, Sequence[int]]] = []
+        fresh, places = messages, None
+        if self._core.outcomes.has_objects:
+            repeated, places = self._core.repeats(topic, messages)
+            fresh = [messages[at] for at in places]
+            for part, _ in repeated:
+                part.batch = self._sender.resume(part.batch, self._deadline())
+            parts += repeated
         problem: DMQError | None = None
         try:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
-            for batch, indexes in self._core.many(route, messages, options):
+            for batch, indexes in self._core.many(route, fresh, options):
                 batch.deadline = self._deadline()
                 await self._enter(batch, batch.deadline)
-                parts.append((batch, indexes))
+                parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
                 self._sender.pump(batch.lane)
                 await asyncio.sleep(0)  # let answers in, and others have a turn
         except DMQError as error:
             problem = error
-        for batch, _ in parts:
+        for one, _ in parts:
+            batch, is_own = (one.batch, False) if isinstance(one, Repeated) else (one, True)
             try:
-                await self._wait(batch, self._deadline())
+                await self._wait(batch, self._deadline(), is_own=is_own)
             except DMQError as error:
                 problem = problem or error
             problem = problem or batch.error
+        if problem is not None:
+            self._core.many_failed(parts, messages)
         return Receipts.of(parts, problem, len(messages))
 
     # --- waiting ----------------------------------------------------------------------------------------------------
@@ -244,8 +285,12 @@ class AioProducer:
             if self._options.on_full != "block" or not await self._wait_for_room(deadline):
                 raise self._core.full(batch.topic, Message(b""))
 
-    async def _wait(self, batch: SendBatch, deadline: float | None) -> None:
-        """Wait for a batch; raise if it takes too long."""
+    async def _wait(self, batch: SendBatch, deadline: float | None, *, is_own: bool = False) -> None:
+        """Wait for a batch; raise if it takes too long.
+
+        Parameters:
+            is_own: nobody else has messages in it.
+        """
         if batch.is_done:
             return
         left, client = self._left(deadline), self._router.timeout
@@ -256,10 +301,12 @@ class AioProducer:
         if await waiter.wait(left):
             return
         error = self._sender.too_late(batch, self._options.timeout, self._router.timeout)
-        if batch.count == 1:
+        if is_own or batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.ended():
-            raise error
+            timeouts = (self._options.timeout, self._router.timeout)
+            patience = min((limit for limit in timeouts if limit is not None), default=0.0)
+            raise error if isinstance(error, TimedOut) else TimedOut(unknown_after(patience))
 
     def transaction(self, topic: str, body: object, **options: Any) -> AioTransaction:
         """A transaction with one message, to be entered with `async with` or awaited; see `Producer.transaction`."""

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from dmq.client.connection.threads import Waiter
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.client.producer.retry_policy import History
-from dmq.errors import ConsumeTimeout, DMQError
+from dmq.errors import ConsumeTimeout, DMQError, OutOfRetries
 from dmq.model import Durability, Message, MessageId, Receipt
 from dmq.protocol.produce import ProduceReply
 from dmq.records import ANY_QUEUE
@@ -196,6 +196,10 @@ class SendBatch(Outcome, NumberedBatch):
     moves = 0  # to another broker
     resends = 0
     is_refreshed = False  # its topic was asked for anew
+    # when its sender was told that its outcome is not known, and asks again
+    is_kept = False  # its bytes outlive an end that tells nothing, see `Sender.resume`
+    asked_again_at = 0.0
+    again: SendBatch | None = None  # the same messages on their way once more
 
     def __init__(self, lane: Lane) -> None:
         self.topic = lane.key.topic
@@ -218,6 +222,27 @@ class SendBatch(Outcome, NumberedBatch):
     def drop_messages(self) -> None:
         """Let go of what was encoded."""
         self.messages, self.bodies, self.keys, self.extras = [], [], [], []
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its messages may be stored, for all its senders know."""
+        return not self.is_done or (
+            self.error is not None
+            and not isinstance(self.error, ConsumeTimeout)
+            and (self.is_unanswered or isinstance(self.error, OutOfRetries))
+        )
+
+    def reopened(self) -> SendBatch:
+        """The same messages with the same numbers, to be sent once more; this batch lets go of their bytes."""
+        again = self.again = SendBatch(self.lane)
+        again.queue, again.producer_id, again.first_sequence = self.queue, self.producer_id, self.first_sequence
+        again.count, again.bytes, again.key_count, again.has_extras = (
+            self.count, self.bytes, self.key_count, self.has_extras
+        )  # fmt: skip
+        again.body, self.body = self.body, None
+        again.broker = self.broker
+        again.is_unanswered = again.is_attended = again.is_kept = True
+        return again
 
     @property
     def history(self) -> History:
@@ -465,8 +490,10 @@ class Accumulator:
         if batch is None:
             return None
         key, busy, topic = lane.key, lane.stream.busy, lane.place
-        if key.queue >= 0:
-            place, queue = (topic, key.queue), key.queue
+        is_first = batch.first_sequence < 0
+        queue = key.queue if is_first else batch.queue
+        if queue >= 0:
+            place = (topic, queue)
             if place in busy:
                 return None
         else:
@@ -484,7 +511,8 @@ class Accumulator:
             lane.ready.popleft()
         batch.is_sealed = True
         batch.queue = queue
-        self._number(batch, lane.stream)
+        if is_first:
+            self._number(batch, lane.stream)
         if key.durability != Durability.NONE:
             busy.add(place)
             lane.under_way += 1

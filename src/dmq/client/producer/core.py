@@ -18,6 +18,7 @@ from dmq.client.arguments import check_seconds, check_whole
 from dmq.client.connection.link import Links
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Accumulator, Draft, Lane, LaneKey, SendBatch
 from dmq.client.producer.encoder import BatchEncoder, encode_body
+from dmq.client.producer.future import Repeated, Sent, UnknownOutcomes
 from dmq.client.producer.message import (
     TEXT_MAX,
     SendOptions,
@@ -150,6 +151,7 @@ class Core:
         self.clock: Final = clock
         self.spooling: Final = spooling
         self.lock: Final = sender.lock
+        self.outcomes: Final = UnknownOutcomes(options.window_bytes)
         self._links = links
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
 
@@ -280,6 +282,38 @@ class Core:
             self.options.on_full(topic, message)
         return Busy(self.accumulator.why_full())
 
+    def watched(self, sent: Sent) -> tuple[SendBatch, int]:
+        """A message of `send_async` that a repeat must find if it ends unknown: its batch and its place there."""
+        batch, index, message, name, is_object = sent
+        if is_object and name is None:
+            batch.add_callback(lambda: self.outcomes.keep(message, batch, index) if batch.is_unknown else None)
+        return batch, index
+
+    def repeats(self, topic: str, messages: Sequence[Message]) -> tuple[list[tuple[Repeated, list[int]]], list[int]]:
+        """What of a `send_many` was sent before and may be stored, as parts of it; and the indexes of the rest."""
+        parts: dict[SendBatch, tuple[Repeated, list[int]]] = {}
+        fresh = []
+        for at, message in enumerate(messages):
+            found = self.outcomes.take(topic, message)
+            if found is None:
+                fresh.append(at)
+                continue
+            repeated, indexes = parts.setdefault(found[0], (Repeated(found[0], []), []))
+            repeated.indexes.append(found[1])
+            indexes.append(at)
+        return [*parts.values()], fresh
+
+    def many_failed(
+        self, parts: Sequence[tuple[SendBatch | Repeated, Sequence[int]]], messages: Sequence[Message]
+    ) -> None:
+        """A `send_many` failed: remember the messages that may be stored."""
+        for part, indexes in parts:
+            batch = part.batch if isinstance(part, Repeated) else part
+            if batch.is_unknown:
+                ranks = part.indexes if isinstance(part, Repeated) else range(len(indexes))
+                for rank, at in zip(ranks, indexes, strict=True):
+                    self.outcomes.keep(messages[at], batch, rank)
+
     def many(
         self, route: Route, messages: Sequence[Message], options: SendOptions
     ) -> Iterator[tuple[SendBatch, Sequence[int]]]:
@@ -301,6 +335,7 @@ class Core:
             start = 0
             while start < len(indexes):
                 batch = SendBatch(lane)
+                batch.is_kept = True
                 stop = self._fill(batch, messages, indexes, start, plain=plain)
                 part = indexes[start:stop]
                 if due:

@@ -4,23 +4,34 @@ Messages live and die by the batch, so the batch has the state (`Outcome`) and a
 a quarter of a microsecond instead of the four of `concurrent.futures.Future`. Receipts are made when somebody looks at
 them.
 
-What always holds: a call that fails says how many of its messages are stored nevertheless.
+What always holds: a call that fails says how many of its messages are stored nevertheless; a message whose sender was
+told that its outcome is not known is found when it is repeated, as long as the bounds of `UnknownOutcomes` allow it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+import zlib
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, overload
+from typing import Any, Final, NamedTuple, Self, TypeAlias, overload
 
 import msgspec
 
 from dmq.client.connection.threads import FOREVER
-from dmq.client.producer.accumulator import Outcome
-from dmq.errors import DMQError, TimedOut
-from dmq.model import MessageId, Receipt
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Outcome, SendBatch
+from dmq.client.producer.encoder import encode_body
+from dmq.errors import ConsumeTimeout, DMQError, InvalidMessage, OutOfRetries, SequenceConflict, TimedOut
+from dmq.event_log import EventLog
+from dmq.model import Message, MessageId, Receipt
 
-__all__ = ["Receipts", "SendFuture"]
+__all__ = ["Receipts", "Repeated", "SendFuture", "Sent", "UnknownOutcomes"]
+
+log = EventLog(__name__)
+
+OBJECTS_MAX: Final = 65_536
+NAMES_MAX: Final = 10_000
 
 
 class SendFuture(msgspec.Struct, eq=False, gc=False):
@@ -93,13 +104,15 @@ class Receipts(Sequence[Receipt]):
 
     __slots__ = ("_count", "_parts", "_places")
 
-    def __init__(self, parts: Sequence[tuple[Outcome, Sequence[int]]], count: int) -> None:
+    def __init__(self, parts: Sequence[_Part], count: int) -> None:
         self._parts = parts
         self._count = count
-        self._places: list[tuple[Outcome, int]] | None = None
+        self._places: list[tuple[Outcome | Repeated, int]] | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Outcome, Sequence[int]]], problem: DMQError | None, count: int) -> Self:
+    def of(
+        cls, parts: Sequence[tuple[Outcome | Repeated, Sequence[int]]], problem: DMQError | None, count: int
+    ) -> Self:
         """The receipts of a `send_many` of so many messages.
 
         Raises:
@@ -143,3 +156,193 @@ class Receipts(Sequence[Receipt]):
 
     def __repr__(self) -> str:
         return f"<Receipts of {self._count} messages in {len(self._parts)} batches>"
+
+
+class Sent(NamedTuple):
+    """A message that was sent: in which batch, and how its sender may name it."""
+
+    batch: SendBatch
+    at: int  # its place there
+    message: Message
+    name: str | None = None  # its `id`
+    is_object: bool = False  # the message is the sender's own object
+
+
+class Repeated:
+    """Some messages of a batch that was sent before, as a part of a `send_many`."""
+
+    def __init__(self, batch: SendBatch, indexes: list[int]) -> None:
+        self.batch = batch
+        self.indexes = indexes
+
+    @property
+    def is_done(self) -> bool:
+        return self.batch.is_done
+
+    @property
+    def error(self) -> DMQError | None:
+        return self.batch.error
+
+    def receipt(self, rank: int) -> Receipt:
+        return self.batch.receipt(self.indexes[rank])
+
+
+_Part: TypeAlias = "tuple[Outcome | Repeated, Sequence[int]]"
+
+
+class _Named(NamedTuple):
+    batch: SendBatch
+    at: int
+    checksum: int  # of the body
+
+
+class UnknownOutcomes:
+    """Messages that a repeat must find again: those whose outcome their senders do not know, and those with an `id`.
+
+    A message is found by its object once its sender was told that its outcome is not known; each such sending is
+    found once. It is found by its `id` from the moment it is sent, also when it is stored. Thread-safe.
+
+    What always holds: at most `OBJECTS_MAX` messages and `bytes_max` bytes are kept as objects and `NAMES_MAX` ids, the
+    oldest go first; a message that was certainly not stored is not found.
+
+    Attributes:
+        lock: held by a sender from looking for an `id` until it is known, so that two threads send it once.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.lock: Final = threading.RLock()
+        self._bytes_max = bytes_max
+        self._objects: dict[int, tuple[Message, deque[tuple[SendBatch, int]]]] = {}  # by the identity of the object
+        self._count = 0
+        self._bytes = 0
+        self._names: OrderedDict[str, _Named] = OrderedDict()
+
+    @property
+    def has_objects(self) -> bool:
+        return bool(self._objects)
+
+    def find(self, topic: str, message: Message, name: str | None) -> tuple[SendBatch, int] | None:
+        """The earlier sending of a message that is sent again; None if it is new.
+
+        Raises:
+            InvalidMessage: the id belongs to another message.
+        """
+        if name is None:
+            return self.take(topic, message)
+        with self.lock:
+            found = self._names.get(name)
+            if found is None:
+                return None
+            batch = _latest(found.batch)
+            if _has_failed(batch):
+                del self._names[name]
+                return None
+        if batch.topic != topic or found.checksum != _checksum(message):
+            raise InvalidMessage(
+                f"id {name!r} belongs to another message that this producer sent to {batch.topic!r}: give each message "
+                "an id of its own"
+            )
+        return batch, found.at
+
+    def take(self, topic: str, message: Message) -> tuple[SendBatch, int] | None:
+        """The earlier sending of an object whose outcome is not known; the next repeat gets the next one."""
+        if not self._objects:
+            return None
+        with self.lock:
+            kept, sendings = self._objects.get(id(message), (None, deque()))
+            if kept is not message:
+                return None
+            for _ in range(len(sendings)):
+                batch, index = sendings.popleft()
+                batch = _latest(batch)
+                if batch.topic != topic:
+                    sendings.append((batch, index))
+                    continue
+                self._uncount(message)
+                if not sendings:
+                    del self._objects[id(message)]
+                if not _has_failed(batch):
+                    return batch, index
+        return None
+
+    def name(self, sent: Sent) -> None:
+        """A message with an `id` is on its way."""
+        if sent.name is None:
+            return
+        with self.lock:
+            self._names[sent.name] = _Named(sent.batch, sent.at, _checksum(sent.message))
+            while len(self._names) > NAMES_MAX:
+                self._names.popitem(last=False)
+
+    def failed(self, error: DMQError, sent: Sent) -> DMQError:
+        """A send ends with an error: remember the message if it may be stored.
+
+        Returns:
+            What to raise; `detail["id"]` names the message if it may be stored.
+        """
+        batch, index, message, name, is_object = sent
+        if not batch.is_unknown:
+            return error
+        if is_object and name is None:
+            self.keep(message, batch, index)
+        if batch.first_sequence < 0:
+            return error
+        message_id = str(MessageId(batch.producer_id, batch.first_sequence + index))
+        if name is None:
+            self.name(sent._replace(name=message_id))
+        detail = {**error.detail, "id": message_id}
+        if isinstance(error, SequenceConflict):
+            return OutOfRetries(
+                "the message is repeated too late for the broker to tell whether it is stored: look for it with "
+                f"admin.find(id={message_id!r}), and send it as a new message if it is not there",
+                **detail,
+            )
+        return type(error)(error.message, **detail)
+
+    def keep(self, message: Message, batch: SendBatch, index: int) -> None:
+        """An object's sender was told that its outcome is not known."""
+        with self.lock:
+            kept = self._objects.get(id(message))
+            if kept is None:
+                kept = self._objects[id(message)] = (message, deque())
+            kept[1].append((batch, index))
+            self._count += 1
+            self._bytes += _size(message)
+            dropped = 0
+            while self._count > OBJECTS_MAX or (self._bytes > self._bytes_max and self._count > 1):
+                oldest, sendings = next(iter(self._objects.values()))
+                sendings.popleft()
+                self._uncount(oldest)
+                dropped += 1
+                if not sendings:
+                    del self._objects[id(oldest)]
+        if dropped:
+            log.warning(
+                "sends without an answer are no longer remembered: a repeat is a new message",
+                once_for="",
+                count=dropped,
+            )
+
+    def _uncount(self, message: Message) -> None:
+        self._count -= 1
+        self._bytes -= _size(message)
+
+
+def _latest(batch: SendBatch) -> SendBatch:
+    while batch.again is not None:
+        batch = batch.again
+    return batch
+
+
+def _has_failed(batch: SendBatch) -> bool:
+    """Whether its messages are certainly not stored."""
+    return batch.error is not None and not batch.is_unknown and not isinstance(batch.error, ConsumeTimeout)
+
+
+def _size(message: Message) -> int:
+    body: object = message.body
+    return MESSAGE_BYTES + (len(body) if isinstance(body, bytes | str) else 0)
+
+
+def _checksum(message: Message) -> int:
+    return zlib.crc32(encode_body(message.body))

@@ -13,13 +13,23 @@ import msgspec
 
 from dmq.client.producer.encoder import encode_body
 from dmq.errors import InvalidMessage, MessageTooLarge
-from dmq.model import DURABILITIES, Durability, Message
+from dmq.model import DURABILITIES, Durability, Message, MessageId
 from dmq.records import Attributes, Compressor, encode_attributes, encode_batch
 
-__all__ = ["SendOptions", "check_message", "due_ms", "expiry", "parse_durability", "with_bytes"]
+__all__ = [
+    "SendOptions",
+    "check_message",
+    "due_ms",
+    "expiry",
+    "own_message",
+    "parse_durability",
+    "parse_id",
+    "with_bytes",
+]
 
 # What passes these needs no closer look: far below every limit of the format.
 TEXT_MAX: Final = 1024
+ID_MAX: Final = 255
 _DELAY_MAX: Final = 2 * 366 * 86_400.0
 
 
@@ -42,6 +52,34 @@ def with_bytes(message: Message) -> Message:
     """
     body = message.body
     return message if type(body) is bytes else msgspec.structs.replace(message, body=encode_body(body))
+
+
+def own_message(message: Message) -> Message:
+    """The message that a user gave as a whole, in the place of a body.
+
+    Raises:
+        InvalidMessage: more was given beside it.
+    """
+    own: object = message.body
+    if not isinstance(own, Message):
+        return message
+    if message != Message(own):
+        raise InvalidMessage("a dmq.Message has a key, a tag and so on of its own: set them there, not beside it")
+    return own
+
+
+def parse_id(given: str | MessageId | None) -> str | None:
+    """What a user gave as `id`.
+
+    Raises:
+        InvalidMessage: it is no id.
+    """
+    if given is None:
+        return None
+    name: object = str(given) if isinstance(given, MessageId) else given
+    if not isinstance(name, str) or not 0 < len(name) <= ID_MAX:
+        raise InvalidMessage(f"id is a text of 1 to {ID_MAX} characters, not {given!r:.80}")
+    return name
 
 
 def check_message(topic: str, message: Message, body_bytes_max: int) -> None:

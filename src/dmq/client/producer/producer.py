@@ -25,14 +25,15 @@ from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
 from dmq.client.producer.accumulator import Draft, SendBatch
 from dmq.client.producer.core import Core, listed
-from dmq.client.producer.future import Receipts, SendFuture
-from dmq.client.producer.message import SendOptions
+from dmq.client.producer.future import Receipts, Repeated, SendFuture, Sent
+from dmq.client.producer.message import SendOptions, own_message, parse_id
+from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import UNKNOWN, Route
 from dmq.client.producer.sender import Sender
 from dmq.client.producer.transaction import Transaction
 from dmq.client.producer.transaction_core import Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Message, Receipt, check_target
+from dmq.model import DEFAULT_PRIORITY, Message, MessageId, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import TransactionCheck
@@ -84,6 +85,7 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         durability: str = "flushed",
         consumed_by: str = "",
+        id: str | MessageId | None = None,
     ) -> Receipt:
         """Send a message and wait until it is as safe as asked.
 
@@ -91,7 +93,7 @@ class Producer:
 
         Parameters:
             topic: where it goes.
-            body: bytes, text, a msgspec struct, a dataclass or a Pydantic model.
+            body: bytes, text, a msgspec struct, a dataclass or a Pydantic model; or a whole `dmq.Message`.
             key: to find it by.
             tag: to filter by.
             business_id: what it belongs to; with `ordered`, messages of the same one stay in order.
@@ -102,12 +104,17 @@ class Producer:
             properties: names and values that travel with it.
             durability: `none`, `stored`, `flushed`, `replicated` or `consumed`.
             consumed_by: with `consumed`, the group whose ack is waited for.
+            id: a name of your own: what this producer sent under it before is not sent again.
 
         Raises:
-            DMQError: it was not stored as asked, or that is not known (`TimedOut`).
+            DMQError: it was not stored as asked, or that is not known (`TimedOut`): then send the same `dmq.Message`
+                again, or give `detail["id"]` as `id`, and it is stored once.
         """
         deadline = self._deadline()
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+        if id is not None or type(body) is Message:
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+            return self._send_known(message, options, id, deadline)
         batch, index = None, 0
         if (
             self._spooling is None and not ordered and not delay and deliver_at is None and ttl is None
@@ -121,11 +128,49 @@ class Producer:
             self._sender.pump(batch.lane)
         if not batch.is_done:
             self._wait(batch, deadline)
+        if batch.error is None and batch.is_done:
+            return batch.receipt(index)
+        return self._conclude(Sent(batch, index, message))
+
+    def _send_known(
+        self, message: Message, options: SendOptions, name: str | MessageId | None, deadline: float
+    ) -> Receipt:
+        """`send` for a message that may have been sent before, which its object or its `id` tells."""
+        sent = self._sent(message, options, parse_id(name), deadline, attended=False)
+        if not sent.batch.is_done:
+            self._wait(sent.batch, deadline)
+        return self._conclude(sent)
+
+    def _sent(
+        self, message: Message, options: SendOptions, name: str | None, deadline: float | None, *, attended: bool
+    ) -> Sent:
+        """Put a message on its way, or find it on the way it was put on before."""
+        given, message = message, own_message(message)
+        route = self._route(options.topic, deadline or self._deadline())
+        draft, outcomes = self._core.draft(route, message, options), self._core.outcomes
+        with outcomes.lock:
+            found = outcomes.find(options.topic, message, name)
+            if found is None:
+                batch, index = self._put(draft, attended, deadline)
+                batch.is_kept = True
+                outcomes.name(Sent(batch, index, message, name))
+        if found is None:
+            self._sender.pump(batch.lane)
+        else:
+            batch, index = self._sender.resume(found[0], deadline), found[1]
+        return Sent(batch, index, message, name, is_object=message is not given)
+
+    def _conclude(self, sent: Sent) -> Receipt:
+        """The receipt of a message whose time is over; or its error, with what makes it known when it is repeated."""
+        batch = sent.batch
+        try:
             if not batch.is_done:
                 self._give_up(batch)
-        if batch.error is not None:
-            raise batch.error_of(index)
-        return batch.receipt(index)
+            if batch.error is None:
+                return batch.receipt(sent.at)
+            raise batch.error_of(sent.at)
+        except DMQError as error:
+            raise self._core.outcomes.failed(error, sent) from None
 
     def _send_alone(self, topic: str, message: Message, durability: str, deadline: float) -> SendBatch | None:
         """Send a message in this thread and wait a while for its answer: its batch, settled or not.
@@ -188,6 +233,7 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         durability: str = "flushed",
         consumed_by: str = "",
+        id: str | MessageId | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> SendFuture:
         """Send a message and go on. Parameters as in `send`.
@@ -202,16 +248,20 @@ class Producer:
         put = None
         if (
             tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
-            and deliver_at is None and ttl is None and properties is None and not consumed_by
+            and deliver_at is None and ttl is None and properties is None and not consumed_by and id is None
         ):  # fmt: skip
             lane = self._core.plain_lane(topic, durability, body, key)
             if lane is not None:
                 put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
         if put is None:
-            route = self._routes.get(topic) or self._route(topic, self._deadline())
             message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            put = self._put(self._core.draft(route, message, options), True, None)
+            if id is not None or type(body) is Message:
+                sent = self._sent(message, options, parse_id(id), None, attended=True)
+                put = self._core.watched(sent)
+            else:
+                route = self._routes.get(topic) or self._route(topic, self._deadline())
+                put = self._put(self._core.draft(route, message, options), True, None)
         batch, index = put
         future = SendFuture(batch, index)
         if on_delivery is not None:
@@ -247,27 +297,50 @@ class Producer:
         messages = listed(messages)
         if not messages:
             return Receipts((), 0)
+        repeated: list[tuple[Repeated, list[int]]] = []
+        fresh, places = messages, None
+        if self._core.outcomes.has_objects:
+            repeated, places = self._core.repeats(topic, messages)
+            fresh = [messages[at] for at in places]
+            for part, _ in repeated:
+                part.batch = self._sender.resume(part.batch, deadline)
         parts: list[tuple[SendBatch, Sequence[int]]] = []
         problem: DMQError | None = None
         try:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
-            for batch, indexes in self._core.many(self._route(topic, deadline), messages, options):
+            for batch, indexes in self._core.many(self._route(topic, deadline), fresh, options):
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
                 deadline = batch.deadline = self._deadline()
                 self._enter(batch, parts, deadline)
-                parts.append((batch, indexes))
+                parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
                 self._sender.pump(batch.lane)
                 connection = self._router.link_for(topic, batch.queue)
                 if connection is not None:
                     connection.take_ready()
         except DMQError as error:
             problem = error
-        for batch, _ in parts:
+        return self._many_sent([*repeated, *parts], problem, messages, deadline)
+
+    def _many_sent(
+        self,
+        parts: Sequence[tuple[SendBatch | Repeated, Sequence[int]]],
+        problem: DMQError | None,
+        messages: Sequence[Message],
+        deadline: float,
+    ) -> Receipts:
+        """Wait for the parts of a `send_many`."""
+        for part, _ in parts:
+            batch, is_own = (part.batch, False) if isinstance(part, Repeated) else (part, True)
             if not batch.is_done:
                 self._wait(batch, max(deadline, batch.deadline or 0.0))
-                if not batch.is_done:
-                    self._give_up(batch)
+                try:
+                    if not batch.is_done:
+                        self._give_up(batch, is_own=is_own)
+                except DMQError as error:
+                    problem = problem or error
             problem = problem or batch.error
+        if problem is not None:
+            self._core.many_failed(parts, messages)
         return Receipts.of(parts, problem, len(messages))
 
     def transaction(self, topic: str, body: object, **options: Any) -> Transaction:
@@ -417,19 +490,22 @@ class Producer:
             else:
                 connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
 
-    def _give_up(self, batch: SendBatch) -> None:
+    def _give_up(self, batch: SendBatch, *, is_own: bool = False) -> None:
         """The time of a synchronous send is over: take it back if that is still possible, and raise.
 
         What the spool has ends well.
+
+        Parameters:
+            is_own: nobody else has messages in it.
         """
         if self._spooling is not None:
             self._spooling.give_up(batch, self._patience())
             return
         error = self._sender.too_late(batch, self._options.timeout, self._router.timeout)
-        if batch.count == 1:
+        if is_own or batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.is_done:
-            raise error
+            raise error if isinstance(error, TimedOut) else TimedOut(unknown_after(self._patience()))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was sent before this call is settled, well or not.

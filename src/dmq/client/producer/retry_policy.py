@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected, RateLimited, ServerError, TimedOut, UnknownTopic
 
-__all__ = ["Decision", "History", "RetryPolicy", "Step", "pause_after"]
+__all__ = ["Decision", "History", "RetryPolicy", "Step", "pause_after", "unknown_after"]
 
 PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 5.0
@@ -58,6 +58,14 @@ def pause_after(error: DMQError, refusals: int, pause_max: float = PAUSE_MAX) ->
     """
     hint = error.retry_after
     return min(PAUSE_MIN * 2 ** min(refusals, 10), pause_max) if hint is None else hint
+
+
+def unknown_after(timeout: float) -> str:
+    """What a sender is told whose message may be stored."""
+    return (
+        f"the broker did not answer within {timeout:g} s; whether the message is stored is not known: send the same "
+        "dmq.Message again, or with the same id, and it is stored once"
+    )
 
 
 class RetryPolicy:
@@ -117,9 +125,7 @@ class RetryPolicy:
     def too_late(history: History, last: Exception | None, was_sent: bool, timeout: float) -> DMQError:
         """What a synchronous send raises when its time is over."""
         if was_sent and (last is None or isinstance(last, NotConnected) or history.is_unanswered):
-            return TimedOut(
-                f"the broker did not answer within {timeout:g} s; whether the message is stored is not known"
-            )
+            return TimedOut(unknown_after(timeout))
         if isinstance(last, DMQError):
             return last
         return NotConnected(f"no broker could be reached within {timeout:g} s; the message was not sent")

@@ -42,6 +42,7 @@ log = EventLog(__name__)
 
 SCAN_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
+AGAIN_SECONDS: Final = 0.5  # a sender that asks again and again has its batch sent again no sooner
 _BODY_BYTES_MAX: Final = 4 << 20  # before a broker has told its own
 
 
@@ -70,6 +71,8 @@ class Sender:
         self._under_way: dict[SendBatch, Link] = {}
         self._parked: list[SendBatch] = []
         self._is_scanning = False
+        self._given_up: dict[SendBatch, None] = {}  # given up, with their bytes, the oldest first
+        self._given_up_bytes = 0
         self.closed_by: DMQError | None = None
         self.body_bytes_max = _BODY_BYTES_MAX
         """What the broker in use takes as a body, after compression."""
@@ -330,6 +333,58 @@ class Sender:
         self._end(batch, error=error)
         return True
 
+    # --- once more, because the outcome is not known -----------------------------------------------------------------
+
+    def resume(self, batch: SendBatch, deadline: float | None) -> SendBatch:
+        """A sender repeats a message whose outcome it does not know: see that the outcome becomes known.
+
+        A batch that is under way goes out again now. One that was given up takes its queue's turn once more, with the
+        numbers it had, so that the broker answers with the first place if it has it.
+
+        Returns:
+            The batch to wait for: this one, or what stands for it.
+        """
+        while batch.again is not None:
+            batch = batch.again
+        if batch.is_done:
+            if batch.body is None or not batch.is_unknown:
+                return batch
+            with self.lock:
+                if batch.again is None:
+                    if batch in self._given_up:
+                        del self._given_up[batch]
+                        self._given_up_bytes -= batch.bytes
+                    self.accumulator.add(batch.reopened())
+                again: SendBatch | None = batch.again
+            assert again is not None
+            again.deadline = deadline
+            self.pump(again.lane)
+            return again
+        now = self._clock.monotonic()
+        with self.lock:
+            if deadline is None or batch.deadline is None or deadline > batch.deadline:
+                batch.deadline = deadline
+            link = self._under_way.get(batch)
+            is_due = batch.sent_at is not None and now - max(batch.sent_at, batch.asked_again_at) >= AGAIN_SECONDS
+        if link is not None and is_due and self._attempts.take_back(batch, link):
+            with self.lock:
+                self._under_way.pop(batch, None)
+            batch.asked_again_at = now
+            batch.is_attended = True
+            self.dispatch(batch, link)
+        return batch
+
+    def _keep_bytes(self, batch: SendBatch) -> None:
+        """Keep the bytes of a batch that was given up, for a sender that asks again; the oldest make room."""
+        with self.lock:
+            self._given_up[batch] = None
+            self._given_up_bytes += batch.bytes
+            while self._given_up_bytes > self.accumulator.window_bytes // 2 and len(self._given_up) > 1:
+                oldest = next(iter(self._given_up))
+                del self._given_up[oldest]
+                oldest.body = None
+                self._given_up_bytes -= oldest.bytes
+
     def unreachable(self, error: DMQError) -> None:
         """A broker was not reached for as long as the client waits: what was to go there and was never sent fails."""
         with self.lock:
@@ -399,7 +454,10 @@ class Sender:
                 self._under_way.pop(batch, None)
             return
         callbacks = batch.end(reply, error)
-        batch.body = None
+        if batch.is_kept and batch.is_unknown and self.closed_by is None:
+            self._keep_bytes(batch)
+        else:
+            batch.body = None
         with self.lock:
             self._under_way.pop(batch, None)
             lanes = self.accumulator.finished(batch)

@@ -72,7 +72,7 @@ class Derived:
             end = at + records
             if topic_id == 0:
                 for index in range(at, end):
-                    self._apply_event(event_of(unit, index))
+                    self._apply_event(event_of(unit, index), unit.start)
             else:
                 self._apply_batch(unit, row, columns, at, due_at=due_at)
             if flags & DUE:
@@ -81,8 +81,8 @@ class Derived:
         self.lookup.add(unit, columns[0])
         self.applied = unit.end
 
-    def _apply_event(self, event: Event) -> None:
-        self.state.apply_event(event)
+    def _apply_event(self, event: Event, at: int) -> None:
+        self.state.apply_event(event, at)
         if isinstance(event, DelaysDone):
             offsets = unpack_offsets(event.offsets).tolist()
             self.wheel.done(offset for offset in offsets if offset >= self._origin)

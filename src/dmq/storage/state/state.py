@@ -221,11 +221,15 @@ _TRANSACTION_GROUPS_MAX: Final = 100_000
 
 
 class Topic(msgspec.Struct, frozen=True, array_like=True):
-    """A topic in one of its incarnations."""
+    """A topic in one of its incarnations.
+
+    What the journal had for a topic of this name before `created_at`, a journal offset, was for an earlier one.
+    """
 
     id: int
     name: str
     config: TopicConfig
+    created_at: int = 0
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -300,8 +304,12 @@ class State:
 
     # --- applying ---------------------------------------------------------------------------------------------------
 
-    def apply_event(self, event: Event) -> None:
-        """Take in one event. Events about topics that are gone change nothing."""
+    def apply_event(self, event: Event, at: int = 0) -> None:
+        """Take in one event. Events about topics that are gone change nothing.
+
+        Parameters:
+            at: the journal offset of its unit.
+        """
         match event:
             case Settled(group, topic_id, queue):
                 if topic_id in self.topics_by_id:
@@ -322,7 +330,8 @@ class State:
                 for place in [p for p in self.sought if p[0] == group and topic_id_or_all in (None, p[1])]:
                     del self.sought[place]
             case TopicPut(topic_id, name, config):
-                topic = Topic(topic_id, name, config)
+                before = self.topics_by_id.get(topic_id)
+                topic = Topic(topic_id, name, config, at if before is None else before.created_at)
                 self.topics_by_id[topic_id] = topic
                 self.topics[name] = topic
                 self.next_topic_id = max(self.next_topic_id, topic_id + 1)
