@@ -166,4 +166,4 @@ def test_an_id_is_for_one_message() -> None:
         with pytest.raises(InvalidMessage, match="id is a text"):
             parse_id(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="beside it"):
-        own_message(Message(Message(b"x"), key="k"))  # type: ignore[arg-type]
+        own_message(Message(Message(b"x"), key="k"))
