@@ -319,7 +319,7 @@ class UnknownOutcomes:
         if dropped:
             log.warning(
                 "sends without an answer are no longer remembered: a repeat is a new message",
-                once_for="",
+                once_for=id(self),
                 count=dropped,
             )
 
