@@ -13,6 +13,7 @@ import random
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
@@ -144,7 +145,7 @@ class ChaosProxy:
     def _carry(self, line: _Line, source: socket.socket, sink: socket.socket, may_go: threading.Event) -> None:
         pause = threading.Event()
         try:
-            while data := source.recv(_CHUNK_BYTES):
+            for data in self._pieces(source, may_go is self._to_target):
                 if self.delay_seconds:
                     pause.wait(self.delay_seconds)
                 may_go.wait()
@@ -158,6 +159,11 @@ class ChaosProxy:
                 self._lines.remove(line)
         if is_last:  # the other direction has ended before
             line.close()
+
+    def _pieces(self, source: socket.socket, is_to_target: bool) -> Iterator[bytes]:
+        """What to carry of what comes from a side; for those who change it."""
+        while data := source.recv(_CHUNK_BYTES):
+            yield data
 
     def close(self) -> None:
         """Cut everything and listen no more."""
