@@ -20,7 +20,7 @@ import numpy as np
 
 from dmq.model import Message
 from dmq.records import Compressor, batch_rules, check_batch, decode_columns, encode_batch, iter_records, stamp_few
-from dmq.records.columns import VERIFY_MANY_MIN
+from dmq.records.check import VERIFY_MANY_MIN
 from dmq.records.encoder import ENCODE_MANY_MIN
 from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns
 

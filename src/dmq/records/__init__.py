@@ -2,13 +2,15 @@
 
 `layout` draws the bytes, `attributes` and `hashes` what stands in them, `compression` what becomes of bodies. `builder`
 writes one record from its parts, `encoder` the messages of a producer, with `assembler` for many at once. `view` reads
-one record, `columns` many, and `spans` finds them in bytes. `move` and `move_many` write records again under another
-topic, `copy` as they are, `replay` from an archive. Nothing here does I/O or asks for the time.
+one record, `columns` many, and `spans` finds them in bytes. `check` says whether bytes are records at all. `move` and
+`move_many` write records again under another topic, `copy` as they are, `replay` from an archive. Nothing here does I/O
+or asks for the time.
 """
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
 from dmq.records.builder import encode_system
-from dmq.records.columns import Columns, batch_rules, check_batch, decode_columns
+from dmq.records.check import batch_rules, check_batch, find_corrupt, placeholder, stand_in
+from dmq.records.columns import Columns, decode_columns
 from dmq.records.compression import Compressor, decompress
 from dmq.records.encoder import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
@@ -41,14 +43,17 @@ __all__ = [
     "encode_lone",
     "encode_plain",
     "encode_system",
+    "find_corrupt",
     "gather",
     "id_hash",
     "is_plain",
     "iter_records",
     "key_hash",
     "moved_record",
+    "placeholder",
     "read_entries",
     "scatter",
     "stamp_few",
+    "stand_in",
     "tag_hash",
 ]

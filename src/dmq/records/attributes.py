@@ -59,6 +59,8 @@ ANY_QUEUE: Final = 255
 ENTRY: Final = struct.Struct(">BH")
 _COMPRESSION: Final = struct.Struct(">BI")
 
+MESSAGE_ID_BYTES: Final = 16
+
 _TEXT: Final = "text"
 _ID: Final = "id"
 _FIELDS: Final[dict[int, tuple[str, str | int]]] = {  # kind -> (field of Attributes, its bytes or how to read it)
@@ -84,6 +86,24 @@ _FIELDS: Final[dict[int, tuple[str, str | int]]] = {  # kind -> (field of Attrib
     MARK: ("mark", 8),
     TRANSACTION: ("transaction", 8),
 }
+
+
+# What `shape_of` says of a value that has no fixed size.
+TEXT_SHAPE: Final = -1
+PROPERTY_SHAPE: Final = -2
+ANY_SHAPE: Final = -3
+
+
+def shape_of(kind: int) -> int:
+    """How many bytes the value of a kind takes; below 0 if it is a text, a property, or of a kind we do not know."""
+    if kind == PROPERTY:
+        return PROPERTY_SHAPE
+    if kind == COMPRESSION:
+        return _COMPRESSION.size
+    shape = _FIELDS[kind][1] if kind in _FIELDS else ANY_SHAPE
+    if isinstance(shape, int):
+        return shape
+    return TEXT_SHAPE if shape == _TEXT else MESSAGE_ID_BYTES
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -274,7 +294,7 @@ def _encode_value(name: str, shape: str | int, value: Any) -> bytes:
 def _decode_value(kind: int, shape: str | int, value: bytes) -> str | int | MessageId:
     if shape == _TEXT:
         return _text(kind, value)
-    size = 16 if shape == _ID else shape
+    size = MESSAGE_ID_BYTES if shape == _ID else shape
     if len(value) != size:
         raise RecordCorrupt(f"attribute {kind} has {len(value)} bytes instead of {size}")
     return MessageId.from_bytes(value) if shape == _ID else int.from_bytes(value, "big")

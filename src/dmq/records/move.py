@@ -21,7 +21,7 @@ from dmq.records.attributes import Attributes, encode_attributes, read_entries
 from dmq.records.builder import build_record, name_bytes, record_head
 from dmq.records.view import RecordView
 
-__all__ = ["REASON_BYTES_MAX", "DeadReason", "moved_record"]
+__all__ = ["REASON_BYTES_MAX", "DeadReason", "moved_record", "shorten"]
 
 REASON_BYTES_MAX: Final = 1024
 _ELLIPSIS: Final = "…".encode()
@@ -49,6 +49,9 @@ _SAYS_NOTHING: Final = Attributes()
 NOT_COPIED: Final = _OF_ONE_MOVE | frozenset(_ORIGINALS)
 
 
+STORED_DAMAGED: Final = "its record was stored damaged"  # how the reason of a CORRUPT dead letter begins
+
+
 class DeadReason(IntEnum):
     """Why a message is a dead letter. The numbers are part of the stored format."""
 
@@ -57,6 +60,7 @@ class DeadReason(IntEnum):
     RATE_LIMITED = 3
     STORE_FAILED = 4
     REJECTED = 5
+    CORRUPT = 6  # its record was stored damaged
 
 
 def moved_record(

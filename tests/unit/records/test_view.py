@@ -22,7 +22,7 @@ from dmq.records import (
     iter_records,
     layout,
 )
-from dmq.records import columns as module
+from dmq.records import check as module
 from tests.unit.records.samples import SENT_AT_MS, batches
 
 MANY = module.VERIFY_MANY_MIN
@@ -74,7 +74,7 @@ def rules(topic: bytes = b"orders", body_bytes_max: int = 100, attributes_bytes_
 def plain_refuses(data: bytes | bytearray, starts: list[int], sizes: list[int], checked: module.BatchRules) -> bool:
     try:
         module.verify_few(data, starts, sizes, checked)
-    except InvalidMessage:
+    except (InvalidMessage, RecordCorrupt):
         return True
     return False
 
@@ -93,10 +93,11 @@ def test_the_plain_paths_and_the_numpy_path_refuse_the_same_batches(count: int, 
         at = data.draw(st.sampled_from(FIELDS) | st.integers(variable, sizes[record] - 1))
         buffer[starts[record] + at] = data.draw(st.integers(0, 255))
     array = np.array(starts, np.int64), np.array(sizes, np.int64)
-    numpy_refuses = module._any_bad(buffer, *array, rules())
-    assert numpy_refuses == plain_refuses(buffer, starts, sizes, rules())
-    assert numpy_refuses == module._any_bad_few(buffer, starts, sizes, rules())
-    assert numpy_refuses == module._any_bad_few(memoryview(buffer), starts, sizes, rules())
+    refuses = plain_refuses(buffer, starts, sizes, rules())
+    assert module._any_bad(buffer, *array, rules()) == refuses
+    # The quick look may send a good batch to the close one, and never lets a bad one pass.
+    assert module._may_be_bad_few(buffer, starts, sizes, rules()) >= refuses
+    assert module._may_be_bad_few(memoryview(buffer), starts, sizes, rules()) >= refuses
     try:
         decode_columns(buffer, *array)
         refused = False
@@ -122,7 +123,7 @@ def test_any_bytes_as_a_batch_are_refused_or_accepted_but_nothing_else(
     for sizes in (lengths, np.array(lengths, np.uint32), [len(data)]):
         try:
             check(data, sizes, "t", check_crc=check_crc)
-        except InvalidMessage:
+        except (InvalidMessage, RecordCorrupt):
             pass
 
 
@@ -172,7 +173,7 @@ def test_a_bad_record_in_a_batch_is_named_by_its_index(count: int, at: int, valu
     data, lengths = sample(count)
     check(data, lengths)
     data[sum(lengths[:-1]) + at] = value
-    with pytest.raises(InvalidMessage, match=f"record {count - 1} of the batch: .*{says}") as caught:
+    with pytest.raises((InvalidMessage, RecordCorrupt), match=f"record {count - 1} of the batch: .*{says}") as caught:
         check(data, lengths)
     assert caught.value.detail["index"] == count - 1
 
@@ -188,9 +189,9 @@ def test_a_batch_must_keep_to_its_topic_and_limits(count: int) -> None:
         check(data, lengths, body_bytes_max=5)
     with pytest.raises(InvalidMessage, match="attributes take"):
         check(data, lengths, attributes_bytes_max=5)
-    with pytest.raises(InvalidMessage, match="lengths add up to"):
+    with pytest.raises(RecordCorrupt, match="lengths add up to"):
         check(data + b"x", lengths)
-    with pytest.raises(InvalidMessage, match="lengths add up to"):
+    with pytest.raises(RecordCorrupt, match="lengths add up to"):
         check(data, lengths[1:])
     encoded = encode_batch("orders", "a", [Message(b"x")] * count, sent_at_ms=0, flags=layout.SYSTEM)
     check(encoded.data, encoded.lengths)

@@ -34,7 +34,7 @@ from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates
 from dmq.records import DeadReason, RecordView
 from dmq.records.attributes import ANY_QUEUE
-from dmq.records.columns import BatchRules, batch_rules, check_batch
+from dmq.records.check import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, MOVED, ORDERED, REPLAYED
 from dmq.records.replay import ids_of_replayed, merged_hashes
 from dmq.storage.journal.unit import NO_ADDRESS
@@ -66,15 +66,16 @@ _BATCH_BYTES: Final = 1024
 
 
 @lru_cache(1024)
-def _rules(topic: str, body_bytes_max: int) -> BatchRules:
+def _rules(topic: str, body_bytes_max: int, check_crc: bool) -> BatchRules:
     """What a producer may say of its own records; the other flags are the broker's."""
-    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=COMPRESSED | ORDERED)
+    flags = COMPRESSED | ORDERED
+    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=flags, check_crc=check_crc)
 
 
 @lru_cache(256)
-def _replay_rules(topic: str, body_bytes_max: int) -> BatchRules:
+def _replay_rules(topic: str, body_bytes_max: int, check_crc: bool) -> BatchRules:
     flags = COMPRESSED | ORDERED | MOVED | REPLAYED
-    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=flags)
+    return batch_rules(topic, body_bytes_max=body_bytes_max, flags_allowed=flags, check_crc=check_crc)
 
 
 class PublishRequest(Submission):
@@ -87,10 +88,23 @@ class PublishRequest(Submission):
 
     Attributes:
         room: as of the store's `Batch`; the caller may set it.
+        check_crc: whether to check the records' own checksums; the caller sets it to False if another one, over the
+            frame they came in, was right.
         context: what the caller needs to answer; it may set it to anything.
     """
 
-    __slots__ = ("_done", "_half_ids", "_publisher", "address", "asked", "batch", "context", "port", "room")
+    __slots__ = (
+        "_done",
+        "_half_ids",
+        "_publisher",
+        "address",
+        "asked",
+        "batch",
+        "check_crc",
+        "context",
+        "port",
+        "room",
+    )
     # Set when it is taken.
     _publisher: Publisher
     _done: Published
@@ -104,6 +118,7 @@ class PublishRequest(Submission):
         self.address = address
         self.port = port
         self.room: memoryview | None = None
+        self.check_crc = True
         self.durability = _STORED if asked.durability <= _STORED_ASKED else _FLUSHED
         self.size = len(batch.data) + _BATCH_BYTES
         self.atomic = False
@@ -178,8 +193,8 @@ class Publisher:
 
         Raises:
             Later: the topic is being made, or changed: publish again when that is done.
-            BrokerStopping, NotInCluster, InvalidRequest, InvalidMessage, UnknownTopic, NotAllowed, RateLimited,
-                LimitReached, Busy: it is not taken.
+            BrokerStopping, NotInCluster, InvalidRequest, InvalidMessage, RecordCorrupt, UnknownTopic, NotAllowed,
+                RateLimited, LimitReached, Busy: it is not taken.
         """
         asked, packed, readiness = request.asked, request.batch, self._readiness
         name, queue, flags = asked.topic, asked.queue, asked.flags
@@ -194,7 +209,7 @@ class Publisher:
         if waits:
             self._check_watch(topic, asked.group)
         rules = _replay_rules if flags & _REPLAYED else _rules
-        check_batch(packed.data, packed.lengths, rules(name, self._body_bytes_max))
+        check_batch(packed.data, packed.lengths, rules(name, self._body_bytes_max, request.check_crc))
         hash_index, hashes = packed.hash_index, packed.hashes
         before: Sequence[Event] = ()
         if special:

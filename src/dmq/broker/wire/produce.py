@@ -12,6 +12,7 @@ from dmq.protocol.batch import unpack_batch
 from dmq.protocol.commands import produce_answer
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.produce import Produce, ProduceFlag, ProducerStates, ProducerStatesReply
+from dmq.protocol.session import FRAME_CRC
 from dmq.storage.journal.unit_draft import Placement
 
 __all__ = ["produce", "producer_states"]
@@ -25,6 +26,7 @@ def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> N
     batch = unpack_batch(frame.body, asked.count, asked.keys, (asked.flags & _DUES) != 0)
     request = PublishRequest(asked, batch, session.address16, session.port)
     request.room = frame.room
+    request.check_crc = FRAME_CRC not in session.features
     request.context = session, frame
     broker.publisher.publish(request, _answer)
 

@@ -1,0 +1,679 @@
+"""The check of records: of a batch that a client sent, and of records that an earlier version stored unchecked.
+
+Always looked at: the layout, the sizes and kinds of attributes, and that every text is UTF-8. The checksums of a record
+only where nothing else vouches for its bytes. A batch is looked at as columns: all first entries of the attributes,
+then all second ones. Texts that are ASCII, as most are, are known to be UTF-8 all at once; records with others are
+looked at one by one.
+
+What always holds: what passes is read by every reader (`RecordView`, `Columns`, a move) without an error, but for a
+body that does not expand. The paths agree: what one refuses, the other refuses, for the same first record and reason.
+A stand-in passes, whatever the bytes are that it stands for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from dmq.errors import InvalidMessage, MessageTooLarge, RecordCorrupt
+from dmq.records import attributes as attrs
+from dmq.records import layout
+from dmq.records.attributes import Attributes, encode_attributes
+from dmq.records.builder import build_record, record_head
+from dmq.records.columns import Parts, walk_parts
+from dmq.records.compression import decompress
+from dmq.records.layout import Buffer, Positions
+from dmq.records.move import DeadReason, shorten
+from dmq.records.view import RecordView
+
+__all__ = ["BatchRules", "batch_rules", "check_batch", "find_corrupt", "placeholder", "stand_in", "verify_few"]
+
+# From this many records on the numpy path is the faster one (bench/records.py).
+VERIFY_MANY_MIN: Final = 16
+
+_HEAD_DTYPE: Final = np.dtype([("length", ">u4"), ("magic", ">u2"), ("flags", "u1"), ("tag", "V2"), ("priority", "u1")])
+_HEAD_BYTES: Final = np.dtype(f"V{_HEAD_DTYPE.itemsize}")
+_MAGIC: Final = layout.U16.pack(layout.MAGIC)
+# Length, magic, flags, priority and the size of the body: what the plain check looks at first, in one call.
+_CHECKED: Final = struct.Struct(f">IHB2xB{layout.BODY_SIZE_AT - layout.JOURNAL_OFFSET_AT}xI")
+assert _CHECKED.size == layout.BODY_AT
+_ALL_FLAGS: Final = 0xFF & ~layout.RESERVED_FLAGS
+_LONE: Final = (0,)  # where a record begins that is alone
+_ENTRY_BYTES: Final = attrs.ENTRY.size
+
+_NOTHING: Final = Attributes()
+
+# Attributes of more bytes are looked at one by one: windows over all records would be mostly empty.
+_WINDOW_MAX: Final = 512
+_PROPERTIES_MAX: Final = 8  # of one record that are compared as columns
+_BITS: Final = 64  # kinds below have a bit each, to see one that comes twice
+_TEXT_KINDS: Final = frozenset(kind for kind in range(256) if attrs.shape_of(kind) == attrs.TEXT_SHAPE)
+_SHAPES: Final = tuple(attrs.shape_of(kind) for kind in range(256))
+
+
+class BatchRules(msgspec.Struct, frozen=True, gc=False):
+    """What holds for the records of a batch; see `batch_rules`."""
+
+    topic: bytes
+    named: bytes  # the topic as records have it, behind its length; empty if no record can
+    body_bytes_max: int
+    flags_forbidden: int
+    attributes_bytes_max: int
+    check_crc: bool
+
+    @property
+    def flags_allowed(self) -> int:
+        return ~self.flags_forbidden & 0xFF
+
+
+def batch_rules(
+    topic: str,
+    *,
+    body_bytes_max: int = layout.BODY_BYTES_MAX,
+    flags_allowed: int = _ALL_FLAGS,
+    attributes_bytes_max: int = layout.CLIENT_ATTRIBUTES_BYTES_MAX,
+    check_crc: bool = False,
+) -> BatchRules:
+    """The rules for batches of a topic.
+
+    Parameters:
+        topic: the topic all records must name.
+        body_bytes_max: the largest body, as stored.
+        flags_allowed: the system flags this sender may set.
+        attributes_bytes_max: the most attributes may take.
+        check_crc: also check both checksums of each record.
+    """
+    name = topic.encode()
+    named = bytes((len(name),)) + name if len(name) <= layout.NAME_BYTES_MAX else b""
+    return BatchRules(
+        name,
+        named,
+        body_bytes_max,
+        ~(flags_allowed & _ALL_FLAGS) & 0xFF,
+        attributes_bytes_max=attributes_bytes_max,
+        check_crc=check_crc,
+    )
+
+
+def check_batch(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules) -> None:
+    """Check a batch that a client sent: `buffer` holds the records, one after another, and nothing else.
+
+    Parameters:
+        lengths: how long each record is, as the sender says.
+
+    Raises:
+        RecordCorrupt: the first record at fault, by its index, cannot be read or fails its checksums.
+        InvalidMessage: it can be read, and breaks a rule.
+    """
+    count = len(lengths)
+    if count == 1 and len(buffer) == lengths[0] >= layout.RECORD_BYTES_MIN:
+        sizes_of_one = (int(lengths[0]),)
+        if rules.check_crc or _may_be_bad_few(buffer, _LONE, sizes_of_one, rules):
+            verify_few(buffer, _LONE, sizes_of_one, rules)
+        return
+    if count < VERIFY_MANY_MIN:
+        few = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
+        places = list(accumulate(few, initial=0))
+        _check_sum(len(buffer), count, places.pop(), min(few, default=layout.RECORD_BYTES_MIN))
+        if rules.check_crc or _may_be_bad_few(buffer, places, few, rules):
+            verify_few(buffer, places, few, rules)
+        return
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=bounds[1:])
+    sizes = np.asarray(lengths, np.int64)
+    starts, total = bounds[:-1], int(bounds[-1])
+    # A length over the whole buffer could make the sums wrap: the true sum is then no less wrong.
+    if int(sizes.max()) > len(buffer):
+        total = -1
+    _check_sum(len(buffer), count, total, int(sizes.min()))
+    if _any_bad(buffer, starts, sizes, rules):
+        verify_few(buffer, starts.tolist(), sizes.tolist(), rules)
+
+
+def _check_sum(size: int, count: int, total: int, smallest: int) -> None:
+    if total != size or smallest < layout.RECORD_BYTES_MIN:
+        raise RecordCorrupt(
+            f"the batch of {count} records has {size} bytes, which is not what its lengths add up to, "
+            f"or one of them is under {layout.RECORD_BYTES_MIN}, the smallest record"
+        )
+
+
+def verify_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rules: BatchRules) -> None:
+    """Check record by record, as `check_batch` says."""
+    for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        try:
+            record = RecordView(buffer, start, start + size)
+            _read_all(record, size, rules.check_crc)
+        except RecordCorrupt as error:
+            raise RecordCorrupt(
+                f"record {index} of the batch: {error.message}: nothing of the batch was stored; send it again",
+                index=index,
+            ) from error
+        body_size = record.parts()[4]
+        if body_size > rules.body_bytes_max:
+            raise MessageTooLarge(
+                f"record {index} of the batch: the body takes {body_size} bytes; the limit is {rules.body_bytes_max}",
+                index=index,
+                size=body_size,
+                limit=rules.body_bytes_max,
+            )
+        fault = _fault(record, rules)
+        if fault:
+            raise InvalidMessage(f"record {index} of the batch: {fault}", index=index)
+
+
+def find_corrupt(
+    buffer: Buffer, starts: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
+) -> dict[int, str]:
+    """Which of some stored records cannot be read or fail their checksums, by index, and why.
+
+    Parameters:
+        starts, lengths: where they stand in the buffer.
+    """
+    begins, sizes = starts.astype(np.int64), lengths.astype(np.int64)
+    if len(begins) >= VERIFY_MANY_MIN:
+        head = layout.gather(buffer, begins, 0, _HEAD_BYTES).view(_HEAD_DTYPE)
+        try:
+            parts = walk_parts(buffer, begins, begins + sizes)
+        except IndexError:
+            parts = None
+        if (
+            parts is not None
+            and not parts.bad.any()
+            and not (head["length"] != sizes).any()
+            and head["magic"].tobytes() == _MAGIC * len(begins)
+            and not int(np.bitwise_or.reduce(head["flags"])) & layout.RESERVED_FLAGS
+            and not _any_unreadable(buffer, parts, begins + sizes, head["flags"])
+            and not _any_text_bad(buffer, parts.topic_at, parts.app_at)
+            and not _any_text_bad(buffer, parts.app_at, parts.business_at)
+            and not _any_crc_wrong(buffer, begins, parts, begins + sizes)
+        ):
+            return {}
+    found: dict[int, str] = {}
+    for index, (start, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
+        try:
+            _read_all(RecordView(bytes(buffer[start : start + size])), size, True)
+        except RecordCorrupt as error:
+            found[index] = error.message.replace(" at byte 0", "", 1)  # a place that means nothing to others
+    return found
+
+
+def _read_all(record: RecordView, size: int, check_crc: bool) -> None:
+    """Read all that can be read of a record but its body.
+
+    Raises:
+        RecordCorrupt: something cannot be read.
+    """
+    record.parts()
+    if record.length != size:
+        raise RecordCorrupt(f"it has {record.length} bytes, and {size} were announced")
+    if check_crc:
+        record.verify()
+    record.names()
+    if record.attributes.raw_size is None and record.flags & layout.COMPRESSED:
+        raise RecordCorrupt("it is marked as compressed, and does not say how")
+
+
+def _fault(record: RecordView, rules: BatchRules) -> str | None:
+    topic_at, app_at, _, attributes_at, _ = record.parts()
+    attributes_size = record.start + record.length - attributes_at - 2
+    if record.flags & rules.flags_forbidden:
+        return f"system flags {record.flags:#04x} are not allowed, only those in {rules.flags_allowed:#04x}"
+    if record.priority > layout.PRIORITY_MAX:
+        return f"priority is 0 to {layout.PRIORITY_MAX}, not {record.priority}"
+    if attributes_size > rules.attributes_bytes_max:
+        return f"attributes take {attributes_size} bytes; the limit is {rules.attributes_bytes_max}"
+    if bytes(record.buffer[topic_at + 1 : app_at]) != rules.topic:
+        return "it names another topic than its batch"
+    return None
+
+
+# --- what stands for a record that cannot be read ---------------------------------------------------------------------
+
+
+def stand_in(raw: bytes, says: Attributes = _NOTHING, *, flags: int = 0, is_sealed: bool = True) -> bytes:
+    """A record that can be read, for one that cannot or fails its checksums: with its place and times, its body, and
+    what of its names and attributes can be read. A body that cannot be found is the whole record.
+
+    Parameters:
+        says: attributes in place of its own of these kinds.
+        flags: to be set.
+        is_sealed: the checksum of the body is right.
+    """
+    padded = raw.ljust(layout.RECORD_BYTES_MIN, b"\0")
+    _, _, had, tag_hash, priority, *_ = layout.FIXED.unpack_from(padded)
+    body, names, entries = raw, [b"", b"", b""], dict[tuple[int, bytes], bytes]()
+    try:
+        view = RecordView(layout.U32.pack(len(raw)) + _MAGIC + raw[layout.FLAGS_AT :])
+        names = [*view.name_bytes]
+        body, entries = view.raw_body, _entries_of(view.attribute_bytes)
+    except RecordCorrupt:
+        pass
+    flags |= had & (layout.ORDERED | layout.IPV6)
+    if (attrs.MESSAGE_ID, b"") in entries:
+        flags |= had & (layout.MOVED | layout.REPLAYED)
+    if had & layout.COMPRESSED and _expands(body, entries):
+        flags |= layout.COMPRESSED
+    else:
+        entries.pop((attrs.COMPRESSION, b""), None)
+    added = encode_attributes(says)
+    for kind, _ in attrs.read_entries(added):
+        entries.pop((kind, b""), None)
+    kept = b"".join(attrs.entry(kind, value) for (kind, _), value in entries.items())
+    if len(kept) + len(added) > layout.ATTRIBUTES_BYTES_MAX:
+        kept = b""
+    record = bytearray(
+        build_record(
+            record_head(flags & ~layout.IPV6, tag_hash, min(priority, layout.PRIORITY_MAX)),
+            sent_at_ms=layout.U64.unpack_from(padded, layout.SEND_TIME_AT)[0],
+            body=body,
+            body_crc=crc32c(body) if is_sealed else ~crc32c(body) & 0xFFFF_FFFF,
+            names=b"".join(bytes((len(name),)) + name for name in map(_as_text, names)),
+            attributes=kept + added,
+        )
+    )
+    record[layout.FLAGS_AT] = flags
+    for first, last in ((layout.JOURNAL_OFFSET_AT, layout.SEND_TIME_AT), (layout.RECEIVE_TIME_AT, layout.CRC_AT)):
+        record[first:last] = padded[first:last]
+    return bytes(record)
+
+
+def placeholder(raw: bytes, reason: str) -> bytes:
+    """A stand-in for people who look at messages: marked as none of a user's, with the reason."""
+    return stand_in(raw, Attributes(reason=shorten(reason), reason_code=DeadReason.CORRUPT), flags=layout.SYSTEM)
+
+
+def _entries_of(raw: bytes) -> dict[tuple[int, bytes], bytes]:
+    """What can be read of attributes, by kind and key of a property, in their order."""
+    found: dict[tuple[int, bytes], bytes] = {}
+    at, end = 0, len(raw)
+    while end - at >= _ENTRY_BYTES:
+        kind, size = attrs.ENTRY.unpack_from(raw, at)
+        value = raw[at + _ENTRY_BYTES : at + _ENTRY_BYTES + size]
+        at += _ENTRY_BYTES + size
+        if at > end:
+            break
+        if _kinds_of(attrs.entry(kind, value)) >= 0:
+            key = value[1 : 1 + value[0]] if kind == attrs.PROPERTY else b""
+            found.setdefault((kind, key), value)
+    return found
+
+
+def _expands(body: bytes, entries: dict[tuple[int, bytes], bytes]) -> bool:
+    said = attrs.decode_attributes(b"".join(attrs.entry(kind, value) for (kind, _), value in entries.items()))
+    try:
+        decompress(said.codec, said.raw_size or 0, body, layout.RAW_BYTES_MAX)
+    except RecordCorrupt:
+        return False
+    return True
+
+
+def _as_text(name: bytes) -> bytes:
+    """A name that is text; what of it is none is replaced."""
+    text = name if _is_text(name) else name.decode("utf-8", "replace").encode()
+    return (
+        text if len(text) <= layout.NAME_BYTES_MAX else text[: layout.NAME_BYTES_MAX].decode("utf-8", "ignore").encode()
+    )
+
+
+# --- a few records ----------------------------------------------------------------------------------------------------
+
+
+def _may_be_bad_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rules: BatchRules) -> bool:
+    """Whether a record is bad or has to be looked at closely, without numpy."""
+    named, forbidden = rules.named, rules.flags_forbidden
+    body_bytes_max, attributes_bytes_max = rules.body_bytes_max, rules.attributes_bytes_max
+    try:
+        for start, size in zip(starts, sizes, strict=True):
+            length, magic, flags, priority, body_size = _CHECKED.unpack_from(buffer, start)
+            topic_at = start + layout.BODY_AT + body_size
+            app_at = at = topic_at + len(named)
+            if buffer[topic_at:at] != named:
+                return True
+            at += 1 + buffer[at]  # behind the app
+            at += 1 + buffer[at]  # behind the business id
+            attributes_size = buffer[at] << 8 | buffer[at + 1]
+            if (
+                at + 2 + attributes_size != start + size
+                or length != size
+                or magic != layout.MAGIC
+                or flags & forbidden
+                or priority > layout.PRIORITY_MAX
+                or body_size > body_bytes_max
+                or attributes_size > attributes_bytes_max
+            ):
+                return True
+            tail = bytes(buffer[app_at : start + size])
+            raw = tail[at + 2 - app_at :]
+            if tail.isascii() and not flags & layout.COMPRESSED:
+                # Mostly a key and nothing else.
+                if not raw or (raw[0] in _TEXT_KINDS and raw[1] << 8 | raw[2] == attributes_size - _ENTRY_BYTES):
+                    continue
+            elif not tail[: at - app_at].isascii():
+                return True
+            kinds = _kinds_of(raw)
+            if kinds < 0 or (flags & layout.COMPRESSED and not kinds >> attrs.COMPRESSION & 1):
+                return True
+    except (IndexError, struct.error):
+        return True
+    return not named
+
+
+def _kinds_of(raw: bytes) -> int:
+    """The kinds of attributes below `PROPERTY` as bits; -1 if they cannot be read: `decode_attributes` says why."""
+    at, end, seen = 0, len(raw), 0
+    keys: set[bytes] = set()
+    while at < end:
+        if end - at < _ENTRY_BYTES:
+            return -1
+        kind = raw[at]
+        value_at = at + _ENTRY_BYTES
+        at = value_at + (raw[value_at - 2] << 8 | raw[value_at - 1])
+        if at > end:
+            return -1
+        if kind < attrs.PROPERTY:
+            if seen >> kind & 1:
+                return -1
+            seen |= 1 << kind
+        shape = _SHAPES[kind]
+        if shape == attrs.TEXT_SHAPE:
+            if not _is_text(raw[value_at:at]):
+                return -1
+        elif shape == attrs.PROPERTY_SHAPE:
+            cut = value_at + 1 + raw[value_at] if at > value_at else at + 1
+            key = raw[value_at + 1 : cut]
+            if not key or cut > at or key in keys or not (_is_text(key) and _is_text(raw[cut:at])):
+                return -1
+            keys.add(key)
+        elif shape >= 0 and at - value_at != shape:
+            return -1
+    return seen
+
+
+def _is_text(raw: bytes) -> bool:
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# --- many records -----------------------------------------------------------------------------------------------------
+
+
+def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: BatchRules) -> bool:
+    """Whether any record breaks a rule; which one and why, the plain path finds out."""
+    if not rules.named:
+        return True
+    head = layout.gather(buffer, starts, 0, _HEAD_BYTES).view(_HEAD_DTYPE)
+    ends = starts + sizes
+    try:
+        parts = walk_parts(buffer, starts, ends)
+    except IndexError:
+        return True
+    return (
+        bool(parts.bad.any())
+        or bool((head["length"] != sizes).any())
+        or head["magic"].tobytes() != _MAGIC * len(starts)
+        or bool(int(np.bitwise_or.reduce(head["flags"])) & rules.flags_forbidden)
+        or int(head["priority"].max()) > layout.PRIORITY_MAX
+        or int(parts.body_size.max()) > rules.body_bytes_max
+        or int(parts.attributes_size.max()) > rules.attributes_bytes_max
+        or _any_name_bad(buffer, parts, rules.named)
+        or _any_unreadable(buffer, parts, ends, head["flags"])
+        or (rules.check_crc and _any_crc_wrong(buffer, starts, parts, ends))
+    )
+
+
+def _any_name_bad(buffer: Buffer, parts: Parts, named: bytes) -> bool:
+    """Whether a record names another topic than this, or an app that is no text."""
+    # The records of a batch are of one app: its name is looked at once, and all others compared with it.
+    app_at = int(parts.app_at[0])
+    names = named + bytes(buffer[app_at : int(parts.business_at[0])])
+    if not _is_text(names[len(named) + 1 :]):
+        return True
+    if _are_all(buffer, parts.topic_at, names):
+        return False
+    return not _are_all(buffer, parts.topic_at, named) or _any_text_bad(buffer, parts.app_at, parts.business_at)
+
+
+def _are_all(buffer: Buffer, starts: Positions, expected: bytes) -> bool:
+    """Whether the same bytes stand at all places."""
+    # A name shorter than ours may stand so close to the buffer's end that ours would reach past it.
+    if int(starts[-1]) > len(buffer) - len(expected):
+        return False
+    # Two byte strings compare at once; numpy would compare the elements one by one, ten times as long.
+    return layout.gather(buffer, starts, 0, f"V{len(expected)}").tobytes() == expected * len(starts)
+
+
+def _any_text_bad(buffer: Buffer, starts: Positions, ends: Positions) -> bool:
+    """Whether one of the names between these places, the first byte being its size, is no text."""
+    sizes = ends - starts
+    widest = int(sizes.max()) - 1
+    if not widest:
+        return False
+    windows = _windows(buffer, ends, widest)[0]
+    if windows.tobytes().isascii():
+        return False
+    others = np.flatnonzero((windows > 0x7F).any(axis=1))
+    places = zip(starts[others].tolist(), ends[others].tolist(), strict=True)
+    return not all(_is_text(bytes(buffer[start + 1 : end])) for start, end in places)
+
+
+def _windows(buffer: Buffer, ends: Positions, width: int) -> tuple[npt.NDArray[np.uint8], Positions]:
+    """A copy of so many bytes before each end as rows, and where each begins: more than is wanted of shorter parts."""
+    at = ends - width
+    if int(at[0]) < 0:
+        at = np.maximum(at, 0)  # the first records: their parts are inside of it all the same
+    rows = layout.gather(buffer, at, 0, f"V{width}").view(np.uint8).reshape(len(ends), width)
+    return rows, at
+
+
+def _any_unreadable(buffer: Buffer, parts: Parts, ends: Positions, flags: npt.NDArray[np.uint8]) -> bool:
+    """Whether a business id or the attributes of a record cannot be read."""
+    if _any_text_bad(buffer, parts.business_at, parts.attributes_at):
+        return True
+    is_compressed = int(np.bitwise_or.reduce(flags)) & layout.COMPRESSED
+    if not is_compressed and _are_lone_texts(buffer, parts):
+        return False
+    table = _AttributeTable(buffer, parts.attributes_at + 2, ends)
+    if not table.walk():
+        return True
+    close = table.closely
+    if is_compressed:
+        close |= (flags & layout.COMPRESSED != 0) & ~table.has(attrs.COMPRESSION)
+    for index in np.flatnonzero(close).tolist():
+        at, end = int(parts.attributes_at[index]) + 2, int(ends[index])
+        kinds = _kinds_of(bytes(buffer[at:end]))
+        if kinds < 0 or (int(flags[index]) & layout.COMPRESSED and not kinds >> attrs.COMPRESSION & 1):
+            return True
+    return False
+
+
+def _are_lone_texts(buffer: Buffer, parts: Parts) -> bool:
+    """Whether the attributes of all records are one ASCII text of the same kind, mostly a key; or all are empty."""
+    sizes = parts.attributes_size
+    widest = int(sizes.max())
+    if not widest:
+        return True
+    at = parts.attributes_at
+    kinds = np.frombuffer(buffer, np.uint8).take(at + 2, mode="clip")
+    kind = int(kinds[0])
+    if kind not in _TEXT_KINDS or widest > _WINDOW_MAX or kinds.tobytes() != bytes((kind,)) * len(at):
+        return False
+    try:
+        texts = layout.gather(buffer, at, 3, ">u2")
+    except IndexError:
+        return False
+    if (texts != sizes - _ENTRY_BYTES).any():
+        return False
+    return _windows(buffer, at + sizes + 2, widest)[0].tobytes().isascii()
+
+
+class _AttributeTable:
+    """The attributes of many records, looked at side by side.
+
+    Attributes:
+        closely: which records have to be looked at one by one.
+    """
+
+    def __init__(self, buffer: Buffer, starts: Positions, ends: Positions) -> None:
+        self._buffer = buffer
+        self._octets = np.frombuffer(buffer, np.uint8)
+        self._starts = starts
+        self._ends = ends
+        sizes = ends - starts
+        self.closely: npt.NDArray[np.bool_] = sizes > _WINDOW_MAX
+        self._seen: npt.NDArray[np.uint64] = np.zeros(len(starts), np.uint64)
+        self._properties: list[npt.NDArray[np.uint64]] = []
+        # What is no text is blanked in the windows: what then remains above 0x7F is text, and not ASCII.
+        self._windows: npt.NDArray[np.uint8] | None = None
+        self._shift: Positions = starts
+        width = min(int(sizes.max()), _WINDOW_MAX)
+        if width:
+            windows, at = _windows(buffer, ends, width)
+            if not windows.tobytes().isascii():
+                self._windows = windows
+                self._shift = np.arange(0, windows.size, width) - at
+
+    def has(self, kind: int) -> npt.NDArray[np.bool_]:
+        """Which records have an attribute."""
+        found: npt.NDArray[np.bool_] = (self._seen >> np.uint64(kind) & np.uint64(1)) != 0
+        return found
+
+    def walk(self) -> bool:
+        """Go through all entries; False if one is certainly wrong."""
+        rows = np.flatnonzero((self._ends > self._starts) & ~self.closely)
+        at, ends = self._starts[rows], self._ends[rows]
+        while len(rows):
+            if len(rows) < VERIFY_MANY_MIN:
+                self.closely[rows] = True
+                break
+            if (ends - at < _ENTRY_BYTES).any():
+                return False
+            value_at = at + _ENTRY_BYTES
+            stops = value_at + layout.gather(self._buffer, at, 1, ">u2")
+            if (stops > ends).any() or not self._look_at(rows, at, value_at, stops):
+                return False
+            is_open = stops < ends
+            if not is_open.any():
+                break
+            if is_open.all():
+                at = stops
+            else:
+                rows, at, ends = rows[is_open], stops[is_open], ends[is_open]
+        self._look_at_texts()
+        return True
+
+    def _look_at(self, rows: Positions, at: Positions, value_at: Positions, stops: Positions) -> bool:
+        """The next entry of some records; False if one is certainly wrong."""
+        kinds = self._octets[at]
+        first = int(kinds[0])
+        if kinds.tobytes() == bytes((first,)) * len(kinds):
+            return self._look_at_kind(first, rows, value_at, stops)
+        for kind in np.unique(kinds).tolist():
+            mine = kinds == kind
+            if not self._look_at_kind(kind, rows[mine], value_at[mine], stops[mine]):
+                return False
+        return True
+
+    def _look_at_kind(self, kind: int, rows: Positions, value_at: Positions, stops: Positions) -> bool:
+        shape = _SHAPES[kind]
+        if kind < _BITS:
+            bit = np.uint64(1 << kind)
+            seen = self._seen[rows]
+            if (seen & bit).any():
+                return False
+            self._seen[rows] = seen | bit
+        elif kind < attrs.PROPERTY:
+            self.closely[rows] = True
+        if shape >= 0 and (stops - value_at != shape).any():
+            return False
+        if shape == attrs.PROPERTY_SHAPE and not self._look_at_properties(rows, value_at, stops):
+            return False
+        if self._windows is not None:
+            self._blank(rows, value_at, shape)
+            if shape == attrs.ANY_SHAPE:
+                self.closely[rows] = True
+        return True
+
+    def _blank(self, rows: Positions, value_at: Positions, shape: int) -> None:
+        """Take what is no text out of the windows: the heads of entries, the sizes of keys, and numbers."""
+        assert self._windows is not None
+        flat = self._windows.reshape(-1)
+        places = value_at + self._shift[rows]
+        for before in range(-_ENTRY_BYTES, max(shape, 0) + (shape == attrs.PROPERTY_SHAPE)):
+            flat[places + before] = 0
+
+    def _look_at_properties(self, rows: Positions, value_at: Positions, stops: Positions) -> bool:
+        sizes = stops - value_at
+        if int(sizes.min()) < 2:
+            return False
+        key_sizes = self._octets[value_at]
+        if not key_sizes.all() or (key_sizes >= sizes).any():
+            return False
+        # The first 7 bytes of a key with its size, and the last 8 of a long one: alike for the same key.
+        is_short = np.minimum(key_sizes, 7).astype(np.uint64)
+        at = np.minimum(value_at, len(self._octets) - 8)
+        first = layout.gather(self._buffer, at, 0, ">u8").astype(np.uint64) << ((value_at - at) * 8).astype(np.uint64)
+        digests = first >> (np.uint64(56) - is_short * np.uint64(8))
+        last_at = value_at + key_sizes - 7
+        last = layout.gather(self._buffer, last_at, 0, ">u8").astype(np.uint64)
+        digests ^= np.where(key_sizes >= 8, last, np.uint64(0)) * np.uint64(0x9E37_79B9_7F4A_7C15)
+        column = np.zeros(len(self._starts), np.uint64)
+        column[rows] = digests | np.uint64(1)
+        for earlier in self._properties:
+            self.closely |= (earlier == column) & (column != 0)
+        if len(self._properties) < _PROPERTIES_MAX:
+            self._properties.append(column)
+        else:
+            self.closely[rows] = True
+        return True
+
+    def _look_at_texts(self) -> None:
+        """Find the records that have texts beyond ASCII."""
+        windows = self._windows
+        if windows is None:
+            return
+        width = windows.shape[1]
+        # Where the window of one of the first records was moved, its part ends before the window does.
+        at = np.arange(0, windows.size, width) - self._shift
+        behind = self._ends - at
+        before = self._starts - at
+        columns = np.arange(width)
+        is_mine = (columns >= before[:, None]) & (columns < behind[:, None])
+        self.closely |= ((windows > 0x7F) & is_mine).any(axis=1)
+
+
+def _any_crc_wrong(buffer: Buffer, starts: Positions, parts: Parts, ends: Positions) -> bool:
+    """Whether a checksum of a record is wrong."""
+    raw = buffer if isinstance(buffer, bytes) else bytes(buffer)
+    crcs = layout.gather(buffer, starts, layout.CRC_AT, ">u8").astype(np.uint64)
+    bodies_at, tails_at = (starts + layout.BODY_AT).tolist(), parts.topic_at.tolist()
+    bodies = [raw[at:end] for at, end in zip(bodies_at, tails_at, strict=True)]
+    if [*map(crc32c, bodies)] != (crcs & np.uint64(0xFFFF_FFFF)).tolist():
+        return True
+    signed = np.empty(len(starts), _SIGNED)
+    signed["head"] = layout.gather(buffer, starts, layout.MAGIC_AT, _SIGNED["head"])
+    signed["sent"] = layout.gather(buffer, starts, layout.SEND_TIME_AT, "V8")
+    flags = signed.view(np.uint8).reshape(len(starts), _SIGNED.itemsize)[:, layout.FLAGS_AT - layout.MAGIC_AT]
+    flags &= 0xFF & ~layout.IPV6
+    heads = signed.tobytes()
+    step = _SIGNED.itemsize
+    others = [
+        heads[at : at + step] + raw[tail_at:end]
+        for at, tail_at, end in zip(range(0, len(heads), step), tails_at, ends.tolist(), strict=True)
+    ]
+    return bool([*map(crc32c, others)] != (crcs >> np.uint64(32)).tolist())
+
+
+_SIGNED: Final = np.dtype([("head", f"V{layout.JOURNAL_OFFSET_AT - layout.MAGIC_AT}"), ("sent", "V8")])
