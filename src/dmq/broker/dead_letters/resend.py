@@ -24,7 +24,7 @@ from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError, UnknownMessage, UnknownTopic, Unsupported
 from dmq.event_log import EventLog
 from dmq.model import SYSTEM_PREFIX, TopicConfig, parse_broadcast_name, retry_topic_name
-from dmq.records import business_hash, id_hash, key_hash, moved_record
+from dmq.records import DeadReason, business_hash, id_hash, key_hash, moved_record
 from dmq.records.attributes import Attributes
 from dmq.storage.journal.unit_draft import Batch
 from dmq.token_bucket import TokenBucket
@@ -147,6 +147,11 @@ class Resend:
     async def _batch(self, letter: DeadLetter) -> Batch:
         from dmq.deadletters.letter import record_of
 
+        if letter.reason == DeadReason.CORRUPT.name:
+            raise Unsupported(
+                f"letter {letter.number} was stored damaged, and nobody knows what its sender wrote: have it sent anew "
+                "by the program it came from; what is left of it is in the letter"
+            )
         topic, queue = await self._target(letter)
         record = record_of(letter)
         # `attempts_before` is what a look at the journal recognises this sending by.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dmq.broker.dead_letters.letter_thread import LetterThread
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
-from dmq.errors import Damaged, DMQError, OffsetGone, StorageError, UnknownTopic
+from dmq.errors import Damaged, DMQError, OffsetGone, RecordCorrupt, StorageError, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP
 from dmq.offset_runs import offset_runs
@@ -228,13 +228,19 @@ class SqlDrain:
 def put_records(store: DeadLetterStore, records: Sequence[bytes], broker: str) -> dict[int, str]:
     """Put records of dead-letter topics; returns those that were refused for good, by index, and why."""
     from dmq.deadletters.letter import letter_of
-    from dmq.records import RecordView
+    from dmq.records import Attributes, DeadReason, RecordView, stand_in
+    from dmq.records.move import STORED_DAMAGED
 
     refused: dict[int, str] = {}
     letters, indexes = [], []
     for index, raw in enumerate(records):
         try:
-            letters.append(letter_of(RecordView(raw), broker))
+            try:
+                letter = letter_of(RecordView(raw), broker)
+            except RecordCorrupt as error:
+                why = Attributes(reason=f"{STORED_DAMAGED}: {error}", reason_code=DeadReason.CORRUPT)
+                letter = letter_of(RecordView(stand_in(raw, why)), broker)
+            letters.append(letter)
             indexes.append(index)
         except DMQError as error:
             refused[index] = error.message

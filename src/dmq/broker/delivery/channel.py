@@ -314,6 +314,7 @@ class Channel:
             or topic.config.ttl_ms is not None
             or topic.id in self._queries.expiring
             or 0 < self.max_attempts < proposal.attempt
+            or found.corrupt
         ):
             self._doom(queue, lease, found, offsets, now_ms=now_ms)
             if lease.count > limit:
@@ -357,7 +358,7 @@ class Channel:
         if doomed is not None:
             out = {offset for first, last in mask_runs(lease.start, lease.mask) for offset in range(first, last)}
             doomed = Doomed(*([origin for origin in origins if origin.offset in out] for origins in doomed))
-            self._dooming += len(doomed.expired) + len(doomed.exhausted)
+            self._dooming += sum(map(len, doomed))
             self._parts.failures.bury_doomed(self, queue, lease, doomed, now_ms=now_ms)
 
     # --- pumping ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Doomed messages: they were read to be handed out, and must not be: they expired, or had all their attempts.
+"""Doomed messages: they were read to be handed out, and must not be: they expired, had all their attempts, or were
+stored as something that nobody can read.
 
 Pure code. A message that kills its consumer is never nacked: only here is noticed that it was handed out often enough.
 Expiry is looked at here too, where a message would go out: messages that no consumer asks for need not be looked for.
@@ -22,6 +23,7 @@ class Doomed(NamedTuple):
 
     expired: list[Origin]
     exhausted: list[Origin]
+    corrupt: list[Origin]
 
     @property
     def offsets(self) -> set[int]:
@@ -54,7 +56,11 @@ def find_doomed(origins: Iterable[Origin], terms: Terms) -> Doomed | None:
     attempt, attempts_max, now_ms, ttl_ms = terms
     expired: list[Origin] = []
     exhausted: list[Origin] = []
+    corrupt: list[Origin] = []
     for origin in origins:
+        if origin.corrupt:
+            corrupt.append(origin)
+            continue
         expires_at_ms = origin.failed.expires_at_ms
         if ttl_ms is not None:
             at_ms = origin.stored_at_ms + ttl_ms
@@ -63,4 +69,4 @@ def find_doomed(origins: Iterable[Origin], terms: Terms) -> Doomed | None:
             expired.append(origin)
         elif is_exhausted(origin.failed.attempts + attempt - 1, attempts_max):
             exhausted.append(origin)
-    return Doomed(expired, exhausted) if expired or exhausted else None
+    return Doomed(expired, exhausted, corrupt) if expired or exhausted or corrupt else None

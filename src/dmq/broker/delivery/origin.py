@@ -1,6 +1,7 @@
 """Origins: records that are read where they stand, with their ids, to be moved or to be recognised.
 
-What always holds: what is read is read once, in as few pieces as it stands in.
+What always holds: what is read is read once, in as few pieces as it stands in. For a record that cannot be read there
+is an origin as well, of its stand-in: it can be moved, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Final, NamedTuple
 
 from dmq.broker.delivery.bitmap import Ranges
 from dmq.errors import Damaged, OffsetGone
-from dmq.records import RecordView, layout
+from dmq.records import RecordView, layout, stand_in
 from dmq.records.copy import Failed, read_failed
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Slice
 from dmq.storage.read.record_origin import IdRun
 from dmq.storage.state.state import Topic
 
-__all__ = ["Origin", "origins_of", "read_origins"]
+__all__ = ["Origin", "corrupt_origin", "origins_of", "read_origins"]
 
 _ID: Final = struct.Struct(">QQ")
 _EVERYTHING: Final = 1 << 40
@@ -30,6 +31,7 @@ class Origin(NamedTuple):
     offset: int
     failed: Failed
     message_id: bytes
+    corrupt: str = ""  # why it cannot be read
 
     @property
     def first_offset(self) -> int:
@@ -79,6 +81,7 @@ def origins_of(found: Slice, offsets: Sequence[int], ids: Sequence[IdRun], *, is
     for count, producer, first in ids:
         named += [pack(producer, first + at) for at in range(count)] if producer else [b""] * count
     origins: list[Origin] = []
+    corrupt = found.corrupt
     lengths = iter(found.lengths.tolist())
     index = 0
     for piece in found.pieces:
@@ -86,8 +89,19 @@ def origins_of(found: Slice, offsets: Sequence[int], ids: Sequence[IdRun], *, is
         at, end = 0, len(data)
         while at < end:
             stop = at + next(lengths)
-            failed = read_failed(data[at:stop], is_retry=is_retry)
-            origins.append(Origin(offsets[index], failed, failed.message_id or named[index]))
+            offset = offsets[index]
+            if offset in corrupt:
+                origins.append(corrupt_origin(offset, data[at:stop], named[index], corrupt[offset], is_retry=is_retry))
+            else:
+                failed = read_failed(data[at:stop], is_retry=is_retry)
+                origins.append(Origin(offset, failed, failed.message_id or named[index]))
             index += 1
             at = stop
     return origins
+
+
+def corrupt_origin(offset: int, raw: bytes, message_id: bytes, why: str, *, is_retry: bool) -> Origin:
+    """The origin of a record that cannot be read; one that lost its id is known by its place in the journal."""
+    failed = read_failed(stand_in(raw), is_retry=is_retry)
+    place = _ID.pack(0, layout.U64.unpack_from(failed.raw, layout.JOURNAL_OFFSET_AT)[0])
+    return Origin(offset, failed, failed.message_id or message_id or place, why)

@@ -18,6 +18,7 @@ from dmq.broker.journal.journal import Journal
 from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic
 from dmq.model import MessageId
 from dmq.protocol import read as headers
+from dmq.records import placeholder
 from dmq.records.attributes import ANY_QUEUE
 from dmq.storage.read.reader import Found, Slice, TagFilter
 from dmq.storage.read.record_origin import IdRun, OriginRun
@@ -86,7 +87,7 @@ class Reader:
             found = queries.read(topic.name, queue, start, messages, max_bytes=size, tags=tags)
             ids = queries.id_runs(topic, queue, found.offsets.tolist(), found.pieces)
             origins = queries.origins(topic, queue, found.offsets, found.pieces) if asked.with_origins else []
-            return start, found, ids, origins
+            return start, found.shown(), ids, origins
 
         async with self._reads.turn(asker), self._reads.bulk():
             for queue in _queues(topic, asked.queue):
@@ -133,7 +134,11 @@ class Reader:
         def look(place: int) -> tuple[Found, memoryview] | None:
             # What retention took since the places were looked up is not there any more.
             found = queries.record_at(place) if place >= queries.start else None
-            return None if found is None or not is_meant(found) else (found, queries.raw_record(found))
+            if found is None or not is_meant(found):
+                return None
+            if found.corrupt:
+                return found, memoryview(placeholder(bytes(found.record.buffer), found.corrupt))
+            return found, queries.raw_record(found)
 
         rows: list[headers.Found] = []
         read = Read([], [])

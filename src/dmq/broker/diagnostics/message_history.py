@@ -50,6 +50,7 @@ class Copy(NamedTuple):
     error: str = ""
     reason_code: int = 0
     expires_ms: int | None = None
+    damage: str = ""  # why nobody can read it
 
     @property
     def is_users(self) -> bool:
@@ -105,7 +106,11 @@ async def look_up(broker: Broker, message_id: MessageId, *, is_thorough: bool) -
     """
     broker.writer.hurry()
     copies = await broker.reads.ask(lambda: _copies(broker.store.queries, message_id))
-    notes: list[str] = []
+    notes = [
+        f"its record at offset {copy.offset} of queue {copy.queue} of {copy.topic} was stored damaged: {copy.damage}"
+        for copy in copies
+        if copy.damage
+    ]
     letters: list[Letter] = []
     if not copies or any(copy.reason_code for copy in copies):
         try:
@@ -164,6 +169,7 @@ def _copies(queries: Queries, message_id: MessageId) -> list[Copy]:
                     error=said.reason or "",
                     reason_code=said.reason_code or 0,
                     expires_ms=said.expires_at_ms,
+                    damage=part.corrupt.get(int(journal_offset), ""),
                 )
             )
     return sorted(found, key=lambda copy: copy.journal_offset)

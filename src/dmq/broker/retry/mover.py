@@ -7,7 +7,8 @@ Where a message goes (J-05, R-13):
 
 - A retry goes to the schedule, due in the retry topic of its group and topic (ADR 9); one that is to be tried at once
   goes into the retry topic itself. It never blocks its queue.
-- A message that has had its attempts, was rejected, or expired goes to `%DLQ%<group>`.
+- A message that has had its attempts, was rejected, or expired goes to `%DLQ%<group>`, and so does the stand-in of one
+  that nobody can read.
 - In an ordered group a message stays where it is and its queue waits; so it is for the members of a broadcast group,
   whose cursors are their own, but there nothing waits behind it.
 
@@ -20,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.delivery.bitmap import Ranges, mask_of_ranges
 from dmq.broker.delivery.channel import Channel, Failure
@@ -27,19 +30,20 @@ from dmq.broker.delivery.cursor import Cursor
 from dmq.broker.delivery.doomed import Doomed, is_exhausted
 from dmq.broker.delivery.group import group_of
 from dmq.broker.delivery.lease import Lease
-from dmq.broker.delivery.origin import Origin, read_origins
+from dmq.broker.delivery.origin import Origin, corrupt_origin, read_origins
 from dmq.broker.journal.journal import Journal
 from dmq.broker.retry.copy_batch import CopyBatch
 from dmq.broker.retry.load import Load, Loads, Move
 from dmq.broker.retry.policy import RETRY_TABLE, parse_retry_table, wait_ms
 from dmq.broker.runtime.runtime import Runtime
-from dmq.errors import InvalidSettings
+from dmq.errors import InvalidSettings, RecordCorrupt
 from dmq.event_log import EventLog
 from dmq.model import DRAIN_GROUP, SCHEDULE_TOPIC, Durability, TopicConfig, dead_letter_topic_name, retry_topic_name
 from dmq.offset_runs import mask_runs, offset_runs
-from dmq.records import DeadReason
+from dmq.records import DeadReason, find_corrupt
 from dmq.records.attributes import Attributes
 from dmq.records.copy import CopyPlan
+from dmq.records.move import STORED_DAMAGED
 from dmq.storage.state.events import Outcome
 
 __all__ = ["Mover"]
@@ -111,6 +115,10 @@ class Mover:
         place = _Place(channel, key, cursor, lease)
         now_ms = self._clock.now_ms
         verdict = _Verdict(DeadReason.RETRIES_EXHAUSTED, failure.error)
+        if failure.error.startswith(RecordCorrupt.code):
+            failure = self._bury_corrupt_of(place, failure, now_ms)
+            if not failure.ranges:
+                return
         if channel.keeps_in_place:
             if is_exhausted(lease.attempt, channel.max_attempts):
                 self._bury_in_place(place, failure.ranges, verdict, now_ms)
@@ -119,8 +127,8 @@ class Mover:
                 cursor.nack(failure.epoch, failure.lease, failure.ranges, now_ms, delay_ms=delay_ms)
                 channel.selection.mark(key)
             return
-        origins = self._origins(place, failure.ranges, now_ms)
         made = lease.attempt
+        origins = self._without_corrupt(place, self._origins(place, failure.ranges, now_ms), made, now_ms)
         dead = [origin for origin in origins if is_exhausted(origin.failed.attempts + made, channel.max_attempts)]
         if dead:
             self._bury(place, dead, verdict, made, now_ms=now_ms)
@@ -140,9 +148,14 @@ class Mover:
         cursor = channel.cursor(key)
         place = _Place(channel, key, cursor, cursor.find(failure.epoch, failure.lease))
         now_ms = self._clock.now_ms
-        origins = self._origins(place, failure.ranges, now_ms)
+        if failure.error.startswith(RecordCorrupt.code):
+            failure = self._bury_corrupt_of(place, failure, now_ms)
+            if not failure.ranges:
+                return
+        made = place.lease.attempt
+        origins = self._without_corrupt(place, self._origins(place, failure.ranges, now_ms), made, now_ms)
         verdict = _Verdict(DeadReason.REJECTED, failure.error or "REJECTED")
-        self._bury(place, origins, verdict, place.lease.attempt, now_ms=now_ms)
+        self._bury(place, origins, verdict, made, now_ms=now_ms)
 
     def bury_doomed(self, channel: Channel, key: int, lease: Lease, doomed: Doomed, now_ms: int) -> None:
         """Messages that were about to be handed out, and must not be."""
@@ -153,6 +166,35 @@ class Mover:
         self._bury(place, doomed.expired, expired, made, now_ms=now_ms)
         exhausted = _Verdict(DeadReason.RETRIES_EXHAUSTED, _NO_ANSWER)
         self._bury(place, doomed.exhausted, exhausted, made, now_ms=now_ms)
+        self._without_corrupt(place, doomed.corrupt, made, now_ms)
+
+    def _without_corrupt(self, place: _Place, origins: Sequence[Origin], made: int, now_ms: int) -> Sequence[Origin]:
+        """Bury those that nobody can read; returns the others."""
+        bad = [origin for origin in origins if origin.corrupt]
+        for why in dict.fromkeys(origin.corrupt for origin in bad):
+            alike = [origin for origin in bad if origin.corrupt == why]
+            channel, queue = place.channel, place.channel.place(place.key)[1]
+            log.error(
+                "a damaged record became a dead letter",
+                once_for=(channel.topic.name, queue, channel.group.name),
+                topic=channel.topic.name,
+                queue=queue,
+                offset=alike[0].offset,
+                group=channel.group.name,
+                count=len(alike),
+                reason=why,
+            )
+            self._bury(place, alike, _Verdict(DeadReason.CORRUPT, f"{STORED_DAMAGED}: {why}"), made, now_ms=now_ms)
+        return [origin for origin in origins if not origin.corrupt] if bad else origins
+
+    def _bury_corrupt_of(self, place: _Place, failure: Failure, now_ms: int) -> Failure:
+        """A consumer says that records came damaged: bury what is so here as well; the failure of the others.
+
+        What is right here was damaged on the way, and is delivered again as any other message that failed.
+        """
+        origins = [_checked(origin) for origin in self._origins(place, failure.ranges, now_ms)]
+        others = self._without_corrupt(place, origins, place.lease.attempt, now_ms)
+        return failure._replace(ranges=list(offset_runs([origin.offset for origin in others])))
 
     def _bury_in_place(self, place: _Place, ranges: Ranges | None, verdict: _Verdict, now_ms: int) -> None:
         """Dead letters of an ordered or broadcast group; what lies behind them in order goes back untried."""
@@ -260,3 +302,12 @@ class Mover:
         load.events += events
         is_dead = outcome != Outcome.RETRIED
         load.moves.append(Move(channel, key, cursor, entry, messages=len(origins), is_dead=is_dead))
+
+
+def _checked(origin: Origin) -> Origin:
+    """The origin of a record, or of its stand-in if it fails its checksums."""
+    raw = origin.failed.raw
+    why = origin.corrupt or find_corrupt(raw, np.zeros(1, np.int64), np.array([len(raw)])).get(0)
+    if not why or origin.corrupt:
+        return origin
+    return corrupt_origin(origin.offset, raw, origin.message_id, why, is_retry=bool(origin.failed.attempts))

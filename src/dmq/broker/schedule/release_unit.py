@@ -21,7 +21,7 @@ from dmq.records.attributes import Attributes
 from dmq.records.copy import release_record
 from dmq.records.hashes import id_hashes
 from dmq.records.layout import FLAGS_AT, ORDERED
-from dmq.records.move import DeadReason
+from dmq.records.move import STORED_DAMAGED, DeadReason
 from dmq.records.move_many import moved_many
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.queries import Queries
@@ -95,6 +95,9 @@ class ReleaseUnit:
 
     def add(self, part: Gathered, order: Mapping[int, int]) -> None:
         """Records of one batch; `order` gives their rank by their journal offset."""
+        part = self._without_corrupt(part, order)
+        if not len(part.offsets):
+            return
         ranks = [order[offset] for offset in part.offsets.tolist()]
         if part.is_moved:
             data, ends = bytes(part.buffer), (part.starts + part.lengths).tolist()
@@ -124,6 +127,14 @@ class ReleaseUnit:
             return
         for index, one in enumerate(placed):
             self._batch(name, target_queue(topic, part.record(index))).append(one)
+
+    def _without_corrupt(self, part: Gathered, order: Mapping[int, int]) -> Gathered:
+        """Those that can be read; the others become dead letters."""
+        bad = [index for index, offset in enumerate(part.offsets.tolist()) if offset in part.corrupt]
+        for index in bad:
+            offset = int(part.offsets[index])
+            self.add_dead(part.record(index), part.message_id(index), order[offset], corrupt=part.corrupt[offset])
+        return part.without(bad) if bad else part
 
     def _add_retry(self, raw: bytes, rank: int) -> bool:
         """A record that names where it goes, as all retries do; False if it does not, or that is gone."""
@@ -166,9 +177,12 @@ class ReleaseUnit:
         self._batch(name, queue).append(_placed(rank, copy, said.message_id, said.key))
         self.moved += 1
 
-    def add_dead(self, record: RecordView, message_id: MessageId, rank: int, group: str = "") -> None:
-        """A record that has nowhere else to go."""
+    def add_dead(
+        self, record: RecordView, message_id: MessageId, rank: int, group: str = "", *, corrupt: str = ""
+    ) -> None:
+        """A record that has nowhere else to go, or the stand-in of one that is `corrupt`."""
         said = record.attributes
+        reason, code = (f"{STORED_DAMAGED}: {corrupt}", DeadReason.CORRUPT) if corrupt else (self._reason, self._code)
         owner = group or said.group or record.app
         try:
             check_name(owner, "group")
@@ -183,14 +197,14 @@ class ReleaseUnit:
             says=Attributes(
                 attempt=said.attempt if record.moved else None,
                 group=owner,
-                reason=self._reason,
-                reason_code=self._code,
-                first_error=self._reason,
+                reason=reason,
+                reason_code=code,
+                first_error=reason,
             ),
         )
         self._letters.setdefault(dead_letter_topic_name(owner), []).append(_placed(rank, copy, message_id, said.key))
         self.dead += 1
-        log.warning("a message became a dead letter", once_for=self._reason, id=str(message_id), reason=self._reason)
+        log.warning("a message became a dead letter", once_for=code, id=str(message_id), reason=reason)
 
     def _topic(self, name: str) -> Topic | None:
         return self._queries.find_topic(name)

@@ -512,9 +512,8 @@ class Transactions:
             attempt,
             producer_epoch=part.row.producer_epoch if epoch is None else epoch,
         )
-        start = int(part.starts[index])
-        record = bytes(part.buffer[start : start + int(part.lengths[index])])
-        target.check(question, record)
+        found = part.record(index)
+        target.check(question, bytes(found.buffer[found.start : found.start + found.length]))
         self.checked += 1
 
     async def _give_up(self, groups: dict[bytes, str]) -> None:

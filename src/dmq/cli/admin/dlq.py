@@ -29,6 +29,7 @@ class Reason(StrEnum):
     RATE_LIMITED = "RATE_LIMITED"
     STORE_FAILED = "STORE_FAILED"
     REJECTED = "REJECTED"
+    CORRUPT = "CORRUPT"
 
 
 class State(StrEnum):

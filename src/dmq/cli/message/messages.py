@@ -31,6 +31,8 @@ def message_facts(message: StoredMessage) -> dict[str, Any]:
         "stored_at_ms": message.stored_at_ms,
         "properties": dict(message.properties),
     }
+    if message.damage:
+        facts["damage"] = message.damage
     return facts | body_facts(message.body)
 
 
@@ -56,9 +58,13 @@ def message_line(message: StoredMessage) -> str:
     parts = [] if message.id is None else [f"id={message.id}"]
     parts += [f"{name}={printable(value)}" for name, value in named if value is not None]
     parts += [f"{printable(name)}={printable(value)}" for name, value in message.properties.items()]
-    return " ".join(
-        (moment(message.stored_at_ms), f"{message.queue}/{message.offset}", *parts, body_text(message.body))
-    )
+    place = (moment(message.stored_at_ms), f"{message.queue}/{message.offset}")
+    return " ".join((*place, *parts, _shown_body(message)))
+
+
+def _shown_body(message: StoredMessage) -> str:
+    """The body on one line; of a record that nobody can read, what is wrong with it."""
+    return f"<damaged record: {printable(message.damage)}>" if message.damage else body_text(message.body)
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
@@ -72,5 +78,5 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
         "key": message.key,
         "tag": message.tag,
         "bytes": len(message.body),
-        "body": cut(body_text(message.body), _SHOWN_CHARS),
+        "body": cut(_shown_body(message), _SHOWN_CHARS),
     }

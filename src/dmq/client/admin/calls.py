@@ -15,6 +15,8 @@ from collections.abc import Generator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
+import numpy as np
+
 from dmq.client.admin.reports import (
     ArchiveReport,
     BrokerReport,
@@ -65,7 +67,7 @@ from dmq.protocol.key_values import (
 from dmq.protocol.message_history import TraceReply, WhyReply
 from dmq.protocol.produce import TransactionList, TransactionListReply
 from dmq.protocol.read import Archived, ArchivedReply, Find, Offsets, Peek, PeekReply
-from dmq.records import ANY_QUEUE, RecordView
+from dmq.records import ANY_QUEUE, RecordView, find_corrupt, placeholder
 
 __all__ = [
     "ANSWER_SECONDS",
@@ -227,11 +229,16 @@ def reset(topic: str, group: str, to: When, queue: int | None, dry_run: bool) ->
 
 
 def _records(frame: Frame, count: int) -> list[RecordView]:
+    """The records of an answer, with a placeholder for each that cannot be read."""
     lengths, data = unpack_records(frame.body, count)
-    views, at = [], 0
-    for length in map(int, lengths):
-        views.append(RecordView(data, at, at + length))
-        at += length
+    sizes = np.asarray(lengths, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    corrupt = find_corrupt(data, starts, sizes)
+    views = []
+    for index, (at, length) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        why = corrupt.get(index)
+        raw = data[at : at + length]
+        views.append(RecordView(raw if why is None else placeholder(bytes(raw), why)))
     return views
 
 

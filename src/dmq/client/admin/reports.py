@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 
+from dmq.errors import RecordCorrupt
 from dmq.model import MessageId
 from dmq.protocol import admin, consume
 from dmq.protocol.session import BrokerInfo, DrainReply
-from dmq.records import RecordView
+from dmq.records import DeadReason, RecordView, placeholder
 
 __all__ = [
     "ArchiveReport",
@@ -208,17 +209,29 @@ class StoredMessage:
     stored_at_ms: int
     app: str
     properties: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    damage: str = ""
+    """Not empty for a record that nobody can read: what is wrong with it; the rest is what is left of it."""
 
     @classmethod
     def of(cls, record: RecordView, message_id: MessageId | None = None, topic: str | None = None) -> StoredMessage:
         attributes = record.attributes
+        try:
+            body = record.body
+        except RecordCorrupt as error:
+            return cls.of(
+                RecordView(
+                    placeholder(bytes(record.buffer[record.start : record.start + record.length]), error.message)
+                ),
+                message_id,
+                topic,
+            )
         first_sent_at_ms = attributes.original_send_time_ms if record.moved else None
         return cls(
             attributes.message_id or message_id,
             topic or record.topic,
             record.queue,
             record.queue_offset,
-            record.body,
+            body,
             attributes.key,
             attributes.tag,
             record.business_id,
@@ -227,6 +240,7 @@ class StoredMessage:
             record.store_time_ms,
             record.app,
             attributes.properties,
+            (attributes.reason or "damaged") if record.system and attributes.reason_code == DeadReason.CORRUPT else "",
         )
 
 

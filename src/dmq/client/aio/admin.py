@@ -295,7 +295,7 @@ class AioAdmin:
 
         Parameters:
             topic, group, reason: only letters of these; reason is RETRIES_EXHAUSTED, EXPIRED, RATE_LIMITED,
-                STORE_FAILED or REJECTED.
+                STORE_FAILED, REJECTED or CORRUPT.
             state: waiting, resent or deleted; "" for any.
             since, until: the time at which they became dead letters.
             limit: how many at most.

@@ -6,7 +6,7 @@ A unit is valid as a whole or not at all, so the records in it happen together. 
      0  4    magic, b"DMQU"
      4  u32  CRC-32C of everything that follows, to the end of the unit
      8  u16  format version
-    10  u16  flags: 1 = snapshot
+    10  u16  flags: 1 = snapshot, 2 = checked: its records were checked when they came
     12  u32  epoch of the leader that wrote it
     16  u64  journal offset of the unit
     24  u32  length of the unit, header included
@@ -53,6 +53,7 @@ from dmq.records.layout import TAG_AT, gather
 from dmq.storage.files import Buffer
 
 __all__ = [
+    "CHECKED",
     "DUE",
     "EXPIRING",
     "HEADER_BYTES",
@@ -72,6 +73,7 @@ __all__ = [
 UNIT_MAGIC: Final = b"DMQU"
 UNIT_VERSION: Final = 1
 SNAPSHOT: Final = 1
+CHECKED: Final = 2
 
 DUE: Final = 1
 NAMED: Final = 2

@@ -74,7 +74,7 @@ class UnitBuilder:
             start: the journal offset of the unit.
             stored_at_ms: the store time.
             flushed_through: the journal offset below which everything is known to be durable by now.
-            flags: SNAPSHOT or nothing.
+            flags: of the unit, CHECKED and SNAPSHOT.
         """
         # A moved record has two hashes, of its id and its key.
         if len(parts) == 1 and parts[0].row.records == 1 and not len(parts[0].dues) and len(parts[0].hashes) < 2:

@@ -17,7 +17,7 @@ from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.disk_space import DiskSpace
 from dmq.storage.journal.journal import Journal
-from dmq.storage.journal.unit import SNAPSHOT, Part, Unit
+from dmq.storage.journal.unit import CHECKED, SNAPSHOT, Part, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part
 from dmq.storage.journal.visibility import Visibility
@@ -230,7 +230,7 @@ class Writer:
             start=start,
             stored_at_ms=self.stored_at_ms,
             flushed_through=self.visibility.flushed,
-            flags=flags,
+            flags=flags | CHECKED,
         )
 
     def _advance(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from dmq.storage.files import Buffer
@@ -16,13 +18,15 @@ __all__ = ["WindowCache"]
 
 _WINDOW_BYTES: Final = 1 << 20
 _PASSING_MAX: Final = 3
+_NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class _Window:
-    __slots__ = ("buffers", "end", "start", "starts")
+    __slots__ = ("buffers", "corrupt", "end", "start", "starts")
 
-    def __init__(self, start: int, buffer: Buffer) -> None:
+    def __init__(self, start: int, buffer: Buffer, corrupt: Mapping[int, str] = _NOTHING) -> None:
         self.start = start
+        self.corrupt = corrupt
         self.end = start + len(buffer)
         self.starts = [start]
         self.buffers: list[Buffer] = [buffer]
@@ -46,6 +50,18 @@ class WindowCache:
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._tail: _Window | None = None
         self._passing: deque[int] = deque()
+        self._corrupt = 0  # windows that have some
+
+    def corrupt(self, start: int, end: int) -> Mapping[int, str]:
+        """The records in [start, end), which lies within one window, that cannot be read, by journal offset, and why.
+
+        To be asked right after the bytes: the window may go with the next ones that come.
+        """
+        if not self._corrupt:
+            return _NOTHING
+        at = bisect_right(self._starts, start) - 1
+        found = self._windows[self._starts[at]].corrupt if at >= 0 else _NOTHING
+        return {offset: why for offset, why in found.items() if start <= offset < end}
 
     def get(self, start: int, end: int) -> memoryview | None:
         """The bytes [start, end) of the journal, which lie within one unit, if they are here."""
@@ -70,17 +86,18 @@ class WindowCache:
         at = bisect_right(window.starts, start) - 1
         return window.starts[at], memoryview(window.buffers[at])
 
-    def put(self, start: int, buffer: Buffer, *, passing: bool = False) -> None:
+    def put(self, start: int, buffer: Buffer, *, passing: bool = False, corrupt: Mapping[int, str] = _NOTHING) -> None:
         """Whole, verified units that begin at an offset.
 
         Parameters:
+            corrupt: the records in them that cannot be read, by journal offset, and why.
             passing: they are read one after another, so earlier ones of this kind will hardly be wanted again: only
                 the last few stay. Thus reading a backlog leaves what was just written where it is, and takes the same
                 memory again and again, which the processor still has at hand.
         """
         if start in self._windows:
             self._drop(start)
-        self._insert(_Window(start, buffer))
+        self._insert(_Window(start, buffer, corrupt))
         if passing:
             self._passing.append(start)
             if len(self._passing) > _PASSING_MAX:
@@ -105,6 +122,7 @@ class WindowCache:
     def _insert(self, window: _Window) -> None:
         self._starts.insert(bisect_right(self._starts, window.start), window.start)
         self._windows[window.start] = window
+        self._corrupt += bool(window.corrupt)
         self._bytes += window.end - window.start
         self._shrink()
 
@@ -114,6 +132,7 @@ class WindowCache:
 
     def _drop(self, start: int) -> None:
         window = self._windows.pop(start)
+        self._corrupt -= bool(window.corrupt)
         self._starts.remove(start)
         self._bytes -= window.end - window.start
         if window is self._tail:
@@ -125,3 +144,4 @@ class WindowCache:
         self._tail = None
         self._passing.clear()
         self._bytes = 0
+        self._corrupt = 0

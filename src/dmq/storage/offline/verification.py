@@ -2,8 +2,8 @@
 
 Every unit and record of the journal, and everything on disk that is derived from it: the checkpoint, positions, every
 index entry in queue files and runs, every block of lookup and wheel files. Each finding says what it means and what to
-do. What always holds: damage of the journal is told from a torn tail, and from damage of derived files, as the next
-start would tell it.
+do. What always holds: damage of the journal is told from a torn tail, from damage of derived files, as the next start
+would tell it, and from a record that came damaged and was stored so: its unit is intact.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from dmq.errors import DMQError, RecordCorrupt, StorageError
-from dmq.records.view import RecordView
+from dmq.errors import RecordCorrupt, StorageError
+from dmq.records.check import find_corrupt
+from dmq.records.layout import JOURNAL_OFFSET_AT, gather
 from dmq.storage.delay.wheel import Wheel
 from dmq.storage.delay.wheel_files import WheelFile
 from dmq.storage.file_pool import FilePool
@@ -37,11 +38,13 @@ from dmq.storage.upkeep.directory import IDENTITY, parse_identity
 __all__ = ["Finding", "Kind", "Report", "holder", "verify"]
 
 Ranges = list[tuple[int, int]]
-Kind = Literal["torn tail", "derived", "damage"]
+Kind = Literal["torn tail", "derived", "damage", "stored"]
 
 _ADVICE: Final[dict[Kind, str]] = {
     "torn tail": "harmless: what a crash cut short; the next start moves it into salvage/",
     "derived": "nothing is lost: the next start builds it anew from the journal; have the disk checked",
+    "stored": "the disk is right, its unit is intact: the record came so, from a client or an earlier DMQ; a group "
+    "that reaches it gets a dead letter with the reason CORRUPT instead",
     "damage": "restore it from a replica or a backup, and have the disk checked; reads of it say so, the rest is good",
 }
 _STALE: Final = "it was restored since: stop DMQ, delete the checkpoint, and the next start builds all of it anew"
@@ -167,7 +170,7 @@ def _verify_journal(
             wrong = list(_bad_records(found))
             records += found.header.records - len(wrong)
             for offset, what in wrong:
-                findings.add("damage", f"record {offset}", what)
+                findings.add("stored", f"record {offset}", what)
             if found.start in heads and not found.header.flags & SNAPSHOT:
                 findings.add("damage", f"journal {found.start}", "a segment does not begin with a snapshot")
             end = found.end
@@ -190,15 +193,15 @@ def _verify_journal(
 
 
 def _bad_records(unit: Unit) -> Iterator[tuple[int, str]]:
-    for index in range(unit.header.records):
-        offset = int(unit.offsets[index])
-        try:
-            record = RecordView(unit.buffer, offset - unit.start)
-            record.verify()
-            if record.journal_offset != offset or record.length != int(unit.lengths[index]):
-                raise RecordCorrupt(f"it says it has {record.length} bytes at {record.journal_offset}")
-        except DMQError as error:
-            yield offset, str(error)
+    """Records of an intact unit that cannot be read, by their journal offsets, and why."""
+    offsets = np.asarray(unit.offsets, np.int64)
+    corrupt = find_corrupt(unit.buffer, offsets - unit.start, np.asarray(unit.lengths, np.int64))
+    said = gather(unit.buffer, offsets - unit.start, JOURNAL_OFFSET_AT, ">u8")
+    for index, offset in enumerate(offsets.tolist()):
+        if index in corrupt:
+            yield offset, corrupt[index]
+        elif int(said[index]) != offset:
+            yield offset, f"it says that it stands at {int(said[index])}"
 
 
 # --- what is derived --------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """The reader: messages of a queue by offset, records by key or id, raw units, offsets by time.
 
 What always holds: nothing beyond the visible offset is read; every byte handed out comes from a unit that was just
-written or whose checksum was verified; what fails its checksum is reported as `Damaged` and never handed out.
+written or whose checksum was verified; what fails its checksum is reported as `Damaged` and never handed out. Records
+that an earlier version wrote, unchecked, are checked when their unit is read from disk: those that cannot be read,
+though they stand there as they came, are named with the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,11 +17,23 @@ import numpy.typing as npt
 
 from dmq.errors import Damaged, OffsetGone
 from dmq.model import MessageId
+from dmq.records.check import find_corrupt, placeholder, stand_in
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.view import RecordView
 from dmq.storage.index.queue_index import Columns
 from dmq.storage.journal.journal import Journal
-from dmq.storage.journal.unit import HEADER_BYTES, Row, Unit, is_intact, parse_unit, read_header, whole_units
+from dmq.storage.journal.unit import (
+    CHECKED,
+    HEADER_BYTES,
+    MOVED,
+    Header,
+    Row,
+    Unit,
+    is_intact,
+    parse_unit,
+    read_header,
+    whole_units,
+)
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.read.record_origin import Identities
 from dmq.storage.state.derived import Derived, message_id_of
@@ -34,6 +49,9 @@ _FEW: Final = 8  # up to so many, arrays cost more than they save
 SCAN_MAX: Final = 1 << 17
 
 
+_NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
+
+
 class Slice(NamedTuple):
     """Messages of one queue: their queue offsets, lengths, and records, verbatim, in pieces of adjacent records."""
 
@@ -41,6 +59,7 @@ class Slice(NamedTuple):
     lengths: npt.NDArray[np.uint32]
     pieces: list[memoryview]
     next_offset: int  # where to read on; beyond the last message where a filter passed over some
+    corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by queue offset, and why
 
     def records(self) -> Iterator[RecordView]:
         """The records, one by one."""
@@ -50,6 +69,27 @@ class Slice(NamedTuple):
             while at < len(piece):
                 yield RecordView(piece, at)
                 at += next(lengths)
+
+    def shown(self) -> Slice:
+        """The same with placeholders for what cannot be read, for people who look at messages."""
+        if not self.corrupt:
+            return self
+        lengths = self.lengths.copy()
+        pieces: list[memoryview] = []
+        index = 0
+        for piece in self.pieces:
+            at = 0
+            while at < len(piece):
+                end = at + int(self.lengths[index])
+                record = piece[at:end]
+                why = self.corrupt.get(int(self.offsets[index]))
+                if why is not None:
+                    record = memoryview(placeholder(bytes(record), why))
+                    lengths[index] = len(record)
+                pieces.append(record)
+                at = end
+                index += 1
+        return Slice(self.offsets, lengths, pieces, self.next_offset, corrupt=self.corrupt)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -66,13 +106,14 @@ _EMPTY: Final = np.empty(0, np.uint64)
 
 
 class Found(NamedTuple):
-    """A record found by key or id."""
+    """A record found by key or id; a stand-in for one that cannot be read, which `corrupt` then says."""
 
     message_id: MessageId
     topic: str
     journal_offset: int
     stored_at_ms: int
     record: RecordView
+    corrupt: str = ""
 
 
 class Reader:
@@ -160,10 +201,14 @@ class Reader:
             if at != end:
                 if lengths:
                     pieces.append(self.bytes_at(start, end))
+                    if self.cache.corrupt(start, end):
+                        return None  # `_gather` says which
                 start = at
             end = at + length
             lengths.append(length)
         pieces.append(self.bytes_at(start, end))
+        if self.cache.corrupt(start, end):
+            return None
         after = offset + len(lengths)
         return Slice(np.arange(offset, after, dtype=np.uint64), np.array(lengths, np.uint32), pieces, after)
 
@@ -185,21 +230,25 @@ class Reader:
         starts = [0, *breaks.tolist(), len(where)]
         pieces: list[memoryview] = []
         firsts, lasts = where[starts[:-1]].tolist(), ends[[j - 1 for j in starts[1:]]].tolist()
+        corrupt: dict[int, str] = {}
         base, view = 0, memoryview(b"")  # what the piece before is of
         for i, first, last in zip(starts[:-1], firsts, lasts, strict=True):
             if base <= first and last <= base + len(view) and not lost[i]:
                 pieces.append(view[first - base : last - base])
+                corrupt |= self.cache.corrupt(first, last)
                 continue
             try:
                 if lost[i]:
                     raise self._quarantine(first)
                 pieces.append(self.bytes_at(first, last))
+                corrupt |= self.cache.corrupt(first, last)
                 base, view = self.cache.around(first, last) or (0, memoryview(b""))
             except Damaged as error:
                 if i:
-                    return Slice(offsets[:i], lengths[:i], pieces, int(offsets[i]))
+                    known = _by_place(corrupt, where, offsets)
+                    return Slice(offsets[:i], lengths[:i], pieces, int(offsets[i]), corrupt=known)
                 raise self._damaged(topic, queue, int(offsets[0]), error) from error
-        return Slice(offsets, lengths, pieces, next_offset)
+        return Slice(offsets, lengths, pieces, next_offset, corrupt=_by_place(corrupt, where, offsets))
 
     def _damaged(self, topic: Topic, queue: int, offset: int, error: Damaged) -> Damaged:
         """Say how far the messages reach that cannot be read."""
@@ -259,16 +308,19 @@ class Reader:
         if header is not None and len(raw) < header.length <= left:
             raw = self._journal.read_available(unit_start, header.length)
         good = 0
+        corrupt: dict[int, str] = {}
         while header is not None and good + header.length <= len(raw):
             ours = header.start == unit_start + good and header.journal_id == self._journal.id
             if not ours or not is_intact(header, raw, good):
                 break
+            if not header.flags & CHECKED:
+                corrupt |= _corrupt_of(header, memoryview(raw)[good : good + header.length])
             good += header.length
             header = read_header(raw, good)
         if not good:
             raise self._quarantine(unit_start)
         data = raw if good == len(raw) else raw[:good]
-        self.cache.put(unit_start, data, passing=unit_start == self._read_on)
+        self.cache.put(unit_start, data, passing=unit_start == self._read_on, corrupt=corrupt)
         self._read_on = unit_start + good
 
     def _quarantine(self, unit_start: int) -> Damaged:
@@ -376,9 +428,16 @@ class Reader:
         topic = self.derived.state.topics_by_id.get(row.topic_id)
         if topic is None:
             return None
-        record = RecordView(unit.buffer, offset - unit.start)
-        message_id = message_id_of(unit, row, index, within)
-        return Found(message_id, topic.name, offset, unit.header.stored_at_ms, record=record)
+        why = self.cache.corrupt(offset, offset + 1).get(offset, "")
+        if why:
+            record = RecordView(stand_in(bytes(unit.record(index))))
+            message_id = MessageId(row.producer_id, row.first_sequence + within)
+            if row.flags & MOVED:
+                message_id = record.message_id or MessageId(0, offset)
+        else:
+            record = RecordView(unit.buffer, offset - unit.start)
+            message_id = message_id_of(unit, row, index, within)
+        return Found(message_id, topic.name, offset, unit.header.stored_at_ms, record=record, corrupt=why)
 
     def offset_since(self, topic_id: int, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""
@@ -395,6 +454,27 @@ class Reader:
             else:
                 high = middle
         return low
+
+
+def _corrupt_of(header: Header, data: memoryview) -> dict[int, str]:
+    """The records of a unit that cannot be read or fail their checksums, by journal offset, and why."""
+    unit = parse_unit(header, data)
+    offsets = np.asarray(unit.offsets, np.int64)
+    found = find_corrupt(data, offsets - unit.start, np.asarray(unit.lengths, np.int64))
+    return {int(offsets[index]): why for index, why in found.items()}
+
+
+def _by_place(
+    corrupt: Mapping[int, str], where: npt.NDArray[np.uint64], offsets: npt.NDArray[np.uint64]
+) -> Mapping[int, str]:
+    """By queue offset what is known by journal offset, of those that are wanted."""
+    if not corrupt:
+        return _NOTHING
+    return {
+        offset: corrupt[place]
+        for place, offset in zip(where.tolist(), offsets.tolist(), strict=False)
+        if place in corrupt
+    }
 
 
 def row_of(unit: Unit, index: int) -> tuple[Row, int]:

@@ -7,7 +7,7 @@ topic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dmq.errors import Damaged
 from dmq.model import MessageId
+from dmq.records.check import stand_in
 from dmq.records.view import RecordView
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import DUE, MOVED, Row, Unit
@@ -39,19 +40,38 @@ class Gathered(NamedTuple):
     hashes: npt.NDArray[np.uint64]
     dues: npt.NDArray[np.uint64]
     stored_at_ms: int
+    corrupt: Mapping[int, str]  # those that cannot be read, by journal offset, and why
 
     @property
     def is_moved(self) -> bool:
         """Whether the records carry their ids themselves."""
         return bool(self.row.flags & MOVED)
 
+    def without(self, indexes: Sequence[int]) -> Gathered:
+        """All but these."""
+        kept = np.setdiff1d(np.arange(len(self.offsets)), indexes)
+        return self._replace(
+            offsets=self.offsets[kept],
+            starts=self.starts[kept],
+            lengths=self.lengths[kept],
+            sequences=self.sequences[kept],
+            hashes=self.hashes[kept],
+            dues=self.dues[kept] if len(self.dues) else self.dues,
+        )
+
     def record(self, index: int) -> RecordView:
-        return RecordView(self.buffer, int(self.starts[index]))
+        """A record, or the stand-in of one that cannot be read."""
+        start = int(self.starts[index])
+        if self.corrupt and int(self.offsets[index]) in self.corrupt:
+            return RecordView(stand_in(bytes(self.buffer[start : start + int(self.lengths[index])])))
+        return RecordView(self.buffer, start)
 
     def message_id(self, index: int) -> MessageId:
         if not self.is_moved:
             return MessageId(self.row.producer_id, int(self.sequences[index]))
         found = self.record(index).message_id
+        if found is None and int(self.offsets[index]) in self.corrupt:
+            return MessageId(0, int(self.offsets[index]))
         assert found is not None, "a moved record carries its id"
         return found
 
@@ -71,12 +91,14 @@ def gather(reader: Reader, offsets: Sequence[int]) -> tuple[list[Gathered], list
             at += 1
             continue
         end = int(np.searchsorted(wanted, unit.end))
-        found += _of_unit(unit, wanted[at:end], lost)
+        found += _of_unit(unit, wanted[at:end], lost, reader.cache.corrupt(unit.start, unit.end))
         at = end
     return found, lost
 
 
-def _of_unit(unit: Unit, wanted: npt.NDArray[np.int64], lost: list[int]) -> Iterator[Gathered]:
+def _of_unit(
+    unit: Unit, wanted: npt.NDArray[np.int64], lost: list[int], corrupt: Mapping[int, str]
+) -> Iterator[Gathered]:
     places = np.asarray(unit.offsets, np.int64)
     indexes = np.minimum(np.searchsorted(places, wanted), max(len(places) - 1, 0))
     is_there = places[indexes] == wanted
@@ -100,6 +122,7 @@ def _of_unit(unit: Unit, wanted: npt.NDArray[np.int64], lost: list[int]) -> Iter
                 hashes=_key_hashes(unit, row, mine),
                 dues=dues[mine - first + due_at] if row.flags & DUE else dues[:0],
                 stored_at_ms=unit.header.stored_at_ms,
+                corrupt=corrupt,
             )
         first += row.records
         due_at += row.records if row.flags & DUE else 0

@@ -20,8 +20,10 @@ from dmq.errors import Damaged
 from dmq.event_log import EventLog
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.records.attributes import Attributes
+from dmq.records.check import stand_in
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.move import moved_record
+from dmq.records.view import RecordView
 from dmq.settings import StoreSettings, format_size
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.files import DiskUsage
@@ -380,8 +382,10 @@ def _readable(reader: Reader, offset: int) -> Found | None:
 def _copy(found: Found, topic: str, now_ms: int, due_ms: int | None = None) -> Batch:
     """The record again, for the same queue, under its own id."""
     before = found.record.attributes
+    # The stand-in of one that cannot be read stays under a wrong checksum, so that it goes to nobody as a message.
+    source = RecordView(stand_in(bytes(found.record.buffer), is_sealed=False)) if found.corrupt else found.record
     record = moved_record(
-        found.record,
+        source,
         topic,
         sent_at_ms=now_ms,
         message_id=found.message_id,
