@@ -47,6 +47,7 @@ log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
+_CATCH_UP_SECONDS: Final = 1.0  # no client is late so long after we stood still
 
 
 class Broker:
@@ -105,6 +106,7 @@ class Broker:
         self.stop_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ticked_at = self._loop.time()
+        self._clients_at = 0.0
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def _store_failed(self, error: DMQError) -> None:
@@ -114,13 +116,17 @@ class Broker:
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
         before, self._ticked_at = self._ticked_at, self._loop.time()
-        if self._ticked_at - before > _LATE_SECONDS:
-            return  # we stood still: what came meanwhile is to be read before any client is late
+        late = self._ticked_at - before
+        if late > _LATE_SECONDS:
+            # We stood still: what came meanwhile is to be read before any client is late.
+            self._clients_at = self._ticked_at + min(late, _CATCH_UP_SECONDS)
+            return
         now_ms = self.clock.now_ms
         self.delays.tick(now_ms)
         self.transactions.tick(now_ms)
         self.keys.tick(now_ms)
-        self.channels.tick(now_ms)
+        if self._ticked_at >= self._clients_at:
+            self.channels.tick(now_ms)
         self.arrivals.wake()
 
     async def stop(self, drain_seconds: float) -> None:

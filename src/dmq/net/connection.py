@@ -75,7 +75,8 @@ class Connection(asyncio.BufferedProtocol):
         self.is_stalled = False  # nothing is read before the peer has taken its answers
         self.is_open = False
         self.opened_at = self.heard_at = clock.monotonic()  # heard: as the sweep that looks now and then has found
-        self.is_heard = False  # bytes have come since somebody looked
+        self.heard = self.heard_before = 0  # how often bytes have come; and when the sweep looked
+        self.is_silent = False  # it is closed because nothing was heard for too long
         self.address: tuple[str, int] = ("", 0)
         self.session: object | None = None  # the peer's own
 
@@ -100,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.parser.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.is_heard = True
+        self.heard += 1
         try:
             frames = self.parser.buffer_updated(nbytes)
         except (ProtocolError, FrameCorrupt) as error:

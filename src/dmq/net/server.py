@@ -97,8 +97,9 @@ class Server:
         now = self._clock.monotonic()
         partial: list[tuple[float, int, Connection]] = []
         for connection in list(self.connections):
-            if connection.is_heard:
-                connection.is_heard, connection.heard_at = False, now
+            if connection.heard != connection.heard_before:
+                connection.heard_before, connection.heard_at = connection.heard, now
+            connection.is_silent = now - connection.heard_at > self._limits.silence_seconds
             since = connection.parser.pending_since
             reason = self._stall(connection, since, now)
             if reason:
@@ -120,7 +121,7 @@ class Server:
             return f"half a frame for {limits.partial_seconds:g} s"
         if connection.session is None and now - connection.opened_at > limits.hello_seconds:
             return f"no hello within {limits.hello_seconds:g} s"
-        return f"silent for {limits.silence_seconds:g} s" if now - connection.heard_at > limits.silence_seconds else ""
+        return f"silent for {limits.silence_seconds:g} s" if connection.is_silent else ""
 
     def _bound(self, partial: list[tuple[float, int, Connection]]) -> None:
         """Of frames that are half here, with when they began and how much is here, keep no more than may be."""

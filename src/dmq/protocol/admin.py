@@ -166,6 +166,7 @@ class MemberInfo(Header, frozen=True):
     leased: Amount = 0
     is_connected: bool = True
     since_ms: Amount = 0
+    is_silent: bool = False  # a lease of it ran out without a sign of life, and it gets nothing until it speaks
 
 
 class GroupDescribeReply(Header, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from dmq.broker.broker import Broker
@@ -175,3 +175,13 @@ async def opened(files: MemoryFiles | None = None, **settings: Any) -> AsyncIter
         yield Door(broker, clock)
     finally:
         await broker.stop(0.0)
+
+
+def with_a_door(test: Callable[[Door], Awaitable[None]], **settings: Any) -> None:
+    """Run a test on a broker of its own."""
+
+    async def run() -> None:
+        async with opened(**settings) as door:
+            await test(door)
+
+    asyncio.run(run())

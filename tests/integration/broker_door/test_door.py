@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,15 +20,7 @@ from dmq.model import Durability, MessageId, TopicConfig
 from dmq.protocol import read as headers
 from dmq.protocol.consume import Outcome, Point, PointKind, Seek, Settle, Settlement, Unsubscribe
 from dmq.protocol.produce import ProduceFlag, TransactionOutcome
-from tests.integration.broker_door.doors import PRODUCER, Basket, Door, Witness, bodies_of, opened
-
-
-def with_a_door(test: Callable[[Door], Awaitable[None]], **settings: Any) -> None:
-    async def run() -> None:
-        async with opened(**settings) as door:
-            await test(door)
-
-    asyncio.run(run())
+from tests.integration.broker_door.doors import PRODUCER, Basket, Door, Witness, bodies_of, with_a_door
 
 
 def test_messages_are_published_pushed_and_acked() -> None:

@@ -18,7 +18,8 @@ class Silent:
 
     def __init__(self, clock: FakeClock) -> None:
         self.opened_at = self.heard_at = clock.monotonic()
-        self.is_heard = False
+        self.heard = self.heard_before = 0
+        self.is_silent = False
         self.is_stalled = False
         self.session: object | None = object()
         self.parser = Parser()
@@ -57,7 +58,7 @@ def test_a_client_that_is_silent_for_three_heartbeats_is_closed_and_one_that_bea
     swept = server(clock, silent, beating)
     for _ in range(4):
         clock.advance(30.0)
-        beating.is_heard = True
+        beating.heard += 1
         swept.sweep()
     assert (silent.is_aborted, beating.is_aborted) == (True, False)
 
@@ -78,7 +79,7 @@ def test_a_connection_without_a_hello_is_closed_sooner(clock: FakeClock) -> None
     stranger.session = None
     swept = server(clock, stranger)
     clock.advance(10.1)
-    stranger.is_heard = True
+    stranger.heard += 1
     swept.sweep()
     assert stranger.is_aborted
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from dmq.broker.delivery.bitmap import Ranges, full, lowest
-from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseNumbers, Looked, Proposal
+from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseEnd, LeaseNumbers, Looked, Proposal
 from dmq.broker.delivery.dequeue_log import GONE, CursorKey
 from dmq.broker.delivery.doomed import Doomed, Terms, find_doomed
-from dmq.broker.delivery.group import Group, Member, hashes_of
+from dmq.broker.delivery.group import Group, Member, Pulse, hashes_of
 from dmq.broker.delivery.lease import Holder, Lease
 from dmq.broker.delivery.origin import origins_of, read_origins
 from dmq.broker.delivery.queue_selection import RETRY_QUEUES, QueueSelection
@@ -53,6 +53,7 @@ RETRY: Final = RETRY_QUEUES  # a queue of the retry topic is its number and this
 _DOOMED_BATCH: Final = 1024
 _DOOMED_ROUNDS: Final = 8
 _NOBODY: Final = Holder("")
+_OTHERS_MS: Final = 1000  # so long a member that let a lease run out does not get its messages again if others may
 
 
 class Failure(NamedTuple):
@@ -94,6 +95,7 @@ class ChannelParts(NamedTuple):
         write: takes events for the journal.
         pump_soon: has `pump` called in another turn of the loop.
         lease_ms: how long a lease is extended if the consumer does not say.
+        doubt: has a client asked for a sign of life; returns by when that must have come.
         look: how many index entries a filter looks at for one hand-out.
         look_turn: so many in one turn of the loop; then other channels have theirs.
     """
@@ -105,6 +107,7 @@ class ChannelParts(NamedTuple):
     pump_soon: Callable[[Channel], None]
     pulls_waiting_max: int = 1000
     lease_ms: int = 30_000
+    doubt: Callable[[Pulse, int], int] = lambda pulse, now_ms: 0
     look: int = LOOK
     look_turn: int = LOOK_TURN
 
@@ -226,17 +229,21 @@ class Channel:
         if not self.topic.config.can_consume:
             return None  # everybody waits until it is switched on again
         rounds = 0
+        allowed = demand.allowed
         limit = min(demand.limit, HANDED_MAX)
         tags = self._tags()
         look = None if tags is None else self._parts.look
-        while not self.is_looking and (queue := self.selection.pick(demand.allowed)) is not None:
+        while not self.is_looking and (queue := self.selection.pick(allowed)) is not None:
             cursor = self.cursor(queue)
             topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
             following = self._queries.bounds(topic.name, number)[1]
             wanted = limit if not rounds else max(limit, _DOOMED_BATCH)
-            proposal = cursor.propose(wanted, now_ms, following, look)
+            proposal = cursor.propose(wanted, now_ms, following, look, member=demand.member.name)
             if proposal is None:
-                self.selection.unmark(queue)
+                if cursor.withholds(demand.member.name, now_ms):
+                    allowed &= ~(1 << queue)  # there is something for others
+                else:
+                    self.selection.unmark(queue)
                 continue
             dead = self._dooming
             handed = self._fetch(queue, cursor, proposal, demand, tags=tags, now_ms=now_ms)
@@ -388,6 +395,8 @@ class Channel:
             handed = self.hand_out(demand, now_ms)
             if handed is None:
                 misses += 1
+                if not len(self.selection):
+                    self.group.keep_turn(member)
             else:
                 misses = 0
                 subscriber.sink.push(handed)
@@ -408,10 +417,13 @@ class Channel:
     def try_pull(self, pull: WaitingPull, now_ms: int) -> bool:
         """Answer a pull if there is something for it."""
         handed = None
-        if pull.demand.member.may_pull:
+        member = pull.demand.member
+        if member.may_pull:
             handed = self.hand_out(pull.demand, now_ms)
             if handed is None:
                 return False
+        elif member.is_quiet:
+            return False  # it waits until its client speaks, or its time is over
         pull.is_done = True
         pull.answer(handed)
         return True
@@ -534,7 +546,7 @@ class Channel:
         for queue, cursor in self.cursors.items():
             deadline = cursor.next_deadline()
             if deadline is not None and deadline <= now_ms:
-                for entry in cursor.expire(now_ms):
+                for entry in cursor.expire(now_ms, lambda lease: self._ending(lease, now_ms)):
                     if (holder := self.group.members.get(entry.member)) is not None:
                         self.group.wake(holder)  # the lease that ended gave its credit back
                 self.selection.mark(queue)
@@ -552,6 +564,31 @@ class Channel:
         if self.watches:
             self.watches.expire(now_ms)
         return woken
+
+    def _ending(self, lease: Lease, now_ms: int) -> LeaseEnd:
+        """How a lease ends whose time is over: its holder may be at work, be gone, or have fallen silent."""
+        member = lease.holder
+        if not isinstance(member, Member) or member.away_until_ms is not None or not member.pulses or member.is_silent:
+            return LeaseEnd(is_tried=not member.is_silent, others_until_ms=self._others_until(member, now_ms))
+        if not any(pulse.is_fresh(now_ms) for pulse in member.pulses):
+            by_ms = max(self._parts.doubt(pulse, now_ms) for pulse in member.pulses)
+            if by_ms > now_ms:
+                return LeaseEnd(not_before_ms=by_ms)
+        return LeaseEnd(others_until_ms=self._others_until(member, now_ms))
+
+    def _others_until(self, member: Holder, now_ms: int) -> int:
+        """Until when others come first for what a member let run out; 0 if there are none."""
+        subscription = self.group.subscription
+        if subscription is not None and subscription.strategy:
+            return 0  # none of them takes what is not of its own queues
+        return now_ms + _OTHERS_MS if any(m is not member and m.may_pull for m in self.group.members.values()) else 0
+
+    def pulse_changed(self, member: Member) -> None:
+        """A client of the member is silent or has spoken: leases that waited for that end with the next tick."""
+        self.group.wake(member)
+        if member.away_until_ms is None:
+            for cursor in self.cursors.values():
+                cursor.resume(member)
 
     def _expire_pulls(self, now_ms: int) -> None:
         for pull in self._pulls:

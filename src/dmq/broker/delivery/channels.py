@@ -2,7 +2,8 @@
 
 What always holds: there is one channel for a topic and a group, and it is of the topic's present incarnation; a channel
 with something to hand out is pumped in this turn of the loop or the next; a broker that is drained or stopping hands
-nothing out; a channel that is idle for a minute is forgotten, since the store has all there is to know of it.
+nothing out; a client that is doubted or silent is looked at with every tick, before leases end; a channel that is idle
+for a minute is forgotten, since the store has all there is to know of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.delivery.channel import RETRY, Channel, ChannelParts, FailureMover
 from dmq.broker.delivery.cursor import LeaseNumbers
-from dmq.broker.delivery.group import BroadcastCursors, Group, kept_subscription
+from dmq.broker.delivery.group import BroadcastCursors, Group, Member, Pulse, kept_subscription
 from dmq.broker.delivery.rebalance import Rebalance
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
@@ -46,6 +47,7 @@ class Channels:
 
     Attributes:
         open: the channels in use.
+        quiet: the clients that are doubted or silent.
         ended: what channels had counted that are no longer in use.
     """
 
@@ -65,6 +67,7 @@ class Channels:
         self.rebalance = Rebalance()
         self.on_dead_letters: Callable[[str], None] = lambda topic: None
         self.open: dict[tuple[str, str], Channel] = {}
+        self.quiet: set[Pulse] = set()
         self.ended: Counter[str] = Counter()
         self._by_topic: dict[str, list[Channel]] = {}
         self._pumping: set[Channel] = set()
@@ -78,6 +81,7 @@ class Channels:
             pump_soon=self.pump_soon,
             pulls_waiting_max=settings.pulls_waiting_max,
             lease_ms=int(settings.lease_seconds * 1000),
+            doubt=self._doubt,
         )
 
     # --- channels ---------------------------------------------------------------------------------------------------
@@ -262,11 +266,30 @@ class Channels:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed: leases end, members are gone, pulls have waited long enough, idle channels are forgotten."""
+        for pulse in [*self.quiet]:
+            self.look(pulse, now_ms)
         for channel in [*self.open.values()]:
             if channel.tick(now_ms):
                 self.pump_soon(channel)
             self._forget_if_idle(channel, now_ms)
         self._expire_broadcasts(now_ms)
+
+    def _doubt(self, pulse: Pulse, now_ms: int) -> int:
+        """A client let a lease run out: it is to say something until the time that is returned."""
+        self.quiet.add(pulse)
+        return pulse.doubt(now_ms)
+
+    def look(self, pulse: Pulse, now_ms: int) -> None:
+        """Look whether a client that is doubted or silent has spoken."""
+        pulse.look(now_ms)
+        if not pulse.is_quiet:
+            self.quiet.discard(pulse)
+
+    @property
+    def silent(self) -> list[Member]:
+        """The members that are silent."""
+        found = (member for pulse in self.quiet for member in pulse.members if member.is_silent)
+        return list(dict.fromkeys(found))
 
     def _expire_broadcasts(self, now_ms: int) -> None:
         """Forget the cursors of broadcast members that have been away for long."""

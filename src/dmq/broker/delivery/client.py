@@ -4,7 +4,8 @@ A connection of the wire has one; so has whatever else consumes: a gateway's ses
 is a sink for what is pushed and callbacks for what is pulled.
 
 What always holds: a subscription ends with its client, and its leases stay the member's own for the grace time; of two
-clients that subscribe under one name the later one gets the messages, and the earlier one is told.
+clients that subscribe under one name the later one gets the messages, and the earlier one is told. A client that speaks
+is believed to live from that on; one that falls silent says so in the log, once, and once when it is back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 
 from dmq.broker.delivery.channel import Channel
 from dmq.broker.delivery.channels import Channels
-from dmq.broker.delivery.group import Member, Subscription, group_of, must_keep, normalised
+from dmq.broker.delivery.group import Member, Pulse, Subscription, Voice, group_of, must_keep, normalised
 from dmq.broker.delivery.queue_selection import with_retries
 from dmq.broker.delivery.waiters import Demand, Handed, Sink, Subscriber, WaitingPull
 from dmq.errors import (
@@ -56,13 +57,17 @@ class Client:
         client_id: what it is called as a member, unless it says another name.
         app: the app it belongs to; an id that begins with it and a dash was made up for it.
         address: where it is, for people.
+        voice: where one hears of it; without one it is never doubted.
     """
 
-    def __init__(self, channels: Channels, client_id: str, app: str = "", address: str = "") -> None:
+    def __init__(
+        self, channels: Channels, client_id: str, app: str = "", address: str = "", voice: Voice | None = None
+    ) -> None:
         self._channels = channels
         self.client_id = client_id
         self.app = app
         self.address = address
+        self._pulse = None if voice is None else Pulse(voice, self._pulse_changed)
         self.subscriptions: dict[int, Subscribed] = {}
         self.pulling: set[tuple[Channel, Member]] = set()
 
@@ -112,6 +117,47 @@ class Client:
                 )
         return channel, joined.member
 
+    # --- signs of life ----------------------------------------------------------------------------------------------
+
+    def _attach(self, member: Member) -> None:
+        if self._pulse is not None:
+            member.attach(self._pulse)
+
+    def _detach(self, member: Member) -> None:
+        if self._pulse is not None:
+            member.detach(self._pulse)
+
+    def _spoke(self) -> None:
+        """The client asks for something, so it lives."""
+        if self._pulse is not None and self._pulse.is_quiet:
+            self._channels.look(self._pulse, self._channels.runtime.clock.now_ms)
+
+    def _pulse_changed(self, was_silent: bool) -> None:
+        """The client is silent from now on, or has spoken."""
+        places = {(found.channel, found.subscriber.member) for found in self.subscriptions.values()}
+        for channel, member in places | self.pulling:
+            channel.pulse_changed(member)
+            if member.is_silent != was_silent:
+                self._tell_silence(channel, member)
+            self._changed(channel)
+
+    def _tell_silence(self, channel: Channel, member: Member) -> None:
+        tell, event = (
+            (log.warning, "member silent: its lease ran out without a sign of life, it gets nothing until it speaks")
+            if member.is_silent
+            else (log.info, "member back: it has spoken")
+        )
+        tell(
+            event,
+            once_for=(channel.topic.name, channel.group.name, member.name),
+            group=group_of(channel.group.name),
+            topic=channel.topic.name,
+            member=member.name,
+            client_id=self.client_id,
+            address=self.address,
+            leased=member.messages_out,
+        )
+
     # --- pushed messages --------------------------------------------------------------------------------------------
 
     def subscribe(self, asked: Subscribe, sink: Sink, answer: Callable[[SubscribeReply], None]) -> None:
@@ -130,6 +176,7 @@ class Client:
                 f"subscription {asked.subscription} is in use on this connection: choose another number"
             )
         channels = self._channels
+        self._spoke()
         _check_queues(channels.catalog.topic(asked.topic), asked.queues)
         settings = channels.settings
         messages = asked.prefetch_messages or settings.prefetch_messages
@@ -140,6 +187,7 @@ class Client:
         subscriber.allowed = _bits(asked.queues) if asked.queues or asked.strategy else -1
         self.subscriptions[asked.subscription] = Subscribed(channel, subscriber)
         self._take_over(channel, member)
+        self._attach(member)
         channel.subscribers[member.name] = subscriber
         now_ms = channels.runtime.clock.now_ms
         reply = SubscribeReply(
@@ -171,7 +219,9 @@ class Client:
 
     def lost(self, number: int) -> None:
         """Another client has taken over one of its subscriptions."""
-        self.subscriptions.pop(number, None)
+        found = self.subscriptions.pop(number, None)
+        if found is not None:
+            self._detach(found.subscriber.member)
 
     def unsubscribe(self, asked: Unsubscribe) -> None:
         """End a subscription; or, by the name of a member, its pulling."""
@@ -182,6 +232,7 @@ class Client:
             return
         channel, subscriber = found
         name = subscriber.member.name
+        self._detach(subscriber.member)
         if channel.subscribers.get(name) is subscriber:
             del channel.subscribers[name]
             member = channel.group.leave(name)
@@ -234,6 +285,7 @@ class Client:
                 is refused.
         """
         channels = self._channels
+        self._spoke()
         allowed = -1
         if asked.queue != ANY_QUEUE:
             _check_queues(channels.catalog.topic(asked.topic), [asked.queue])
@@ -272,6 +324,7 @@ class Client:
         if (channel, member) not in self.pulling:
             self.pulling.add((channel, member))
             member.pullers += 1
+            self._attach(member)
         return channel, member
 
     def _stop_pulling(self, asked: Unsubscribe) -> None:
@@ -282,6 +335,7 @@ class Client:
                 continue
             self.pulling.discard((channel, member))
             member.pullers -= 1
+            self._detach(member)
             channel.end_pulls(self, member)
             if _is_last(channel, member) and channel.group.leave(member.name) is not None:
                 channel.forget(member, self._channels.runtime.clock.now_ms, is_clean=True)
@@ -337,17 +391,27 @@ class Client:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def leave(self, grace_ms: int) -> None:
-        """The client is gone: what its members hold stays theirs for the grace time."""
+    def leave(self, grace_ms: int, *, is_silent: bool = False) -> None:
+        """The client is gone: what its members hold stays theirs for the grace time.
+
+        Parameters:
+            is_silent: it was given up because nothing was heard of it.
+        """
         now_ms = self._channels.runtime.clock.now_ms
+        if self._pulse is not None:
+            self._channels.quiet.discard(self._pulse)
         for channel, subscriber in self.subscriptions.values():
             name = subscriber.member.name
+            self._detach(subscriber.member)
+            subscriber.member.is_silent |= is_silent
             if channel.subscribers.get(name) is subscriber:
                 channel.away(name, now_ms, grace_ms)
                 self._channels.rebalance.changed(channel)
         for channel, member in self.pulling:
             channel.cancel_pulls(self)
             member.pullers -= 1
+            self._detach(member)
+            member.is_silent |= is_silent
             if _is_last(channel, member):
                 channel.away(member.name, now_ms, grace_ms)
                 self._channels.rebalance.changed(channel)

@@ -16,10 +16,12 @@ What always holds:
 - with `parallel`, no more than that many messages are out at once;
 - an ordered group has one lease or proposal at a time, always of the lowest offsets that are not settled.
 
-Attempts: the first hand-out is attempt 1; a lease that timed out, a member that died and a nack add one. They live in
-memory, since only the position is durable: after a restart of the broker everything unsettled is handed out as attempt
-1 again, so a restart never adds to the count. A message that was moved to a retry topic carries the attempts it had in
-its own record, and the cursor of that topic counts on top of them.
+Attempts: the first hand-out is attempt 1; a lease that timed out, a member that died and a nack add one. A lease whose
+holder fell silent adds none, since nobody knows whether a handler began; but only `SILENCES_MAX` times for a message,
+or one that hangs every process which gets it would go round for ever. Attempts live in memory, since only the position
+is durable: after a restart of the broker everything unsettled is handed out as attempt 1 again, so a restart never adds
+to the count. A message that was moved to a retry topic carries the attempts it had in its own record, and the cursor of
+that topic counts on top of them.
 
 Stale calls: an ack names (epoch, lease number). For an unordered group an ack of a lease that is no longer there still
 settles what is not settled yet, wherever it is now, also after a restart; other calls raise `LeaseLost`. Lease numbers
@@ -32,7 +34,7 @@ both; only a client that held a lease over both can send one.)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges
@@ -43,12 +45,13 @@ from dmq.offset_runs import mask_runs
 from dmq.storage.state.events import Outcome, Settled
 from dmq.storage.state.positions import Position
 
-__all__ = ["WINDOW", "Cursor", "HandOutRules", "LeaseNumbers", "Looked", "Proposal"]
+__all__ = ["SILENCES_MAX", "WINDOW", "Cursor", "HandOutRules", "LeaseEnd", "LeaseNumbers", "Looked", "Proposal"]
 
 WINDOW: Final = 65_536
+SILENCES_MAX: Final = 8
 
 
-class Proposal(Held):
+class Proposal(Held, kw_only=True):
     """Offsets reserved for a hand-out that is being prepared.
 
     Attributes:
@@ -82,6 +85,20 @@ class Looked(NamedTuple):
     reason: str = FILTERED
 
 
+class LeaseEnd(NamedTuple):
+    """How a lease ends whose time is over.
+
+    Attributes:
+        is_tried: it counts as an attempt; not so if its holder fell silent.
+        others_until_ms: before this time its messages are not handed to the same member again.
+        not_before_ms: it does not end before this time after all; 0 if it does now.
+    """
+
+    is_tried: bool = True
+    others_until_ms: int = 0
+    not_before_ms: int = 0
+
+
 class LeaseNumbers(NamedTuple):
     """Where the leases of a broker get their names from.
 
@@ -109,6 +126,8 @@ class HandOutRules(NamedTuple):
 
 
 _ALL: Final = Looked()
+_TRIED: Final = LeaseEnd()
+_UNTRIED: Final = LeaseEnd(is_tried=False)
 _RULES: Final = HandOutRules()
 NEVER_MS: Final = 1 << 62
 
@@ -162,13 +181,16 @@ class Cursor:
 
     # --- handing out ------------------------------------------------------------------------------------------------
 
-    def propose(self, limit: int, now_ms: int, visible_next: int, scan: int | None = None) -> Proposal | None:
+    def propose(
+        self, limit: int, now_ms: int, visible_next: int, scan: int | None = None, *, member: str = ""
+    ) -> Proposal | None:
         """Reserve what is to be handed out next: redeliveries that are ready, then what was never out.
 
         Parameters:
             limit: how many messages the member can take.
             visible_next: the visible end of the queue.
             scan: how many offsets to look at for them, for a group with a filter; None means `limit`.
+            member: who gets them; it does not get what is kept for others.
 
         Returns:
             What to read, or None: there is nothing, or nothing may be handed out before something is settled.
@@ -181,12 +203,19 @@ class Cursor:
             return None
         proposal = None
         if self._redeliveries.count:
-            held = self._redeliveries.take(limit, now_ms)
+            held = self._redeliveries.take(limit, now_ms, member)
             if held is not None:
-                count = held.mask.bit_count()
-                proposal = Proposal(held.start, held.stop, held.mask, held.attempt, limit=count, is_fresh=False)
+                proposal = Proposal(
+                    held.start,
+                    held.stop,
+                    held.mask,
+                    held.attempt,
+                    silences=held.silences,
+                    limit=held.mask.bit_count(),
+                    is_fresh=False,
+                )
             elif self.ordered:
-                return None  # the first one waits for its time, and all wait behind it
+                return None  # the first one waits for its time, or for another member, and all wait behind it
         if proposal is None:
             if self._ahead or self._ahead_stale:
                 self._pass_ahead()
@@ -240,6 +269,7 @@ class Cursor:
             stop,
             mask,
             proposal.attempt,
+            silences=proposal.silences,
             number=next(self._numbers),
             epoch=self.epoch,
             holder=holder,
@@ -268,7 +298,7 @@ class Cursor:
             if bits.bit_count() != proposal.stop - first:
                 self._ahead_stale = True  # some of it was settled meanwhile
         else:
-            self._redeliveries.add(redelivery(proposal.start, bits, proposal.attempt, now_ms), now_ms)
+            self._redeliveries.add(redelivery(proposal, bits, now_ms), now_ms)
 
     def _pass_over(self, start: int, stop: int, mask: int, found: int, is_whole: bool, reason: str) -> int:
         """Settle what did not match; returns where the lease begins."""
@@ -420,7 +450,7 @@ class Cursor:
         start, bits = entry.start, entry.mask
         self._redeliveries.drop(entry, bits)
         if again_at_ms is not None:
-            self._redeliveries.add(redelivery(start, bits, entry.attempt + 1, again_at_ms), now_ms)
+            self._redeliveries.add(redelivery(entry, bits, again_at_ms, entry.attempt + 1), now_ms)
             return
         for first, last in mask_runs(start, bits):
             self._position.settle(first, last)
@@ -470,7 +500,7 @@ class Cursor:
         """
         lease = self._find(epoch, number)
         if now_ms + lease_ms > lease.deadline_ms:
-            is_present = lease.due_ms == lease.deadline_ms
+            is_present = lease.due_ms >= lease.deadline_ms
             lease.deadline_ms = now_ms + lease_ms
             if is_present:
                 self._leases.set_due(lease, lease.deadline_ms)
@@ -562,10 +592,25 @@ class Cursor:
 
     # --- leases that end otherwise ----------------------------------------------------------------------------------
 
-    def expire(self, now_ms: int) -> list[Redelivery]:
-        """Time has passed: leases that are over go back, as one attempt more; delays that are over are ready."""
+    def expire(self, now_ms: int, judge: Callable[[Lease], LeaseEnd] = lambda _: _TRIED) -> list[Redelivery]:
+        """Time has passed: leases that are over go back; delays that are over are ready.
+
+        Parameters:
+            judge: says how a lease ends; as one attempt more if left out.
+        """
         self._redeliveries.wake(now_ms)
-        return [self._return(lease, lease.attempt + 1, now_ms) for lease in self._leases.over(now_ms)]
+        returned = []
+        for lease in self._leases.over(now_ms):
+            ending = judge(lease)
+            if ending.not_before_ms > now_ms:
+                self._leases.set_due(lease, ending.not_before_ms)
+            else:
+                returned.append(self._return(lease, ending, now_ms))
+        return returned
+
+    def withholds(self, member: str, now_ms: int) -> bool:
+        """Whether there is something for other members that this one does not get for now."""
+        return self._redeliveries.count > 0 and self._redeliveries.withholds(member, now_ms)
 
     def next_deadline(self) -> int | None:
         """When to call `expire` next, and to try to hand out again afterwards."""
@@ -589,9 +634,15 @@ class Cursor:
         return leases
 
     def member_gone(self, holder: Holder, now_ms: int, *, is_clean: bool = False) -> list[Redelivery]:
-        """The holder will not come back; if it left cleanly, what it had does not count as tried."""
-        added = 0 if is_clean else 1
-        return [self._return(lease, lease.attempt + added, now_ms) for lease in self._leases.of(holder)]
+        """The holder will not come back; if it left cleanly, what it had does not count as tried.
+
+        Nor does it if the holder had fallen silent before it went.
+        """
+        leases = self._leases.of(holder)
+        if is_clean:
+            return [self._move(lease, lease.mask, lease.attempt, now_ms, now_ms=now_ms) for lease in leases]
+        ending = _UNTRIED if holder.is_silent else _TRIED
+        return [self._return(lease, ending, now_ms) for lease in leases]
 
     def seek(self, offset: int) -> None:
         """Begin anew at an offset, with nothing out and nothing settled above it; the caller writes `PositionSet`."""
@@ -601,16 +652,25 @@ class Cursor:
         self._takes_older_epochs = False
         self._begin(Position(offset))
 
-    def _return(self, lease: Lease, attempt: int, now_ms: int) -> Redelivery:
-        return self._move(lease, lease.mask, attempt, now_ms, now_ms=now_ms)
+    def _return(self, lease: Lease, ending: LeaseEnd, now_ms: int) -> Redelivery:
+        """Give back what nobody settled in time."""
+        attempt = lease.attempt
+        if ending.is_tried or lease.silences >= SILENCES_MAX:
+            attempt += 1
+        else:
+            lease.silences += 1
+        return self._move(lease, lease.mask, attempt, now_ms, now_ms=now_ms, others_until_ms=ending.others_until_ms)
 
-    def _move(self, lease: Lease, bits: int, attempt: int, ready_at_ms: int, now_ms: int) -> Redelivery:
+    def _move(
+        self, lease: Lease, bits: int, attempt: int, ready_at_ms: int, *, now_ms: int, others_until_ms: int = 0
+    ) -> Redelivery:
         """Take bits out of a lease and into the redelivery list."""
         self._leases.take(lease, bits)
         lease.moved |= bits
         if not lease.mask:
             self._close(lease, 0)
-        entry = redelivery(lease.start, bits, attempt, ready_at_ms, lease=lease.number, member=lease.holder.name)
+        entry = redelivery(lease, bits, ready_at_ms, attempt)
+        entry.lease, entry.member, entry.others_until_ms = lease.number, lease.holder.name, others_until_ms
         self._redeliveries.add(entry, now_ms)
         return entry
 

@@ -8,6 +8,10 @@ In a broadcast group every member gets every message, so each has cursors of its
 id; the name its positions are kept under is made of group and client id, and begins with a percent sign, which no group
 of a user can. Cursors that no member uses expire, or they would pile up with every client that ever came.
 
+A client whose process is stopped looks like one that is busy: its kernel goes on taking what is sent. So when a lease
+of a member runs out, its client is doubted: it is asked for a heartbeat, and anything that comes from it within
+`PATIENCE_MS` clears it. One that says nothing is silent until it speaks.
+
 A tag filter is "a || b", as RocketMQ writes it. The broker compares 2-byte hashes out of the index and may let a
 stranger through; the client compares the tags themselves (R-07).
 
@@ -19,6 +23,7 @@ What always holds:
   that comes back while the new one is away cannot pass over messages the new one wants;
 - members with credit take turns; a member gets nothing pushed while it is away, superseded, before its backlog may
   begin, or while as many messages or bytes are out with it as it asked for;
+- a member gets nothing, pushed or pulled, while all clients it consumes through are doubted or silent;
 - positions of a broadcast member are dropped only after the member was away at every look of the whole expiry time,
   which begins anew after a restart of the broker.
 """
@@ -26,9 +31,9 @@ What always holds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -48,7 +53,9 @@ __all__ = [
     "Joined",
     "Member",
     "MemberState",
+    "Pulse",
     "Subscription",
+    "Voice",
     "group_of",
     "hashes_of",
     "kept_subscription",
@@ -58,6 +65,7 @@ __all__ = [
 
 
 _LOOK_MS: Final = 60_000
+PATIENCE_MS: Final = 1000  # twice as long as a client that nobody reads for takes to look at its connection
 
 
 def group_of(name: str) -> str:
@@ -132,11 +140,85 @@ class Subscription(msgspec.Struct, frozen=True):
         return f"{tags}, {', '.join(words)}, version {self.version}"
 
 
+class Voice(Protocol):
+    """Where one hears of a client: a connection."""
+
+    @property
+    def heard(self) -> int:
+        """Another number whenever something has come from it."""
+        ...
+
+    def ask(self) -> None:
+        """Ask for a sign of life; a client that lives answers by itself, whatever its handlers do."""
+        ...
+
+
+class Pulse:
+    """The signs of life of one client.
+
+    Parameters:
+        on_change: called when the client is silent from now on, and when it has spoken again.
+
+    Attributes:
+        members: those that consume through the client.
+        doubted_until_ms: by when it is to say something; None if it is not doubted.
+        is_silent: it said nothing by then, and has said nothing since.
+    """
+
+    __slots__ = ("_heard", "_heard_ms", "_on_change", "_voice", "doubted_until_ms", "is_silent", "members")
+
+    def __init__(self, voice: Voice, on_change: Callable[[bool], None] = lambda was_silent: None) -> None:
+        self._voice = voice
+        self._on_change = on_change
+        self._heard = 0  # as it was when the doubt began
+        self._heard_ms = -PATIENCE_MS  # when it cleared itself the last time
+        self.members: list[Member] = []
+        self.doubted_until_ms: int | None = None
+        self.is_silent = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is doubted or silent."""
+        return self.doubted_until_ms is not None
+
+    def is_fresh(self, now_ms: int) -> bool:
+        """Whether it has just shown that it lives."""
+        return self.doubted_until_ms is None and now_ms - self._heard_ms < PATIENCE_MS
+
+    def doubt(self, now_ms: int) -> int:
+        """Ask for a sign of life, unless that is under way; returns by when it must have come."""
+        if self.doubted_until_ms is None:
+            self._heard = self._voice.heard
+            self.doubted_until_ms = now_ms + PATIENCE_MS
+            self._feel()
+            self._voice.ask()
+        return self.doubted_until_ms
+
+    def look(self, now_ms: int) -> None:
+        """Look whether a client that is doubted or silent has spoken, or whether its time to do so is over."""
+        if self.doubted_until_ms is None:
+            return
+        was_silent = self.is_silent
+        if self._voice.heard != self._heard:
+            self._heard_ms, self.doubted_until_ms, self.is_silent = now_ms, None, False
+        elif was_silent or now_ms < self.doubted_until_ms:
+            return
+        else:
+            self.is_silent = True
+        self._feel()
+        self._on_change(was_silent)
+
+    def _feel(self) -> None:
+        for member in self.members:
+            member.feel()
+
+
 class MemberState(Enum):
     """Where a member stands."""
 
     ACTIVE = "active"
     AWAY = "away"  # its connection broke; it may come back within its grace time
+    SILENT = "silent"  # it let a lease run out without a sign of life, and gets nothing until it speaks
     SUPERSEDED = "superseded"  # a higher version replaced its subscription: it may settle what it has, no more
 
 
@@ -153,10 +235,12 @@ class Member(Holder):
     __slots__ = (
         "away_until_ms",
         "backlog_at_ms",
+        "is_quiet",
         "is_superseded",
         "prefetch",
         "prefetch_bytes",
         "pullers",
+        "pulses",
         "subscription",
     )
 
@@ -168,18 +252,41 @@ class Member(Holder):
         self.away_until_ms: int | None = None
         self.backlog_at_ms: int | None = None  # not before the acknowledgement of its subscription is on its way
         self.is_superseded = False
+        self.is_quiet = False  # all clients it consumes through are doubted or silent
         self.pullers = 0  # clients that pull as this member
+        self.pulses: list[Pulse] = []  # of the clients it consumes through
 
     @property
     def state(self) -> MemberState:
         if self.is_superseded:
             return MemberState.SUPERSEDED
-        return MemberState.ACTIVE if self.away_until_ms is None else MemberState.AWAY
+        if self.away_until_ms is not None:
+            return MemberState.AWAY
+        return MemberState.SILENT if self.is_silent else MemberState.ACTIVE
 
     @property
     def may_pull(self) -> bool:
         """Whether anything may be handed to it on its own request."""
-        return self.away_until_ms is None and not self.is_superseded
+        return self.away_until_ms is None and not self.is_superseded and not self.is_quiet
+
+    def attach(self, pulse: Pulse) -> None:
+        """It consumes through this client, too."""
+        self.pulses.append(pulse)
+        pulse.members.append(self)
+        self.feel()
+
+    def detach(self, pulse: Pulse) -> None:
+        """It consumes through this client no more. If that was the only one, what was known of it stays."""
+        if pulse in self.pulses:
+            self.pulses.remove(pulse)
+            pulse.members.remove(self)
+            if self.pulses:
+                self.feel()
+
+    def feel(self) -> None:
+        """See what the pulses of its clients say."""
+        self.is_quiet = all(pulse.is_quiet for pulse in self.pulses)
+        self.is_silent = all(pulse.is_silent for pulse in self.pulses)
 
     def credit(self, now_ms: int) -> int:
         """How many messages may be pushed to it now."""
@@ -257,7 +364,7 @@ class Group:
         member.subscription = subscription
         member.prefetch, member.prefetch_bytes = prefetch, prefetch_bytes
         member.away_until_ms = member.backlog_at_ms = None
-        member.is_superseded = False
+        member.is_superseded = member.is_quiet = member.is_silent = False
         return Joined(member, is_resumed, superseded)
 
     def _agree(self, client_id: str, wanted: Subscription) -> list[Member]:
@@ -351,6 +458,11 @@ class Group:
                 return member
             self._in_turn.discard(member)
         return None
+
+    def keep_turn(self, member: Member) -> None:
+        """There was nothing for the member whose turn it was: the next message is for it."""
+        if self._turns and self._turns[-1] is member:
+            self._turns.rotate(1)
 
 
 _TAGS_MAX = 256

@@ -222,7 +222,8 @@ class Groups:
                         member.subscription.filter,
                         version=member.subscription.version,
                         leased=member.messages_out,
-                        is_connected=member.state is MemberState.ACTIVE,
+                        is_connected=member.state in (MemberState.ACTIVE, MemberState.SILENT),
+                        is_silent=member.is_silent,
                     )
                 )
         return found

@@ -7,7 +7,8 @@ before which that must not happen.
 
 What always holds: a lease is in its table exactly while its mask is not empty; a holder's counts are the sums over its
 leases in all tables; no offset is in two masks of one table. The count of a redelivery list is the number of set bits
-over all entries; in an ordered group nothing is taken before everything below it was taken, whatever its time.
+over all entries; in an ordered group nothing is taken before everything below it was taken, whatever its time. What a
+member let run out is kept for the others for a moment, if there are any.
 """
 
 from __future__ import annotations
@@ -29,29 +30,39 @@ _SPARE_DEADLINES: Final = 64
 
 
 class Holder:
-    """Who holds leases, and how much is out with it. A holder is itself, whatever its name."""
+    """Who holds leases, and how much is out with it. A holder is itself, whatever its name.
 
-    __slots__ = ("bytes_out", "messages_out", "name")
+    Attributes:
+        is_silent: it let a lease run out, and did not answer when it was asked for a sign of life.
+    """
+
+    __slots__ = ("bytes_out", "is_silent", "messages_out", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.messages_out = 0
         self.bytes_out = 0
+        self.is_silent = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.messages_out} out)"
 
 
 class Held(msgspec.Struct, eq=False):
-    """Offsets of [start, stop) that somebody has a claim on: those in the mask."""
+    """Offsets of [start, stop) that somebody has a claim on: those in the mask.
+
+    Attributes:
+        silences: how many hand-outs before were not counted as attempts, because their holder fell silent.
+    """
 
     start: int
     stop: int
     mask: int
     attempt: int
+    silences: int = 0
 
 
-class Lease(Held):
+class Lease(Held, kw_only=True):
     """One hand-out.
 
     Attributes:
@@ -223,17 +234,19 @@ class LeaseTable:
 _SPARE_ENTRIES: Final = 64
 
 
-class Redelivery(Held):
+class Redelivery(Held, kw_only=True):
     """Offsets that wait for another hand-out; made by `redelivery`.
 
     Attributes:
         lease: the number of the lease they were in, for logs.
         member: who held it.
+        others_until_ms: before this time they are not handed to that member again.
     """
 
     ready_at_ms: int
     lease: int = 0
     member: str = ""
+    others_until_ms: int = 0
 
     @property
     def ranges(self) -> Ranges:
@@ -243,16 +256,20 @@ class Redelivery(Held):
         return f"Redelivery({self.ranges}, attempt {self.attempt}, from {self.ready_at_ms})"
 
 
-def redelivery(
-    start: int, mask: int, attempt: int, ready_at_ms: int, *, lease: int = 0, member: str = ""
-) -> Redelivery:
-    """An entry that is tight around its offsets, so that those of an ordered group sort by what they really hold."""
+def redelivery(held: Held, mask: int, ready_at_ms: int, attempt: int | None = None) -> Redelivery:
+    """An entry for some of what is held, a bit each from its start.
+
+    It is tight around its offsets, so that those of an ordered group sort by what they really hold.
+
+    Parameters:
+        attempt: what their hand-out will be; that of the claim before, if left out.
+    """
     shift = (mask & -mask).bit_length() - 1
     mask >>= shift
-    start += shift
-    return Redelivery(
-        start, start + mask.bit_length(), mask, attempt, ready_at_ms=ready_at_ms, lease=lease, member=member
-    )
+    start = held.start + shift
+    if attempt is None:
+        attempt = held.attempt
+    return Redelivery(start, start + mask.bit_length(), mask, attempt, silences=held.silences, ready_at_ms=ready_at_ms)
 
 
 class RedeliveryList:
@@ -266,6 +283,7 @@ class RedeliveryList:
         self._woken_ms = -1
         self._waiting: list[tuple[int, int, Redelivery]] = []  # by time; not used by ordered groups
         self._ready: list[tuple[int, int, Redelivery]] = []  # by offset
+        self._withheld: list[tuple[int, int, Redelivery]] = []  # by the time until which others come first
         self._pages: Pages[Redelivery] = Pages()
 
     def add(self, entry: Redelivery, now_ms: int) -> None:
@@ -273,6 +291,8 @@ class RedeliveryList:
         self._live += 1
         self._pages.add(entry)
         self._made += 1
+        if entry.others_until_ms > now_ms:
+            heappush(self._withheld, (entry.others_until_ms, self._made, entry))
         if self._ordered or entry.ready_at_ms <= now_ms:
             heappush(self._ready, (entry.start, self._made, entry))
         else:
@@ -294,35 +314,50 @@ class RedeliveryList:
             self._live -= 1
             self._pages.remove(entry)  # the heaps pass over what is empty
 
-    def take(self, limit: int, now_ms: int) -> Held | None:
-        """Take out up to `limit` offsets that are ready and of one attempt, lowest first."""
-        first = self._first_ready(now_ms)
-        if first is None:
-            return None
-        start, mask = first.start, 0
-        stop, attempt = first.stop, first.attempt
-        entry: Redelivery | None = first
-        # Scattered failures of the same attempt travel together again.
-        while entry is not None and entry.attempt == attempt:
-            bits = lowest(entry.mask, limit)
-            limit -= bits.bit_count()
-            mask |= bits << (entry.start - start)
-            stop = max(stop, entry.stop)
-            rest = entry.mask ^ bits
-            self.drop(entry, entry.mask)
-            if rest:
-                again = redelivery(
-                    entry.start, rest, attempt, entry.ready_at_ms, lease=entry.lease, member=entry.member
-                )
-                self.add(again, now_ms)
-            if limit == 0:
-                break
-            entry = self._first_ready(now_ms)
-        return Held(start, stop, mask, attempt)
+    def take(self, limit: int, now_ms: int, member: str = "") -> Held | None:
+        """Take out up to `limit` offsets that are ready and of one attempt, lowest first.
+
+        Parameters:
+            member: who gets them.
+        """
+        aside: list[tuple[int, int, Redelivery]] = []  # kept for others
+        try:
+            first = self._first_ready(now_ms, member, aside)
+            if first is None:
+                return None
+            start, mask = first.start, 0
+            stop, attempt, silences = first.stop, first.attempt, first.silences
+            entry: Redelivery | None = first
+            # Scattered failures of the same attempt travel together again.
+            while entry is not None and entry.attempt == attempt and entry.silences == silences:
+                bits = lowest(entry.mask, limit)
+                limit -= bits.bit_count()
+                mask |= bits << (entry.start - start)
+                stop = max(stop, entry.stop)
+                rest = entry.mask ^ bits
+                self.drop(entry, entry.mask)
+                if rest:
+                    again = redelivery(entry, rest, entry.ready_at_ms)
+                    again.lease, again.member = entry.lease, entry.member
+                    again.others_until_ms = entry.others_until_ms
+                    self.add(again, now_ms)
+                if limit == 0:
+                    break
+                entry = self._first_ready(now_ms, member, aside)
+        finally:
+            for item in aside:
+                heappush(self._ready, item)
+        return Held(start, stop, mask, attempt, silences=silences)
+
+    def withholds(self, member: str, now_ms: int) -> bool:
+        """Whether something is kept for other members than this one for now."""
+        return any(entry.mask and _is_withheld(entry, member, now_ms) for _, _, entry in self._withheld)
 
     def wake(self, now_ms: int) -> None:
         """Time has passed: what waited until now is ready, and no longer of interest to a timer."""
         self._woken_ms = max(self._woken_ms, now_ms)
+        while self._withheld and self._withheld[0][0] <= now_ms:
+            heappop(self._withheld)
         while self._waiting and self._waiting[0][0] <= now_ms:
             _, made, entry = heappop(self._waiting)
             if entry.mask:
@@ -332,20 +367,33 @@ class RedeliveryList:
         """When something that cannot be taken yet can be; None if nothing waits for a time to come."""
         heap = self._ready if self._ordered else self._waiting
         self._sweep(heap)
-        if not heap or heap[0][2].ready_at_ms <= self._woken_ms:
-            return None
-        return heap[0][2].ready_at_ms
+        ready_ms = heap[0][2].ready_at_ms if heap and heap[0][2].ready_at_ms > self._woken_ms else None
+        self._sweep(self._withheld)
+        if not self._withheld or (ready_ms is not None and ready_ms <= self._withheld[0][0]):
+            return ready_ms
+        return self._withheld[0][0]
 
-    def _first_ready(self, now_ms: int) -> Redelivery | None:
+    def _first_ready(self, now_ms: int, member: str, aside: list[tuple[int, int, Redelivery]]) -> Redelivery | None:
         self.wake(now_ms)
-        self._sweep(self._ready)
-        if not self._ready:
-            return None
-        entry = self._ready[0][2]
-        # Only in an ordered group can the first one have to wait, and then everything behind it waits too.
-        return entry if entry.ready_at_ms <= now_ms else None
+        while True:
+            self._sweep(self._ready)
+            if not self._ready:
+                return None
+            entry = self._ready[0][2]
+            # Only in an ordered group can the first one have to wait, and then everything behind it waits too.
+            if entry.ready_at_ms > now_ms:
+                return None
+            if not _is_withheld(entry, member, now_ms):
+                return entry
+            if self._ordered:
+                return None
+            aside.append(heappop(self._ready))
 
     @staticmethod
     def _sweep(heap: list[tuple[int, int, Redelivery]]) -> None:
         while heap and not heap[0][2].mask:
             heappop(heap)
+
+
+def _is_withheld(entry: Redelivery, member: str, now_ms: int) -> bool:
+    return entry.others_until_ms > now_ms and entry.member == member

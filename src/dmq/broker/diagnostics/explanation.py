@@ -24,6 +24,7 @@ class Out(NamedTuple):
     since_ms: int
     until_ms: int
     attempt: int
+    is_silent: bool = False  # the member gives no sign of life
 
 
 class Retry(NamedTuple):
@@ -72,6 +73,7 @@ class Facts(NamedTuple):
     before: int = 0  # messages before it that are not settled
     members: int = 0
     connected: int = 0
+    silent: int = 0  # members that are connected and give no sign of life
     tags: str = ""  # the group's filter
     tag: str | None = None  # the message's
     is_matching: bool = True
@@ -131,6 +133,7 @@ def _explain(facts: Facts, now_ms: int) -> tuple[str, str]:
         return "leased", (
             f"has it: it is leased to member {out.member!r} since {moment(out.since_ms)}, attempt {out.attempt}, and "
             f"is handed out again if nothing is heard of it by {moment(out.until_ms)} ({until(out.until_ms, now_ms)})"
+            + ("; the member gives no sign of life" if out.is_silent else "")
         )
     return _waiting(facts, now_ms)
 
@@ -198,6 +201,11 @@ def _waiting(facts: Facts, now_ms: int) -> tuple[str, str]:
         return "no members", f"has no members: nobody consumes {place}, where {_before(facts.before)}"
     if not facts.connected:
         return "no members", f"has {facts.members} members, none of which is connected"
+    if facts.silent == facts.connected:
+        return "silent", (
+            f"waits: all its connected members ({facts.silent}) are silent, and get nothing until they give a sign of "
+            "life: see whether their processes are stopped or hang"
+        )
     if facts.again_ms is not None:
         when = f"{until(facts.again_ms, now_ms)}" if facts.again_ms > now_ms else "as soon as a member takes it"
         return "again", f"had it and gave it back; it is handed out again {when}, as attempt {facts.attempt}"

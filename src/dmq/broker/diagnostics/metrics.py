@@ -28,6 +28,7 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
         "broker_flushes": writer.flushes,
         "broker_units": writer.units,
         "broker_out": channels.out,
+        "broker_members_silent": len(channels.silent),
     }
     values |= {f"store_{name}": float(value) for name, value in broker.store.stats().items()}
     values |= disk_figures(broker)

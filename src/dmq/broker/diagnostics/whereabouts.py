@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dmq.broker.broker import Broker
 from dmq.broker.delivery.channel import Channel
-from dmq.broker.delivery.group import group_of
+from dmq.broker.delivery.group import MemberState, group_of
 from dmq.broker.delivery.lease import Lease, Redelivery
 from dmq.broker.diagnostics.explanation import Dead, Facts, Out, Retry, SettledHow, label
 from dmq.broker.diagnostics.message_history import Copy, Life
@@ -82,11 +82,13 @@ def facts_of(broker: Broker, life: Life, topic: Topic, group: str) -> Facts | No
 def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Channel | None) -> Facts:
     kept = broker.store.queries.subscription(group, topic.id)
     tags = "" if kept is None else kept.filter
-    members = connected = 0
+    members = connected = silent = 0
     is_ordered = kept is not None and kept.is_ordered
     if live is not None:
         members = len(live.group.members)
-        connected = sum(member.may_pull for member in live.group.members.values())
+        states = [member.state for member in live.group.members.values()]
+        silent = states.count(MemberState.SILENT)
+        connected = states.count(MemberState.ACTIVE) + silent
         if live.group.subscription is not None:
             tags, is_ordered = live.group.subscription.filter, live.group.subscription.is_ordered
     return facts._replace(
@@ -94,6 +96,7 @@ def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Ch
         is_matching=not tags or facts.tag in tags.split(" || "),
         members=members,
         connected=connected,
+        silent=silent,
         is_ordered=is_ordered,
         can_consume=topic.config.can_consume,
         is_draining=not broker.readiness.is_running,
@@ -112,7 +115,8 @@ def _with_place(broker: Broker, facts: Facts, life: Life, copy: Copy, group: str
         return facts._replace(is_settled=True, how=how, was_passed=was_passed)
     facts = facts._replace(before=unsettled_before(position, first, copy.offset))
     if isinstance(claim, Lease):
-        out = Out(claim.holder.name, claim.leased_at_ms, claim.due_ms, claim.attempt + copy.attempt)
+        attempt, is_silent = claim.attempt + copy.attempt, claim.holder.is_silent
+        out = Out(claim.holder.name, claim.leased_at_ms, claim.due_ms, attempt, is_silent=is_silent)
         return facts._replace(out=out)
     if isinstance(claim, Redelivery):
         return facts._replace(again_ms=claim.ready_at_ms, attempt=claim.attempt + copy.attempt)

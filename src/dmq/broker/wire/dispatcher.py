@@ -20,7 +20,7 @@ from dmq.broker.catalog.changes import Change, Changes, Later
 from dmq.broker.delivery.client import Client
 from dmq.broker.maintenance import ClientRow
 from dmq.broker.runtime.tasks import Work
-from dmq.broker.wire.session import Session
+from dmq.broker.wire.session import Session, SessionVoice
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest
 from dmq.event_log import EventLog
@@ -106,7 +106,9 @@ class Dispatcher:
                 session.subscribing.clear()
 
     def _bind(self, session: Session, broker: Broker) -> None:
-        session.client = Client(broker.channels, session.client_id, session.app, session.address)
+        session.client = Client(
+            broker.channels, session.client_id, session.app, session.address, voice=SessionVoice(session)
+        )
         for group, count in session.producer_groups.items():
             for _ in range(count):
                 broker.transactions.join(session, group)
@@ -227,7 +229,8 @@ class Dispatcher:
         self.sessions.discard(session)
         if self.broker is not None:
             self.broker.transactions.leave(session)
-            session.client.leave(int(self.settings.broker.grace_seconds * 1000))
+            grace_ms = int(self.settings.broker.grace_seconds * 1000)
+            session.client.leave(grace_ms, is_silent=connection.is_silent)
 
     # --- the clients as an audience -----------------------------------------------------------------------------------
 
@@ -240,7 +243,7 @@ class Dispatcher:
         rows = []
         for session in self.sessions:
             connection = session.connection
-            silent = 0 if connection.is_heard else int(now - connection.heard_at)
+            silent = 0 if connection.heard != connection.heard_before else int(now - connection.heard_at)
             client = None if self.broker is None else session.client
             consumes = 0 if client is None else len(client.subscriptions) + len(client.pulling)
             rows.append(ClientRow(session.client_id, session.app, session.address, consumes, silent_seconds=silent))

@@ -21,19 +21,22 @@ from dmq.broker.delivery.waiters import Handed
 from dmq.errors import DMQError
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
-from dmq.protocol.commands import Command, error_frame, one_way_head, response_head
+from dmq.protocol.commands import Command, error_frame, one_way_head, request_head, response_head
 from dmq.protocol.consume import GroupMembers, Push, SubscriptionEnded
 from dmq.protocol.consume import Lease as WireLease
 from dmq.protocol.frame import Buffer, Frame, Kind
 from dmq.protocol.header import Header
 from dmq.protocol.produce import TransactionCheck
+from dmq.protocol.session import Heartbeat
 from dmq.protocol.status import status_of
 
-__all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "wire_lease"]
+__all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "SessionVoice", "wire_lease"]
 
 TEXT_BYTES_MAX: Final = 64 << 10
 _MANY: Final = 8
 _SMALL_BYTES: Final = 2048
+
+_SIGN_OF_LIFE: Final = request_head(Command.HEARTBEAT, Heartbeat(0), 1)
 
 T = TypeVar("T")
 
@@ -127,6 +130,23 @@ class Session:
     def check(self, question: TransactionCheck, record: bytes) -> None:
         """Ask what became of a transaction."""
         self.connection.send(one_way_head(Command.TRANSACTION_CHECK, question, len(record)), record)
+
+
+class SessionVoice:
+    """Where one hears of the client of a session: its connection."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, session: Session) -> None:
+        self._connection = session.connection
+
+    @property
+    def heard(self) -> int:
+        return self._connection.heard
+
+    def ask(self) -> None:
+        # The client answers it by itself, in order: so it has read what was pushed before.
+        self._connection.send(_SIGN_OF_LIFE)
 
 
 class PushSink:

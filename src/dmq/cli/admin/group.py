@@ -72,6 +72,7 @@ def show(group: GroupName, url: Url = DEFAULT_URL, form: Formatted = Format.TABL
             "version": m.version,
             "leased": m.leased,
             "connected": m.is_connected,
+            "silent": m.is_silent,
         }
         for m in report.details
     ]

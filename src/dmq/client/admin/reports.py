@@ -85,6 +85,8 @@ class Member:
     version: int
     leased: int
     is_connected: bool
+    is_silent: bool = False
+    """A lease of it ran out without a sign of life: it gets nothing until it speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,14 @@ class GroupReport:
     def of(cls, info: admin.GroupInfo, members: list[admin.MemberInfo] | None = None) -> GroupReport:
         details = tuple(
             Member(
-                m.member, m.topic, m.address, m.tags, version=m.version, leased=m.leased, is_connected=m.is_connected
+                m.member,
+                m.topic,
+                m.address,
+                m.tags,
+                version=m.version,
+                leased=m.leased,
+                is_connected=m.is_connected,
+                is_silent=m.is_silent,
             )
             for m in members or ()
         )

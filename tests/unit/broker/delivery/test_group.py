@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.broker.delivery.group import BroadcastCursors, Group, Joined, Member, MemberState, Subscription
+from dmq.broker.delivery.group import (
+    PATIENCE_MS,
+    BroadcastCursors,
+    Group,
+    Joined,
+    Member,
+    MemberState,
+    Pulse,
+    Subscription,
+)
 from dmq.errors import SubscriptionConflict, SubscriptionSuperseded
 from dmq.model import broadcast_name
 
@@ -148,3 +157,81 @@ def test_cursors_of_a_broadcast_member_expire_when_unused() -> None:
     assert cursors.look([new, "plain"], set(), 3500) == []
     assert cursors.look([new, "plain"], set(), 4500) == [new]
     assert cursors.look([], set(), 9000) == []
+
+
+class Whisper:
+    """A voice that says something when it is told to."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.asked = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+
+
+def test_a_client_that_answers_is_no_longer_doubted() -> None:
+    voice = Whisper()
+    changes: list[bool] = []
+    pulse, member = Pulse(voice, changes.append), subscribe(Group("billing", "orders"), "a")
+    member.attach(pulse)
+    assert pulse.doubt(0) == pulse.doubt(5) == PATIENCE_MS, "one doubt is one question"
+    assert (voice.asked, member.is_quiet, member.credit(0), member.state) == (1, True, 0, MemberState.ACTIVE)
+    pulse.look(PATIENCE_MS - 1)
+    assert changes == []
+    voice.heard += 1
+    pulse.look(PATIENCE_MS - 1)
+    assert (member.is_quiet, member.credit(0), changes) == (False, 10, [False])
+    assert pulse.is_fresh(PATIENCE_MS)
+    assert not pulse.is_fresh(3 * PATIENCE_MS)
+
+
+def test_a_client_that_says_nothing_is_silent_until_it_speaks() -> None:
+    voice = Whisper()
+    changes: list[bool] = []
+    pulse, member = Pulse(voice, changes.append), subscribe(Group("billing", "orders"), "a")
+    member.attach(pulse)
+    pulse.doubt(0)
+    pulse.look(PATIENCE_MS)
+    pulse.look(9 * PATIENCE_MS)
+    assert (member.state, member.may_pull, changes) == (MemberState.SILENT, False, [False])
+    voice.heard += 1
+    pulse.look(9 * PATIENCE_MS)
+    assert (member.state, member.may_pull, changes) == (MemberState.ACTIVE, True, [False, True])
+
+
+def test_a_member_that_consumes_through_two_clients_is_silent_only_if_both_are() -> None:
+    stopped, living = Pulse(Whisper()), Pulse(Whisper())
+    member = subscribe(Group("billing", "orders"), "a")
+    member.attach(stopped)
+    member.attach(living)
+    stopped.doubt(0)
+    stopped.look(PATIENCE_MS)
+    assert (member.is_quiet, member.is_silent) == (False, False)
+    member.detach(living)
+    assert (member.is_quiet, member.is_silent) == (True, True)
+    member.detach(stopped)
+    assert member.is_silent, "it went in silence"
+    assert stopped.members == living.members == []
+
+
+def test_a_silent_member_that_joins_again_is_heard() -> None:
+    group = Group("billing", "orders")
+    pulse, member = Pulse(Whisper()), subscribe(group, "a")
+    member.attach(pulse)
+    pulse.doubt(0)
+    pulse.look(PATIENCE_MS)
+    member.detach(pulse)
+    group.disconnect("a", 0, 10_000)
+    assert subscribe(group, "a") is member
+    assert (member.state, member.credit(0)) == (MemberState.ACTIVE, 10)
+
+
+def test_a_member_for_which_there_was_nothing_keeps_its_turn() -> None:
+    """Else, with two members, one of them would get every lone message."""
+    group = Group("billing", "orders")
+    first, second = subscribe(group, "a"), subscribe(group, "b")
+    assert group.next_taker(0) is first
+    assert group.next_taker(0) is second
+    group.keep_turn(second)
+    assert group.next_taker(0) is second
