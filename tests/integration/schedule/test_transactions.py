@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -21,6 +21,7 @@ from dmq.protocol import Command, decode_response
 from dmq.protocol.produce import ProduceFlag, TransactionEnd, TransactionEndReply, TransactionOutcome
 from dmq.protocol.status import Status
 from dmq.settings import StoreSettings
+from dmq.storage.read.record_group import Gathered
 from dmq.testing import TestBroker
 from tests.integration.broker_thread import ServedBroker
 from tests.integration.frame_client import RawClient, produce
@@ -456,13 +457,27 @@ def test_a_commit_does_not_reach_a_new_topic_of_the_same_name(client: Client) ->
     assert bodies(client, "%DLQ%test") == [b"old"]
 
 
-def test_a_large_transaction_is_read_in_turns_of_the_loop(client: Client) -> None:
-    producer = client.producer(group="shop")
-    transaction = producer.transaction("orders", b"0")
-    for number in range(1, 300):
-        transaction.send("orders", b"%d" % number)
-    transaction.commit()
-    assert bodies(client) == [b"%d" % number for number in range(300)]
+def test_a_large_transaction_is_read_in_small_parts_each_once() -> None:
+    asked: list[int] = []
+    # So little memory for what was read that most of it is read from the disk.
+    with ServedBroker(store=StoreSettings(read_cache_bytes=0), auto_create=True) as served:
+        queries = served.broker.store.queries
+        gather = queries.gather
+
+        def counted(offsets: Sequence[int]) -> tuple[list[Gathered], list[int]]:
+            asked.append(len(offsets))
+            return gather(offsets)
+
+        queries.gather = counted  # type: ignore[method-assign]
+        with dmq.connect(served.url) as client:
+            client.admin.create_topic("orders", queues=1)
+            transaction = client.producer(group="shop").transaction("orders", b"0")
+            for number in range(1, 600):
+                transaction.send("orders", b"%d" % number + b"." * 4000)
+            transaction.commit()
+            assert [body.split(b".")[0] for body in bodies(client)] == [b"%d" % number for number in range(600)]
+    assert max(asked) <= 64  # a turn of the loop is short
+    assert sum(asked) < 3 * 600  # and what was read is not read again and again
 
 
 def test_checks_go_to_the_members_of_a_group_in_turn_and_to_nobody_who_left(broker: TestBroker, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from hypothesis import given
@@ -125,6 +126,16 @@ def test_what_was_just_written_is_at_hand() -> None:
     assert found is not None
     assert bytes(found) == b"b" * 10
     assert cache.get(295, 305) is None, "a range over two units is not one unit's"
+
+
+def test_a_cache_of_small_units_takes_no_more_memory_than_it_may() -> None:
+    units = [bytearray(200) for _ in range(60_000)]
+    cache = WindowCache(8 << 20)
+    for number, unit in enumerate(units):
+        cache.put_tail(number * 200, unit)
+    held = [number for number in range(len(units)) if cache.get(number * 200, number * 200 + 1) is not None]
+    assert held[-1] == len(units) - 1
+    assert sum(sys.getsizeof(units[number]) + 60 for number in held) <= 8 << 20  # two places in lists, and a number
 
 
 # --- which segments go ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The window cache: journal ranges known to be good, units just written and units read and verified.
 
-What always holds: a window holds whole units, one after another without a gap; all windows together hold at most
-`bytes_max`, but for the one used last.
+What always holds: a window holds whole units, one after another without a gap; all windows together take at most
+`bytes_max` of memory, with what it costs to keep a buffer as such, but for the one used last.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ __all__ = ["WindowCache"]
 _WINDOW_BYTES: Final = 1 << 20
 _PASSING_MAX: Final = 3
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
+# What a buffer takes beside its bytes: the object, its place in the lists, rounding. A lone message is a unit of some
+# 200 bytes, so a cache that counted only those would take twice its bound.
+_BUFFER_BYTES: Final = 160
 
 
 class _Window:
@@ -30,6 +33,11 @@ class _Window:
         self.end = start + len(buffer)
         self.starts = [start]
         self.buffers: list[Buffer] = [buffer]
+
+    @property
+    def cost(self) -> int:
+        """How many bytes of memory it takes."""
+        return self.end - self.start + _BUFFER_BYTES * len(self.buffers)
 
     def get(self, start: int, end: int) -> memoryview | None:
         at = bisect_right(self.starts, start) - 1
@@ -112,7 +120,7 @@ class WindowCache:
             tail.starts.append(start)
             tail.buffers.append(buffer)
             tail.end += len(buffer)
-            self._bytes += len(buffer)
+            self._bytes += len(buffer) + _BUFFER_BYTES
             self._windows.move_to_end(tail.start)
             self._shrink()
         else:
@@ -123,7 +131,7 @@ class WindowCache:
         self._starts.insert(bisect_right(self._starts, window.start), window.start)
         self._windows[window.start] = window
         self._corrupt += bool(window.corrupt)
-        self._bytes += window.end - window.start
+        self._bytes += window.cost
         self._shrink()
 
     def _shrink(self) -> None:
@@ -134,7 +142,7 @@ class WindowCache:
         window = self._windows.pop(start)
         self._corrupt -= bool(window.corrupt)
         self._starts.remove(start)
-        self._bytes -= window.end - window.start
+        self._bytes -= window.cost
         if window is self._tail:
             self._tail = None
 
