@@ -96,7 +96,7 @@ def converse(url: str) -> dict[str, Any]:
             producer.send("lines", b"line %d" % n, business_id="customer-1", ordered=True)
         producer.send("bills", b"later", key="delayed", delay=_FAR_SECONDS)
         _consume(client)
-        halves = client.producer(group="tellers", check=lambda *_: None)  # type: ignore[arg-type, return-value]
+        halves = client.producer(group="tellers", check=lambda *_: None)
         with halves.transaction("bills", b"committed"):
             pass
         halves.transaction("bills", b"prepared", key="half")
@@ -116,6 +116,8 @@ def _consume(client: dmq.Client) -> None:
     with client.consumer("orders", "billing", start_from="earliest") as consumer:
         while taken < 20:
             batch = consumer.pull(20 - taken, wait=5)
+            for message in batch:
+                message.extend(60)
             taken += len(batch)
             batch.ack()
     with client.consumer("bills", "retrying", start_from="earliest") as consumer:

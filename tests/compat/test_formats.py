@@ -62,35 +62,35 @@ def test_a_directory_of_an_earlier_version_is_served(recording: Recording, tmp_p
     clock.set_wall_ms(recording.facts["recorded_at_ms"] + 60_000)  # before anything of it is due or too old
     left = recording.facts["left"]
     folder = tmp_path / "data"
-    with ServedBroker(
-        OsFiles(str(folder)), clock=clock, dead_letters_url=f"sqlite:///{folder}/deadletters/letters.db"
-    ) as broker:
-        with dmq.connect(broker.url, app="compat", clock=ClientClock(clock)) as client:
-            admin = client.admin
-            assert {topic.name: topic.queues for topic in admin.topics()} == {"orders": 2, "bills": 1, "lines": 4}
-            assert client.registry.get("space", "greeting") == b"hello"
-            assert admin.limits("bills")[0].messages == 100_000
-            assert admin.lag("orders", "billing").total == left["billing"]
-            assert admin.lag("bills", "retrying").retrying == 1
-            assert len(admin.delays()) == left["delays"]
-            assert [found.topic for found in admin.transactions()] == ["bills"] * left["transactions"]
-            letters = list(admin.dead_letters())
-            assert [(letter.topic, letter.group, letter.body) for letter in letters] == [
-                ("lines", "rejecting", b"line 0")
-            ] * left["dead"]
-            assert [str(found.id) for found in admin.find("orders", key="o-3")] == [recording.facts["ids"][3]]
-            assert len(read(client, "orders", "billing", left["billing"])) == left["billing"]
-            everything = read(client, "orders", "new", 40)
-            assert sorted(everything) == sorted(
-                [b"order %d" % n for n in range(10)] + [b"many %d" % n for n in range(30)]
-            )
-            assert read(client, "bills", "new", 2) == [b"x" * 5000, b"committed"]
-            client.producer().send("orders", b"a new one")
-            assert read(client, "orders", "new", 1) == [b"a new one"]
-            clock.advance(2 * DAY)
-            assert read(client, "bills", "retrying", 2)[-2:] == [b"committed", b"x" * 5000]
-            clock.advance(700 * DAY)
-            assert read(client, "bills", "new", 1) == [b"later"]
+    with (
+        ServedBroker(
+            OsFiles(str(folder)), clock=clock, dead_letters_url=f"sqlite:///{folder}/deadletters/letters.db"
+        ) as broker,
+        dmq.connect(broker.url, app="compat", clock=ClientClock(clock)) as client,
+    ):
+        admin = client.admin
+        assert {topic.name: topic.queues for topic in admin.topics()} == {"orders": 2, "bills": 1, "lines": 4}
+        assert client.registry.get("space", "greeting") == b"hello"
+        assert admin.limits("bills")[0].messages == 100_000
+        assert admin.lag("orders", "billing").total == left["billing"]
+        assert admin.lag("bills", "retrying").retrying == 1
+        assert len(admin.delays()) == left["delays"]
+        assert [found.topic for found in admin.transactions()] == ["bills"] * left["transactions"]
+        letters = list(admin.dead_letters())
+        assert [(letter.topic, letter.group, letter.body) for letter in letters] == [
+            ("lines", "rejecting", b"line 0")
+        ] * left["dead"]
+        assert [str(found.id) for found in admin.find("orders", key="o-3")] == [recording.facts["ids"][3]]
+        assert len(read(client, "orders", "billing", left["billing"])) == left["billing"]
+        everything = read(client, "orders", "new", 40)
+        assert sorted(everything) == sorted([b"order %d" % n for n in range(10)] + [b"many %d" % n for n in range(30)])
+        assert read(client, "bills", "new", 2) == [b"x" * 5000, b"committed"]
+        client.producer().send("orders", b"a new one")
+        assert read(client, "orders", "new", 1) == [b"a new one"]
+        clock.advance(2 * DAY)
+        assert read(client, "bills", "retrying", 2)[-2:] == [b"committed", b"x" * 5000]
+        clock.advance(700 * DAY)
+        assert read(client, "bills", "new", 1) == [b"later"]
 
 
 def read(client: dmq.Client, topic: str, group: str, count: int) -> list[bytes]:
