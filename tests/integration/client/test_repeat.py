@@ -133,6 +133,39 @@ def test_a_list_sent_again_whole_in_part_or_among_others_is_stored_once(
     assert found[mixed[1].id] == b"new"
 
 
+def test_a_list_that_was_stored_in_part_is_repeated_whole(client: dmq.Client, topic: str) -> None:
+    producer = client.producer(timeout=PATIENCE)
+    messages = [dmq.Message(b"%d" % number) for number in range(4096)]
+    client.admin.set_limit(topic=topic, messages=2048)
+    with pytest.raises(dmq.RateLimited) as failed:
+        producer.send_many(topic, messages)
+    assert failed.value.detail["stored"] == 2048
+    client.admin.set_limit(topic=topic)
+    receipts = producer.send_many(topic, messages)
+    assert len({receipt.id for receipt in receipts}) == 4096
+    assert sum(queue.next_offset for queue in client.admin.offsets(topic)) == 4096
+    producer.send_many(topic, messages[:2])
+    assert sum(queue.next_offset for queue in client.admin.offsets(topic)) == 4098
+
+
+def test_threads_that_repeat_one_id_send_one_message(broker: BrokerProcess, client: dmq.Client, topic: str) -> None:
+    producer = producer_of(client, topic)
+    receipts = []
+
+    def send() -> None:
+        receipts.append(again(lambda: producer.send(topic, b"once", id="n")))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    with stopped(broker):
+        for thread in threads:
+            thread.start()
+        time.sleep(2 * TIMEOUT)
+    for thread in threads:
+        thread.join()
+    assert len({receipt.id for receipt in receipts}) == 1
+    assert sorted(stored(client, topic).values()) == [b"first", b"once"]
+
+
 def test_one_object_many_times_is_as_many_messages(broker: BrokerProcess, client: dmq.Client, topic: str) -> None:
     producer, message = producer_of(client, topic), dmq.Message(b"x")
     with stopped(broker), pytest.raises(dmq.TimedOut):

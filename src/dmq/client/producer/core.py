@@ -306,10 +306,10 @@ class Core:
     def many_failed(
         self, parts: Sequence[tuple[SendBatch | Repeated, Sequence[int]]], messages: Sequence[Message]
     ) -> None:
-        """A `send_many` failed: remember the messages that may be stored."""
+        """A `send_many` failed: remember its messages that are or may be stored, since it gave no receipts."""
         for part, indexes in parts:
             batch = part.batch if isinstance(part, Repeated) else part
-            if batch.is_unknown:
+            if batch.error is None or batch.is_unknown:
                 ranks = part.indexes if isinstance(part, Repeated) else range(len(indexes))
                 for rank, at in zip(ranks, indexes, strict=True):
                     self.outcomes.keep(messages[at], batch, rank)
