@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,8 +11,9 @@ import pytest
 import dmq
 from dmq.client.client import Client
 from dmq.records import layout
+from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.offline.verification import verify
-from tests.integration.broken_records import spoil
+from tests.integration.broken_records import key, record, spoil
 from tests.integration.broker_thread import ServedBroker
 
 PATIENCE = 30.0
@@ -47,6 +49,38 @@ SPOILT = {
 def fill(client: Client, topic: str) -> None:
     names = [f"good-{index}" if index % 2 == 0 else f"bad-{index}" for index in range(5)]
     client.producer().send_many(topic, [dmq.Message(b"body", key=name) for name in names])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_consumer_that_finds_a_record_damaged_is_believed_if_it_is_so_here_too(
+    broker: ServedBroker, ordered: bool
+) -> None:
+    """One that was written under a wrong checksum after all, and one that is right and was damaged on the way."""
+    with dmq.connect(broker.url, app="shop") as client:
+        client.admin.create_topic("orders", queues=1)
+        bad = record("orders", key(b"bad"), flip=layout.BODY_AT)
+        right = record("orders", key(b"right"))
+        store = broker.broker.store
+
+        async def append() -> None:
+            lengths = [len(bad), len(right)]
+            store.append([Batch(topic="orders", queue=0, data=bad + right, lengths=lengths, producer_id=7)])
+            store.flush()
+
+        asyncio.run_coroutine_threadsafe(append(), broker.loop).result(PATIENCE)
+        with client.consumer("orders", group="g", ordered=ordered, batch=1) as consumer:
+            found = []
+            while ("right", 2) not in found:
+                for message in consumer.pull(max_messages=1, wait=PATIENCE):
+                    found.append((message.key, message.attempt))
+                    if message.attempt == 1:
+                        message.nack(reason="RECORD_CORRUPT: the body does not match its CRC", delay=0.0)
+                    else:
+                        message.ack()
+            assert found == [("bad", 1), ("right", 1), ("right", 2)]
+            wait_until(lambda: not client.admin.lag("orders", "g").total)
+        wait_until(lambda: len([*client.admin.dead_letters(reason="CORRUPT")]) == 1)
+        assert [letter.key for letter in client.admin.dead_letters()] == ["bad"]
 
 
 def spoil_bad(broker: ServedBroker, change: Callable[[bytes], bytes]) -> None:

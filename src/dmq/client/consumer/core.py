@@ -10,6 +10,8 @@ What always holds:
   nothing is reported of what a broker took back.
 - Of an ordered group, nothing of a queue is handed out while an earlier lease of the queue is not done with: after a
   broker's restart the next one comes although a handler still runs.
+- No user gets a record that fails its checksums: the broker looks at it again, and delivers it anew or makes it a dead
+  letter.
 - Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
   and no attempt is counted.
 - All state is guarded by `lock`; `on_reports` and `on_free` are called without it.
@@ -21,19 +23,27 @@ import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of
 from dmq.client.consumer.leases import LeaseBook, extension, settlements_of
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part, Prefetch
 from dmq.clock import Clock
-from dmq.errors import DMQError
+from dmq.errors import DMQError, RecordCorrupt
+from dmq.event_log import EventLog
 from dmq.protocol import Buffer, unpack_records
 from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, SubscribeReply
+from dmq.records.check import find_corrupt
 
 __all__ = ["ConsumerCore"]
 
 # What a pool that is full gives back comes again after this long.
 REFUSED_MS: Final = 1000
+# A message that comes damaged so often is rejected.
+CORRUPT_ATTEMPTS: Final = 3
+
+log = EventLog(__name__)
 
 
 class ConsumerCore:
@@ -144,6 +154,9 @@ class ConsumerCore:
             book.held[delivery.key] = delivery
             if book.is_moved(lease):
                 self._begin_anew(delivery)
+            if not book.is_vouched:
+                edges = np.asarray(mine, np.int64)
+                delivery.corrupt = find_corrupt(buffer, edges[:-1], np.diff(edges))
             yield delivery
 
     def _begin_anew(self, delivery: Delivery) -> None:
@@ -157,6 +170,8 @@ class ConsumerCore:
     def _chosen(self, delivery: Delivery) -> Sequence[int]:
         """Which messages of a delivery are for the user; the others are settled here, or follow their twins."""
         chosen, unwanted, twins = self._book(delivery).screening.screen(delivery)
+        if delivery.corrupt:
+            chosen = self._refuse_corrupt(delivery, chosen)
         for index in unwanted:
             self._settle(delivery, index, Outcome.ACK, -1, reason="")
         for index in twins:
@@ -165,6 +180,39 @@ class ConsumerCore:
         self._taken += len(twins)
         self.suppressed += delivery.count - len(chosen)
         return chosen
+
+    def _refuse_corrupt(self, delivery: Delivery, chosen: Sequence[int]) -> Sequence[int]:
+        """Give back what cannot be read; which of those that were chosen stay.
+
+        The broker looks at it: a record that is right there was damaged on the way, and comes again; any other becomes
+        a dead letter. One of an older version that does not look gives up when it is told that no attempt will help.
+        """
+        if self.options.ordered:
+            # What lies before it must be done with first; then it comes again, as the first of its lease.
+            first = min(delivery.corrupt)
+            for index in range(max(first, 1), delivery.count):
+                self._settle(delivery, index, Outcome.RELEASE, -1, reason="")
+            chosen = [index for index in chosen if index < first]
+        for index, why in delivery.corrupt.items():
+            if delivery.states[index] == SETTLED:
+                continue
+            log.error(
+                "a damaged message goes back",
+                once_for=(self.options.topic, delivery.lease.queue),
+                topic=self.options.topic,
+                queue=delivery.lease.queue,
+                offset=delivery.offset(index),
+                reason=why,
+            )
+            outcome = Outcome.NACK if self._attempt_of(delivery, index) < CORRUPT_ATTEMPTS else Outcome.REJECT
+            self._settle(delivery, index, outcome, -1, reason=f"{RecordCorrupt.code}: {why}")
+        return chosen
+
+    def _attempt_of(self, delivery: Delivery, index: int) -> int:
+        try:
+            return delivery.attempt_of(index)
+        except RecordCorrupt:
+            return delivery.attempt
 
     def _refuse(self, delivery: Delivery, chosen: Sequence[int], room: int) -> Sequence[int]:
         """Give back what a full pool does not take; of an ordered group all or nothing."""

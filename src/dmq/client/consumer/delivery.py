@@ -11,8 +11,9 @@ all that it names. State is changed under the lock of its consumer only.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
+from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 from zlib import crc32
 
@@ -36,6 +37,8 @@ LeaseKey: TypeAlias = tuple[int, str, int, int, int]  # broker, topic, queue, ep
 WAITING: Final = 0
 TAKEN: Final = 1
 SETTLED: Final = 2
+
+_NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 
 # From this many records on, finding all spans at once is cheaper than looking at one record after another.
 _MANY: Final = 16
@@ -84,6 +87,7 @@ class Delivery:
         "broker",
         "buffer",
         "core",
+        "corrupt",
         "count",
         "deadline",
         "failed",
@@ -118,6 +122,7 @@ class Delivery:
         self.failed: set[int] = set()  # of an ordered group, given back: nothing behind them may be handled
         self.is_dirty = False
         self.is_pulled = False
+        self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
         self._records: list[RecordView | None] | None = None
         self.spans: Spans | None = None  # of bodies and keys, once somebody looks at one and there are many
         self._offsets: list[int] | None = None
@@ -285,7 +290,7 @@ class Delivery:
                         yield producer, self.attempt, start + shift, stop + shift
             else:
                 for index in indexes[bisect_left(indexes, first) : bisect_left(indexes, last)]:
-                    found = self.message_id(index)
+                    found = None if index in self.corrupt else self.message_id(index)
                     if found is not None:
                         yield found.producer_id, self._turn_of(index), found.sequence, found.sequence + 1
             first = last

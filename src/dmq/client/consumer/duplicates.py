@@ -159,15 +159,17 @@ class Screening:
         self._twins: dict[tuple[int, int, int], list[_Place]] = {}
 
     def screen(self, delivery: Delivery) -> Screened:
-        """Look through a delivery that came. What is chosen is in hand then."""
+        """Look through a delivery that came, but for what cannot be read. What is chosen is in hand then."""
         chosen: Sequence[int] = range(delivery.count)
         strangers: list[int] = []
+        if delivery.corrupt:
+            chosen = [index for index in chosen if index not in delivery.corrupt]
         if self._tags is not None:
-            tags = self._tags
-            chosen = [index for index in chosen if delivery.record(index).tag in tags]
-            if len(chosen) != delivery.count:
+            tags, readable = self._tags, chosen
+            chosen = [index for index in readable if delivery.record(index).tag in tags]
+            if len(chosen) != len(readable):
                 wanted = set(chosen)
-                strangers = [index for index in range(delivery.count) if index not in wanted]
+                strangers = [index for index in readable if index not in wanted]
         added: list[_Run] = []
         for run in delivery.id_runs(chosen):
             if self._done.overlaps(*run) or self._in_hand.overlaps(*run):

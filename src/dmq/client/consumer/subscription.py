@@ -38,7 +38,7 @@ from dmq.protocol.consume import (
     SubscriptionEnded,
     Unsubscribe,
 )
-from dmq.protocol.session import ServerReboot
+from dmq.protocol.session import FRAME_CRC, ServerReboot
 from dmq.protocol.status import ErrorHeader
 
 __all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "AnySubscriber", "NamedLink", "Subscription", "Subscriptions"]
@@ -113,6 +113,7 @@ class Subscription(Generic[P]):
 
     def member(self, link: NamedLink) -> str:
         """Our name in the group. Members of a broadcast group go by their client id."""
+        self.book.is_vouched = FRAME_CRC in link.features
         if not self._core.member and not self._options.broadcast:
             self._core.member = f"{link.client_id[:200]}.{self._all.number}"
         return self._core.member
