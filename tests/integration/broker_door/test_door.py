@@ -189,6 +189,21 @@ def test_the_later_of_two_clients_of_one_name_gets_the_messages() -> None:
     with_a_door(run)
 
 
+def test_idle_members_share_what_is_there_and_come_before_those_that_hold_much() -> None:
+    async def run(door: Door) -> None:
+        first, second, third = Basket(), Basket(), Basket()
+        await door.subscribe(door.client("one"), first)
+        await door.subscribe(door.client("two"), second)
+        await door.publish(*[b"%d" % number for number in range(60)])
+        await door.until(lambda: len(first.bodies) + len(second.bodies) == 60)
+        assert (len(first.bodies), len(second.bodies)) == (30, 30)
+        await door.subscribe(door.client("three"), third)
+        await door.publish(b"new")
+        await door.until(lambda: third.bodies == [b"new"])
+
+    with_a_door(run)
+
+
 def test_a_client_that_is_gone_keeps_its_leases_for_the_grace_time() -> None:
     async def run(door: Door) -> None:
         await door.publish(b"a")

@@ -390,6 +390,8 @@ class Channel:
                 misses += 1
                 continue
             limit = min(subscriber.batch, member.credit(now_ms))
+            if limit > 1 and self.group.idle and not member.messages_out:
+                limit = self._share(limit, self.group.idle + 1)
             room = min(max(1, member.prefetch_bytes - member.bytes_out), PUSH_BYTES)
             demand = Demand(member, limit, room, subscriber.lease_ms, allowed=subscriber.allowed)
             handed = self.hand_out(demand, now_ms)
@@ -400,6 +402,17 @@ class Channel:
             else:
                 misses = 0
                 subscriber.sink.push(handed)
+
+    def _share(self, limit: int, members: int) -> int:
+        """What one of some idle members gets of what is there: a part for each, but no more than it wants."""
+        waiting = 0
+        for queue in self.selection.marked():
+            topic, number = self.place(queue)
+            cursor = self.cursor(queue)
+            waiting += max(0, self._queries.bounds(topic.name, number)[1] - cursor.next) + cursor.redelivering
+            if waiting >= limit * members:
+                return limit
+        return max(1, min(limit, -(-waiting // members)))
 
     def _serve_pulls(self, now_ms: int) -> None:
         for _ in range(len(self._pulls)):

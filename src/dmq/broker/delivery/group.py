@@ -23,6 +23,8 @@ What always holds:
   that comes back while the new one is away cannot pass over messages the new one wants;
 - members with credit take turns; a member gets nothing pushed while it is away, superseded, before its backlog may
   begin, or while as many messages or bytes are out with it as it asked for;
+- a member with nothing out comes before those that have something: an idle one does not wait behind one that has asked
+  for much;
 - a member gets nothing, pushed or pulled, while all clients it consumes through are doubted or silent;
 - positions of a broadcast member are dropped only after the member was away at every look of the whole expiry time,
   which begins anew after a restart of the broker.
@@ -345,6 +347,8 @@ class Group:
         self.members: dict[str, Member] = {}
         self._turns: deque[Member] = deque()  # members that may have credit
         self._in_turn: set[Member] = set()
+        self._idle: deque[Member] = deque()  # those with nothing out: they come first
+        self._in_idle: set[Member] = set()
         self._waiting: set[Member] = set()  # members whose backlog begins at a later time
 
     # --- coming and going -------------------------------------------------------------------------------------------
@@ -444,13 +448,23 @@ class Group:
 
     def wake(self, member: Member) -> None:
         """The member may have credit again: something of it was settled, or it asked for more."""
-        if member not in self._in_turn and self.members.get(member.name) is member:
+        if self.members.get(member.name) is not member:
+            return
+        if member not in self._in_turn:
             self._in_turn.add(member)
             self._turns.append(member)
+        if not member.messages_out and member not in self._in_idle:
+            self._in_idle.add(member)
+            self._idle.append(member)
 
     def next_taker(self, now_ms: int) -> Member | None:
         """Whose turn it is to get something pushed. A member without credit is out of the turns until `wake`."""
-        turns = self._turns
+        idle, turns = self._idle, self._turns
+        while idle:
+            member = idle.popleft()
+            self._in_idle.discard(member)
+            if self.members.get(member.name) is member and not member.messages_out and member.credit(now_ms) > 0:
+                return member
         while turns:
             member = turns.popleft()
             if self.members.get(member.name) is member and member.credit(now_ms) > 0:
@@ -459,9 +473,17 @@ class Group:
             self._in_turn.discard(member)
         return None
 
+    @property
+    def idle(self) -> int:
+        """About how many members wait with nothing out, but for the one whose turn it is."""
+        return len(self._idle)
+
     def keep_turn(self, member: Member) -> None:
         """There was nothing for the member whose turn it was: the next message is for it."""
-        if self._turns and self._turns[-1] is member:
+        if not member.messages_out and member not in self._in_idle:
+            self._in_idle.add(member)
+            self._idle.appendleft(member)
+        elif self._turns and self._turns[-1] is member:
             self._turns.rotate(1)
 
 

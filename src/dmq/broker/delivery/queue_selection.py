@@ -10,6 +10,7 @@ in a priority topic, within ten times as many.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 __all__ = ["RETRY_QUEUES", "QueueSelection", "with_retries"]
@@ -51,6 +52,14 @@ class QueueSelection:
     def has_any(self) -> bool:
         """Whether any queue may have something to hand out."""
         return self._marked != 0
+
+    def marked(self) -> Iterator[int]:
+        """The queues that may have something to hand out."""
+        left = self._marked
+        while left:
+            queue = (left & -left).bit_length() - 1
+            left ^= 1 << queue
+            yield queue
 
     def is_marked(self, queue: int) -> bool:
         return bool(self._marked >> queue & 1)

@@ -126,7 +126,8 @@ def test_members_with_credit_take_turns_and_the_others_cost_nothing() -> None:
     b.messages_out = 0
     group.wake(b)
     group.wake(b)
-    assert sorted(m.name for m in (group.next_taker(0) for _ in range(3)) if m) == ["a", "b", "c"]
+    assert group.next_taker(0) is b, "the one with nothing out comes first, once"
+    assert {group.next_taker(0) for _ in range(3)} == {a, b, c}
     group.leave("a")
     assert {group.next_taker(0) for _ in range(4)} == {b, c}
 
@@ -232,6 +233,22 @@ def test_a_member_for_which_there_was_nothing_keeps_its_turn() -> None:
     group = Group("billing", "orders")
     first, second = subscribe(group, "a"), subscribe(group, "b")
     assert group.next_taker(0) is first
+    first.messages_out = 1
     assert group.next_taker(0) is second
     group.keep_turn(second)
+    assert group.next_taker(0) is second
+    second.messages_out = 1
+    assert group.next_taker(0) is first
+    group.keep_turn(first)
+    assert group.next_taker(0) is first
+
+
+def test_a_member_with_nothing_out_comes_before_those_that_have_something() -> None:
+    group = Group("billing", "orders")
+    first, second = subscribe(group, "a"), subscribe(group, "b")
+    first.messages_out = second.messages_out = 1
+    third = subscribe(group, "c")
+    assert [group.next_taker(0), group.next_taker(0)] == [third, first], "it had its turn"
+    second.messages_out = 0
+    group.wake(second)
     assert group.next_taker(0) is second
