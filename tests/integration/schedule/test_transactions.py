@@ -14,6 +14,7 @@ from msgspec.structs import replace
 import dmq
 import dmq.aio
 from dmq.client.admin.reports import StoredMessage
+from dmq.client.aio.transaction import AioTransaction
 from dmq.client.client import Client
 from dmq.client.producer.transaction import Transaction
 from dmq.model import MessageId
@@ -357,6 +358,27 @@ def test_no_more_than_so_many_may_be_open() -> None:
             producer.transaction("orders", b"x")
         open_ones[0].commit()
         producer.transaction("orders", b"x").commit()
+
+
+def test_many_at_once_open_no_more_than_so_many() -> None:
+    async def prepare(url: str) -> list[object]:
+        async with dmq.aio.connect(url) as client:
+            producers = [client.producer(group="shop", retries=0) for _ in range(20)]
+            await producers[0].send("orders", b"known")
+            begun = (begin(producer.transaction("orders", b"x")) for producer in producers)
+            return [*await asyncio.gather(*begun, return_exceptions=True)]
+
+    async def begin(transaction: AioTransaction) -> None:
+        await transaction
+
+    with (
+        ServedBroker(store=StoreSettings(transactions_max=3)) as served,
+        dmq.connect(served.url) as c,
+    ):
+        c.admin.create_topic("orders")
+        refused = asyncio.run(prepare(served.url))
+        assert [type(error) for error in refused if error is not None] == [dmq.LimitReached] * 17
+        assert len(c.admin.transactions()) == 3
 
 
 def test_a_transaction_for_no_topic_is_refused(client: Client) -> None:
