@@ -12,6 +12,7 @@ What always holds: a change is logged once, with the figures; nothing that was w
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from dmq.errors import DiskFull, StorageError
@@ -78,6 +79,8 @@ class DiskSpace:
         """A write found no space. The ballast goes; returns whether that made some."""
         if self.is_full or not self.ballast.wanted(self.usage):
             return False
+        with contextlib.suppress(StorageError):
+            self.usage = self._files.disk_usage()
         freed = self.ballast.give_up()
         self.is_full = self.is_refusing = True
         log.error(

@@ -464,7 +464,7 @@ class MessageStore:
     def _retain(self, carried_max: int) -> int:
         now_ms = self._clock.now_ms()
         if self.space.is_crowded and self.retention.is_past(self._writer.stored_at_ms, now_ms):
-            self._writer.end_segment()  # all of it is past the retention: were it the last one, it could not go
+            self._end_segment()
         going = self.retention.going(self._derived, self.space.usage, now_ms)
         if going is None:
             return 0
@@ -490,6 +490,14 @@ class MessageStore:
         self._journal.drop_first(going.segments)
         self.space.look()
         return going.segments
+
+    def _end_segment(self) -> None:
+        """All of the last segment is past the retention: while it is the last one, it cannot go."""
+        tail, newest_ms = self._journal.tail, self._writer.stored_at_ms
+        with contextlib.suppress(DiskFull):
+            self._writer.end_segment()
+        if self._journal.tail is not tail:
+            tail.newest_ms = newest_ms
 
     def _carry(self, going: retention.Going, carried_max: int) -> bool:
         """Write again what is still wanted of segments about to go; returns whether that was all."""

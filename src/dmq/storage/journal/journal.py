@@ -32,12 +32,13 @@ def segment_path(start: int) -> str:
 class Segment:
     """One file of the journal."""
 
-    __slots__ = ("size", "start", "stored_at_ms")
+    __slots__ = ("newest_ms", "size", "start", "stored_at_ms")
 
     def __init__(self, start: int, size: int, stored_at_ms: int = 0) -> None:
         self.start = start
         self.size = size
         self.stored_at_ms = stored_at_ms  # of its first unit
+        self.newest_ms: int | None = None  # of its last unit, if it was ended by retention
 
     @property
     def end(self) -> int:

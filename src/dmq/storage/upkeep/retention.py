@@ -167,7 +167,8 @@ class Retention:
         """How many segments are past the retention, how many go, and whether some go by force."""
         journal = self._journal
         ages = [
-            SegmentAge(before.start, after.start, after.stored_at_ms) for before, after in pairwise(journal.segments)
+            SegmentAge(before.start, after.start, before.newest_ms or after.stored_at_ms)
+            for before, after in pairwise(journal.segments)
         ]
         past = segments_past(ages, journal.tail.size, now_ms, self._settings) if ages else 0
         count = past
