@@ -6,6 +6,7 @@ the answer, may be done or not, but never otherwise than asked, and never twice.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 import dmq
+import dmq.aio
 from dmq.protocol import Command
 from dmq.protocol.frame import HEAD, is_sealed
 from dmq.testing.processes import BrokerProcess
@@ -198,6 +200,34 @@ def test_an_admin_command_is_done_as_asked_or_not_at_all(
     kept = {key: found for key in put if (found := direct.registry.get("space", key)) is not None}
     assert {key: found for key, found in kept.items() if put[key] != found} == {}
     assert len(kept) > len(put) / 2
+
+
+def test_an_asyncio_client_sends_and_gets_the_same(direct: dmq.Client, proxy: BitProxy) -> None:
+    topic, count = "asyncio", sample_size(share=100, whole=3000)
+    direct.admin.create_topic(topic, queues=2)
+    bodies = {b"%d " % number * 10 for number in range(count)}
+    commands = {Command.PRODUCE, Command.PULL, Command.SETTLE}
+    ways = [some_of(commands, 0.15, is_to_broker=way, first_bit=FIRST_BIT) for way in (True, False)]
+
+    async def run() -> set[bytes]:
+        client = await dmq.aio.connect(proxy.url, app="shop", timeout=60)
+        async with client, client.consumer(topic, "group", start_from="earliest", max_attempts=None) as consumer:
+            proxy.choose = both_ways(*ways)
+            producer = client.producer()
+            for body in bodies:
+                await producer.send(topic, body)
+            seen: set[bytes] = set()
+            while len(seen) < count:
+                with contextlib.suppress(dmq.NotConnected):
+                    batch = await consumer.pull(10, wait=0.3)
+                    seen.update(bytes(message.body) for message in batch)
+                    await batch.ack()
+            proxy.choose = None
+            return seen
+
+    assert asyncio.run(run()) == bodies
+    assert Counter(body for _, body in stored(direct, topic, count)) == Counter(bodies)
+    assert len(proxy.turned) > count / 20
 
 
 def test_a_hello_is_understood_as_it_was_said_or_not_at_all(proxy: BitProxy) -> None:
