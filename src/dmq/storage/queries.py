@@ -26,6 +26,7 @@ from dmq.storage.read.record_group import Gathered, gather
 from dmq.storage.read.record_origin import IdRun, OriginRun, origin_runs
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import LimitPut, SubscriptionPut
+from dmq.storage.state.lag_table import LagTable
 from dmq.storage.state.positions import Position
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
@@ -325,6 +326,12 @@ class Queries:
         """The groups that have a position in a topic."""
         groups = self.derived.state.positions.groups()
         return [name for name, places in groups.items() if any(place[0] == topic_id for place in places)]
+
+    @property
+    def lags(self) -> LagTable:
+        """How far every group is behind in every topic."""
+        state = self.derived.state
+        return state.keep_lags() if state.lags is None else state.lags
 
     def gather(self, offsets: Sequence[int]) -> tuple[list[Gathered], list[int]]:
         """The records at these journal offsets, batch by batch, and the offsets that cannot be read."""

@@ -157,6 +157,7 @@ class MessageStore:
                 log.warning("disk full at start", error=error)
         if self._checkpointed != self._journal.end:
             self._try_checkpoint()
+        self._derived.state.keep_lags()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -429,6 +430,7 @@ class MessageStore:
         for unit in self._writer.visibility.pending:
             derived.state.remember_producers(unit)
         derived.wheel.take_over_flights(old.wheel)
+        derived.state.keep_lags()
         self._derived = self._reader.derived = self._writer.derived = self.queries.derived = derived
         self._try_checkpoint(rebuilt=True)
 

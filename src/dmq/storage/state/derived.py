@@ -150,7 +150,10 @@ class Derived:
 
     def begin_at(self, journal_start: int, firsts: dict[int, int]) -> None:
         """The journal begins there now, and its queues at these offsets, those not named at 0."""
+        before = self.state.first
         self.state.first = {key: first for key, first in firsts.items() if first}
+        if self.state.lags is not None:
+            self.state.lags.begun_at({k: first for k, first in self.state.first.items() if first != before.get(k)})
         self.damage = [(start, end) for start, end in self.damage if end > journal_start]
 
     def firsts_of(self, snapshot: bytes) -> dict[int, int]:

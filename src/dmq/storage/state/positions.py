@@ -18,14 +18,19 @@ _FEW: Final = 8  # ranges; so many are settled one by one
 
 
 class Position:
-    """One group in one queue."""
+    """One group in one queue.
 
-    __slots__ = ("_ends", "_starts", "floor")
+    Attributes:
+        settled: how many offsets are settled, those below the floor as well.
+    """
+
+    __slots__ = ("_ends", "_starts", "floor", "settled")
 
     def __init__(self, floor: int, ranges: list[tuple[int, int]] | None = None) -> None:
         self.floor = floor
         self._starts = [start for start, _ in ranges or ()]
         self._ends = [end for _, end in ranges or ()]
+        self.settled = floor + (sum(self._ends) - sum(self._starts) if ranges else 0)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -42,6 +47,7 @@ class Position:
         if end <= start:
             return False
         if start == self.floor and (not self._starts or end < self._starts[0]):
+            self.settled += end - start
             self.floor = end  # the usual case: acks come in order
             return True
         first = bisect_left(self._ends, start)
@@ -51,6 +57,8 @@ class Position:
                 return False
             start = min(start, self._starts[first])
             end = max(end, self._ends[last - 1])
+            self.settled -= sum(self._ends[first:last]) - sum(self._starts[first:last])
+        self.settled += end - start
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
         if self._starts[0] <= self.floor:
@@ -78,6 +86,7 @@ class Position:
         if passed:
             self.floor = max(self.floor, self._ends[passed - 1])
             del self._starts[:passed], self._ends[:passed]
+        self.settled = self.floor + sum(self._ends) - sum(self._starts)
 
     def is_settled(self, offset: int) -> bool:
         if offset < self.floor:

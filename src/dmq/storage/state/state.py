@@ -41,6 +41,7 @@ from dmq.storage.state.events import (
     TransactionsEnded,
     TransactionsJoined,
 )
+from dmq.storage.state.lag_table import LagTable, passed
 from dmq.storage.state.positions import PositionTable
 from dmq.storage.state.producers import Dumped, Place, ProducerTable
 
@@ -301,6 +302,37 @@ class State:
         self.sought: dict[tuple[str, int, int], int] = {}  # by group, topic id and queue, which of them was the last
         self.keys = KeyTable()
         self.joined = JoinedTransactions()
+        self.lags: LagTable | None = None  # once the store is open; see `keep_lags`
+
+    def keep_lags(self) -> LagTable:
+        """Count the lags, and keep the sums from now on."""
+        self.lags = LagTable(self)
+        return self.lags
+
+    def _passed(self, group: str, topic_id: int, queue: int) -> int:
+        first = self.first.get(topic_id << 8 | queue, 0) if self.first else 0
+        return passed(self.positions.get(group, topic_id, queue), first)
+
+    def _settle(self, group: str, topic_id: int, queue: int, ranges: Iterable[tuple[int, int]]) -> None:
+        lags = self.lags
+        if lags is None:
+            self.positions.settle(group, topic_id, queue, ranges)
+            return
+        first = self.first.get(topic_id << 8 | queue, 0)
+        position = self.positions.get(group, topic_id, queue)
+        if position is not None and position.floor >= first:
+            before = position.settled
+            self.positions.settle(group, topic_id, queue, ranges)
+            lags.moved(group, topic_id, position.settled - before)
+        else:  # it settles, among others, what retention has dropped
+            before = passed(position, first)
+            self.positions.settle(group, topic_id, queue, ranges)
+            lags.moved(group, topic_id, self._passed(group, topic_id, queue) - before)
+
+    def queue_count(self, topic_id: int) -> int:
+        """How many queues a topic has; 0 if there is none."""
+        topic = self.topics_by_id.get(topic_id)
+        return 0 if topic is None else topic.config.queues
 
     # --- applying ---------------------------------------------------------------------------------------------------
 
@@ -314,7 +346,7 @@ class State:
             case Settled(group, topic_id, queue):
                 if topic_id in self.topics_by_id:
                     ranges = bitmap_runs(event.start, event.count, event.bitmap)
-                    self.positions.settle(group, topic_id, queue, ranges)
+                    self._settle(group, topic_id, queue, ranges)
                     if event.outcome in (Outcome.RETRIED, Outcome.CARRIED):
                         self._on_the_way(event)
             case PositionSet(group, topic_id, queue, offset):
@@ -322,8 +354,15 @@ class State:
                     if self.positions.get(group, topic_id, queue) is not None:
                         self.seeks += 1
                         self.sought[group, topic_id, queue] = self.seeks
+                    before = self._passed(group, topic_id, queue)
                     self.positions.set(group, topic_id, queue, offset)
+                    if self.lags is not None:
+                        self.lags.moved(group, topic_id, self._passed(group, topic_id, queue) - before)
             case PositionDropped(group, topic_id_or_all):
+                if self.lags is not None:
+                    for topic_id in {at[0] for at in self.positions.groups().get(group, ())}:
+                        if topic_id_or_all in (None, topic_id):
+                            self.lags.dropped(topic_id, group)
                 self.positions.drop_group(group, topic_id_or_all)
                 for key in [key for key in self.subscriptions if key[0] == group and topic_id_or_all in (None, key[1])]:
                     del self.subscriptions[key]
@@ -378,6 +417,8 @@ class State:
         topic = self.topics_by_id.pop(topic_id, None)
         if topic is None:
             return
+        if self.lags is not None:
+            self.lags.dropped(topic_id)
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
         for counters in (self.first, self.next):
@@ -398,7 +439,10 @@ class State:
         if row.topic_id not in self.topics_by_id:
             return False
         key = queue_key(row.topic_id, row.queue)
-        self.next[key] = row.first_queue_offset + row.records
+        following = row.first_queue_offset + row.records
+        if self.lags is not None:
+            self.lags.stored(key, following - self.next.get(key, 0))
+        self.next[key] = following
         if row.flags & EXPIRING:
             self.expiring.add(row.topic_id)
         self.retrying.arrived(key, row.records)
