@@ -137,6 +137,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, _text("Address it listens on.")] = "127.0.0.1"
     port: Annotated[int, _count(0, "Port for clients; 0 takes any free one.", 65535)] = 9611
     metrics_port: Annotated[int, _count(0, "Port for metrics and health; 0 takes any free one.", 65535)] = 9690
+    metrics_series_max: Annotated[
+        int, _count(0, "Topics, and groups, that /metrics shows one by one; /metrics/detail has all of them.", 10_000)
+    ] = 100
     telnet_port: (
         Annotated[int, _count(0, "Port for a person with telnet; 0 takes any free one, none is off.", 65535)] | None
     ) = 9612

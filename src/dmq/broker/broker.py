@@ -22,6 +22,7 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.groups import Groups
 from dmq.broker.delivery.reader import Reader
 from dmq.broker.journal.journal import Journal
+from dmq.broker.journal.journal_times import JournalTimes
 from dmq.broker.maintenance import Audience, Maintenance
 from dmq.broker.publish.publisher import Publisher
 from dmq.broker.publish.rate_limits import RateLimits
@@ -48,6 +49,7 @@ log = EventLog(__name__)
 _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
 _CATCH_UP_SECONDS: Final = 1.0  # no client is late so long after we stood still
+_CATCH_UP_PAIRS: Final = 500  # of topic and group, in a tick: about a millisecond
 
 
 class Broker:
@@ -98,10 +100,12 @@ class Broker:
             dead_letters=self.dead_letters,
         )
         self.maintenance = Maintenance(runtime.readiness, self.channels, audience)
-        catalog.listeners += [self.channels, self.limits]
+        catalog.listeners += [self.channels, self.limits, self.publisher]
         self.channels.on_dead_letters = self.dead_letters.drain.wake
         self.writer.on_visible = self.channels.visible
         self.writer.on_failed = self._store_failed
+        self.times = JournalTimes()
+        self.started_ms = clock.now_ms()
         self.failed = asyncio.Event()
         self.stop_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -128,6 +132,9 @@ class Broker:
         if self._ticked_at >= self._clients_at:
             self.channels.tick(now_ms)
         self.arrivals.wake()
+        self.times.mark(self.queries.end, now_ms)
+        if (lags := self.queries.lags).is_behind:
+            lags.catch_up(_CATCH_UP_PAIRS)
 
     async def stop(self, drain_seconds: float) -> None:
         """Tell clients, finish what is under way, close the store."""

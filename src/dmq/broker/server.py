@@ -18,13 +18,13 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
 from dmq.broker.dead_letters.letter_thread import open_letters
 from dmq.broker.diagnostics.disk_report import disk_refusal
-from dmq.broker.diagnostics.metrics import exposition
+from dmq.broker.diagnostics.exposition import Exposition
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
 from dmq.broker.runtime.address import check_address
@@ -35,7 +35,7 @@ from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import BrokerStopping, StoreFailed
 from dmq.event_log import EventLog, tell_suppressed
-from dmq.net.pages import Page, PageServer
+from dmq.net.pages import MakePage, Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings
 from dmq.storage.files import Files, OsFiles
@@ -53,6 +53,7 @@ _SWEEP_SECONDS = 1.0
 # A writer thread beside a busy loop waits for the interpreter's lock; a shorter turn lets it in sooner.
 _SWITCH_SECONDS = 1e-4
 _NO_BROKER = Page("no broker\n", 503)
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class BrokerServer:
@@ -85,6 +86,7 @@ class BrokerServer:
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
         self._pages: list[PageServer] = []
+        self._exposition: Exposition | None = None
         self.port = 0
         self.metrics_port = 0
         self.status_port = 0
@@ -171,14 +173,19 @@ class BrokerServer:
         settings = self._settings.broker
         host, self.port = await self._server.listen(settings.host, settings.port)
         self.dispatcher.address = f"{host}:{self.port}"
-        pages = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        pages: dict[str, MakePage] = {
+            "/metrics": self._metrics,
+            "/metrics/detail": self._metrics_detail,
+            "/healthz": lambda _: self._health(),
+            "/readyz": lambda _: self._readiness(),
+        }
         self.metrics_port = await self._serve_pages(settings.metrics_port, pages)
         if settings.telnet_port is not None:
             self.telnet_port = await self._telnet.listen(settings.host, settings.telnet_port)
         if self._status_port is not None:
             page = StatusPage(lambda: self.broker)
             self.status_port = await self._serve_pages(
-                self._status_port, {"/": lambda: Page(page(), kind="text/html; charset=utf-8")}
+                self._status_port, {"/": lambda _: Page(page(), kind="text/html; charset=utf-8")}
             )
 
     def _settled_letters(self) -> Callable[[], DeadLetterStore]:
@@ -196,15 +203,27 @@ class BrokerServer:
             url = default_url(settings.data)
         return lambda: open_letters(url)
 
-    async def _serve_pages(self, port: int, pages: dict[str, Callable[[], Page]]) -> int:
+    async def _serve_pages(self, port: int, pages: dict[str, MakePage]) -> int:
         server = PageServer(pages)
         in_force = await server.listen(self._settings.broker.host, port)
         self._pages.append(server)
         return in_force
 
-    def _metrics(self) -> Page:
+    async def _metrics(self, asked: Mapping[str, str]) -> Page:
+        exposition = self._exposition_now()
+        return _NO_BROKER if exposition is None else Page(await exposition.metrics(), kind=_METRICS)
+
+    async def _metrics_detail(self, asked: Mapping[str, str]) -> Page:
+        exposition = self._exposition_now()
+        return _NO_BROKER if exposition is None else Page(await exposition.detail(asked), kind=_METRICS)
+
+    def _exposition_now(self) -> Exposition | None:
         broker = self.dispatcher.broker
-        return _NO_BROKER if broker is None else Page(exposition(broker))
+        if broker is None:
+            return None
+        if self._exposition is None or self._exposition.broker is not broker:
+            self._exposition = Exposition(broker)
+        return self._exposition
 
     def _health(self) -> Page:
         broker = self.dispatcher.broker

@@ -6,13 +6,15 @@ What always holds: a request is at most 8 KiB and must arrive within a few secon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, NamedTuple
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
 
-from dmq.errors import DMQError
+from dmq.errors import DMQError, InvalidRequest
 from dmq.net.server import translate_listen_error
 
-__all__ = ["Page", "PageServer"]
+__all__ = ["MakePage", "Page", "PageServer"]
 
 _REQUEST_BYTES_MAX: Final = 8192
 _REQUEST_SECONDS: Final = 5.0
@@ -27,10 +29,14 @@ class Page(NamedTuple):
     kind: str = "text/plain; charset=utf-8"
 
 
+# Takes what stands behind the question mark.
+MakePage: TypeAlias = Callable[[Mapping[str, str]], Page | Awaitable[Page]]
+
+
 class PageServer:
     """Serves functions as pages, by path."""
 
-    def __init__(self, pages: dict[str, Callable[[], Page]]) -> None:
+    def __init__(self, pages: dict[str, MakePage]) -> None:
         self._pages = pages
         self._server: asyncio.Server | None = None
 
@@ -50,7 +56,7 @@ class PageServer:
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                page = self._page(head)
+                page = await self._page(head)
                 body = page.text.encode()
                 size = len(body)
                 if head.startswith(b"HEAD "):
@@ -67,17 +73,21 @@ class PageServer:
         finally:
             writer.close()
 
-    def _page(self, head: bytes) -> Page:
+    async def _page(self, head: bytes) -> Page:
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3:
             return Page("this is an HTTP page\n", 400)
         if words[0] not in (b"GET", b"HEAD"):
             return Page("only GET is answered here\n", 405)
-        make = self._pages.get(words[1].split(b"?", 1)[0].decode("latin-1"))
+        path, _, query = words[1].decode("latin-1").partition("?")
+        make = self._pages.get(path)
         if make is None:
             return Page("there is no such page: " + ", ".join(sorted(self._pages)) + "\n", 404)
         try:
-            return make()
+            made = make(dict(parse_qsl(query)))
+            return await made if inspect.isawaitable(made) else made
+        except InvalidRequest as error:
+            return Page(f"{error.message}\n", 400)
         except DMQError as error:
             return Page(f"{error.message}\n", 503)
 

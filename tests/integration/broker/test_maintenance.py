@@ -74,7 +74,7 @@ def test_a_consumer_settles_what_it_has_and_gets_more_when_the_broker_is_back() 
         assert admin.drain().out == 1
         first.ack()
         eventually(lambda: admin.drain_progress().is_idle)
-        assert broker.broker.channels.open["orders", "g"].delivered == 1, "nothing is handed out any more"
+        assert broker.broker.channels.open["orders", "g"].traffic.delivered == 1, "nothing is handed out any more"
         admin.undrain()
         bodies = {first.body}
         for _ in range(2):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 from dmq.broker.delivery.bitmap import Ranges, full, lowest
@@ -27,11 +28,13 @@ from dmq.broker.delivery.lease import Holder, Lease
 from dmq.broker.delivery.origin import origins_of, read_origins
 from dmq.broker.delivery.queue_selection import RETRY_QUEUES, QueueSelection
 from dmq.broker.delivery.waiters import ConsumedWatch, Demand, Handed, Lengths, Subscriber, WaitingPull, Watches
+from dmq.broker.runtime.histogram import Histogram
 from dmq.errors import Busy, Damaged, DMQError, LeaseLost, OffsetGone
 from dmq.event_log import EventLog
 from dmq.offset_runs import mask_runs
 from dmq.protocol.consume import Outcome as Verdict
 from dmq.protocol.consume import Settlement
+from dmq.records.layout import SEND_TIME_AT, STORE_TIME_AT
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Slice, TagFilter
 from dmq.storage.state.events import Outcome, Settled
@@ -54,6 +57,8 @@ _DOOMED_BATCH: Final = 1024
 _DOOMED_ROUNDS: Final = 8
 _NOBODY: Final = Holder("")
 _OTHERS_MS: Final = 1000  # so long a member that let a lease run out does not get its messages again if others may
+# Of a record: when it was sent, and how much later it was stored.
+_TIMES: Final = Struct(f">q{STORE_TIME_AT - SEND_TIME_AT - 8}xI")
 
 
 class Failure(NamedTuple):
@@ -87,6 +92,16 @@ class FailureMover(Protocol):
         ...
 
 
+class Traffic:
+    """What was handed out and what became of it, of one channel or of all."""
+
+    __slots__ = ("acked", "dead", "delivered", "delivered_bytes", "redelivered", "retried")
+
+    def __init__(self) -> None:
+        self.delivered = self.delivered_bytes = self.redelivered = 0
+        self.acked = self.retried = self.dead = 0
+
+
 class ChannelParts(NamedTuple):
     """What all channels of a broker share.
 
@@ -98,6 +113,8 @@ class ChannelParts(NamedTuple):
         doubt: has a client asked for a sign of life; returns by when that must have come.
         look: how many index entries a filter looks at for one hand-out.
         look_turn: so many in one turn of the loop; then other channels have theirs.
+        traffic: of all channels.
+        waits: how long messages lay in the journal before they were handed out for the first time.
     """
 
     queries: Queries
@@ -110,6 +127,8 @@ class ChannelParts(NamedTuple):
     doubt: Callable[[Pulse, int], int] = lambda pulse, now_ms: 0
     look: int = LOOK
     look_turn: int = LOOK_TURN
+    traffic: Traffic = Traffic()
+    waits: Histogram = Histogram()
 
 
 class Channel:
@@ -121,7 +140,7 @@ class Channel:
         retry_topic: None before the first failure.
     """
 
-    def __init__(self, topic: Topic, group: Group, parts: ChannelParts) -> None:
+    def __init__(self, topic: Topic, group: Group, parts: ChannelParts, traffic: Traffic | None = None) -> None:
         self.topic = topic
         self.group = group
         self._parts = parts
@@ -136,10 +155,7 @@ class Channel:
         self._pulls: deque[WaitingPull] = deque()
         self.watches = Watches(parts.pulls_waiting_max)
         self.idle_since_ms: int | None = None
-        self.delivered = 0
-        self.acked = 0
-        self.retried = 0
-        self.dead = 0
+        self.traffic = traffic or Traffic()
         self._dooming = 0  # messages that were about to go out and became dead letters instead
         for queue in range(topic.config.queues):
             self.selection.mark(queue)
@@ -250,7 +266,7 @@ class Channel:
             if tags is not None:
                 self._count_look(proposal.stop - proposal.start)
             if handed is not None:
-                self.delivered += len(handed.lengths)
+                self._count_delivered(handed, now_ms)
                 return handed
             if self._dooming != dead:
                 rounds += 1
@@ -259,6 +275,26 @@ class Channel:
                     self.selection.unmark(queue)
                     return None
         return None
+
+    def _count_delivered(self, handed: Handed, now_ms: int) -> None:
+        count, is_again = len(handed.lengths), handed.lease.attempt > 1
+        for traffic in (self.traffic, self._parts.traffic):
+            traffic.delivered += count
+            traffic.delivered_bytes += handed.size
+            if is_again:
+                traffic.redelivered += count
+        if not is_again:
+            # All of them are taken to have waited as long as the first.
+            sent_at_ms, stored_after_ms = _TIMES.unpack_from(handed.pieces[0], SEND_TIME_AT)
+            self._parts.waits.observe(max(0, now_ms - sent_at_ms - stored_after_ms) / 1000, count)
+
+    def count_moved(self, count: int, *, is_dead: bool) -> None:
+        """Messages that failed were moved, to their retry or to the dead letters."""
+        for traffic in (self.traffic, self._parts.traffic):
+            if is_dead:
+                traffic.dead += count
+            else:
+                traffic.retried += count
 
     @property
     def is_looking(self) -> bool:
@@ -506,9 +542,10 @@ class Channel:
         for event in events:
             count = int.from_bytes(event.bitmap, "little").bit_count() if event.bitmap else event.count
             if event.outcome == Outcome.ACKED:
-                self.acked += count
+                self.traffic.acked += count
+                self._parts.traffic.acked += count
             elif event.outcome == Outcome.DEAD:
-                self.dead += count
+                self.count_moved(count, is_dead=True)
         self.selection.mark(queue)
         if self.watches:
             self._tell_watches(queue, events)
@@ -626,11 +663,6 @@ class Channel:
     def take_skipped(self, now_ms: int) -> list[Settled]:
         """The events of what filters passed over, which else wait for the next thing that is settled."""
         return [event for cursor in self.cursors.values() for event in cursor.take_skipped(now_ms)]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """What happened to messages so far."""
-        return {"delivered": self.delivered, "acked": self.acked, "retried": self.retried, "dead": self.dead}
 
     @property
     def is_idle(self) -> bool:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from dmq.broker.catalog.catalog import Catalog
-from dmq.broker.delivery.channel import RETRY, Channel, ChannelParts, FailureMover
+from dmq.broker.delivery.channel import RETRY, Channel, ChannelParts, FailureMover, Traffic
 from dmq.broker.delivery.cursor import LeaseNumbers
 from dmq.broker.delivery.group import BroadcastCursors, Group, Member, Pulse, kept_subscription
 from dmq.broker.delivery.rebalance import Rebalance
 from dmq.broker.journal.journal import Journal
+from dmq.broker.runtime.histogram import Histogram
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import DMQError
 from dmq.event_log import EventLog
@@ -35,6 +35,7 @@ log = EventLog(__name__)
 
 _AGAIN_SECONDS: Final = 1.0
 _IDLE_MS: Final = 60_000
+_KEPT_MAX: Final = 100_000  # pairs of topic and group whose traffic is remembered while nobody uses them
 _PUMP_NOW_MAX: Final = 4  # groups that are served before the producer is answered
 
 
@@ -48,7 +49,8 @@ class Channels:
     Attributes:
         open: the channels in use.
         quiet: the clients that are doubted or silent.
-        ended: what channels had counted that are no longer in use.
+        traffic: of all channels, also those that are no longer in use.
+        waits: how long messages lay in the journal before they were handed out for the first time.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class Channels:
         self.on_dead_letters: Callable[[str], None] = lambda topic: None
         self.open: dict[tuple[str, str], Channel] = {}
         self.quiet: set[Pulse] = set()
-        self.ended: Counter[str] = Counter()
+        self.traffic, self.waits = Traffic(), Histogram()
+        self._kept: dict[tuple[str, str], Traffic] = {}  # of channels that are idle and may come back
         self._by_topic: dict[str, list[Channel]] = {}
         self._pumping: set[Channel] = set()
         self._broadcasts = BroadcastCursors(int(settings.broadcast_expiry_hours * 3_600_000))
@@ -82,6 +85,8 @@ class Channels:
             pulls_waiting_max=settings.pulls_waiting_max,
             lease_ms=int(settings.lease_seconds * 1000),
             doubt=self._doubt,
+            traffic=self.traffic,
+            waits=self.waits,
         )
 
     # --- channels ---------------------------------------------------------------------------------------------------
@@ -96,7 +101,7 @@ class Channels:
         if found is not None:
             self._forget_topic(topic.name)  # an earlier incarnation
         members = Group(group, topic.name, kept_subscription(self.queries, group, topic.id))
-        made = Channel(topic, members, self._parts)
+        made = Channel(topic, members, self._parts, self._kept.pop((topic.name, group), None))
         retries = self.queries.find_topic(retry_topic_name(group, topic.id))
         if retries is not None:
             made.set_retry_topic(retries)
@@ -118,10 +123,19 @@ class Channels:
             if error is not None:
                 self.open[key].end_subscriptions(error)
             self._forget(self.open[key])
+        for key in [key for key in self._kept if key[1] == group and topic in ("", key[0])]:
+            del self._kept[key]
 
     def _forget_topic(self, name: str) -> None:
         for channel in self.of_topic(name):
             self._forget(channel)
+        for key in [key for key in self._kept if key[0] == name]:
+            del self._kept[key]
+
+    def traffic_of(self, topic: str, group: str) -> Traffic | None:
+        """What a group was handed out of a topic since the broker started; None if it consumed nothing."""
+        live = self.open.get((topic, group))
+        return self._kept.get((topic, group)) if live is None else live.traffic
 
     def _forget(self, channel: Channel) -> None:
         name = channel.topic.name
@@ -130,7 +144,6 @@ class Channels:
         if not self._by_topic[name]:
             del self._by_topic[name]
         self._pumping.discard(channel)
-        self.ended.update(channel.counts)
         channel.close()
 
     def topic_changed(self, topic: Topic) -> None:
@@ -309,6 +322,8 @@ class Channels:
         elif now_ms - channel.idle_since_ms > _IDLE_MS:
             self.writer.write_soon(channel.take_skipped(now_ms))
             self._forget(channel)
+            if len(self._kept) < _KEPT_MAX:
+                self._kept[channel.topic.name, channel.group.name] = channel.traffic
 
     def write_skipped(self) -> None:
         """Write what filters passed over: the broker stops."""

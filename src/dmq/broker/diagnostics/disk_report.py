@@ -64,10 +64,11 @@ def disk_warnings(broker: Broker) -> list[str]:
 
 def dropped_by_group(broker: Broker) -> dict[tuple[str, str], int]:
     """Messages that retention dropped before a group had consumed them, by topic and group, since the start."""
-    names = {topic.id: topic.name for topic in broker.store.queries.topics()}
+    find = broker.store.queries.topic_by_id
     found: dict[tuple[str, str], int] = {}
     for hold, count in broker.store.retention.losses.items():
-        key = names.get(hold.topic_id, "?"), hold.group
+        topic = find(hold.topic_id)
+        key = "?" if topic is None else topic.name, hold.group
         found[key] = found.get(key, 0) + count
     return found
 

@@ -1,15 +1,170 @@
-"""What a broker counts and measures, for STATS and the status page, and in Prometheus' text format.
+"""What a broker counts and measures: the figures of STATS and the status page, and what Prometheus calls them.
 
-What always holds: what counts up never falls while the broker runs.
+`FIGURES` and `SERIES` are the whole list, with a sentence for each; docs/guide/monitoring.md is checked against it.
+
+What always holds: what counts up never falls while the broker runs; no figure is had by looking at every group.
 """
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 from dmq.broker.broker import Broker
-from dmq.broker.diagnostics.disk_report import disk_figures, dropped_by_group
+from dmq.broker.diagnostics.disk_report import disk_figures
 from dmq.broker.maintenance import Audience
 
-__all__ = ["exposition", "lags", "numbers"]
+__all__ = ["FIGURES", "SERIES", "Metric", "lags", "numbers"]
+
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+HISTOGRAM: Final = "histogram"
+
+
+class Metric(NamedTuple):
+    """A metric as Prometheus knows it."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+# By the name of a figure of STATS.
+FIGURES: Final[dict[str, Metric]] = {
+    key: Metric(name, COUNTER if name.endswith("_total") else GAUGE, text)
+    for key, name, text in (
+        ("broker_connections", "dmq_connections_total", "Connections that clients opened."),
+        ("broker_requests", "dmq_requests_total", "Requests of clients."),
+        ("broker_errors", "dmq_request_errors_total", "Requests that were answered with an error."),
+        ("broker_sessions", "dmq_clients", "Clients that are connected."),
+        ("broker_messages_in", "dmq_produced_messages_total", "Messages stored for producers."),
+        ("broker_bytes_in", "dmq_produced_bytes_total", "Bytes of the records stored for producers."),
+        ("broker_duplicates", "dmq_produced_duplicate_batches_total", "Batches that were sent again and stored once."),
+        ("broker_limited", "dmq_limited_messages_total", "Messages over a rate limit."),
+        ("broker_waiting_bytes", "dmq_write_queue_bytes", "Bytes of requests that are not written and flushed yet."),
+        ("broker_flushes", "dmq_journal_flushes_total", "Flushes of the journal to the disk."),
+        ("broker_units", "dmq_journal_units_total", "Units appended to the journal."),
+        ("broker_out", "dmq_leased_messages", "Messages that consumers have and have not settled."),
+        ("broker_delivered", "dmq_delivered_messages_total", "Messages handed to consumers, each attempt counted."),
+        ("broker_delivered_bytes", "dmq_delivered_bytes_total", "Bytes of the records handed to consumers."),
+        (
+            "broker_redelivered",
+            "dmq_redelivered_messages_total",
+            "Messages handed out not for the first time.",
+        ),
+        ("broker_acked", "dmq_acked_messages_total", "Messages that consumers acked."),
+        ("broker_retried", "dmq_retried_messages_total", "Messages that failed and wait for another attempt."),
+        ("broker_dead", "dmq_dead_letter_messages_total", "Messages that became dead letters."),
+        (
+            "broker_members_silent",
+            "dmq_silent_members",
+            "Members that give no sign of life.",
+        ),
+        ("broker_groups", "dmq_groups", "Consumer groups, each broadcast member counted."),
+        ("broker_group_pairs", "dmq_group_topics", "Pairs of a topic and a group that consumes it."),
+        ("broker_lag", "dmq_lag_messages", "Messages not consumed yet, the lags of all groups added up."),
+        ("broker_delays_fired", "dmq_delays_fired_total", "Delayed messages that were due and delivered."),
+        ("broker_delays_cancelled", "dmq_delays_cancelled_total", "Delayed messages that were cancelled."),
+        ("broker_delays_dead", "dmq_delays_dead_total", "Delayed messages that became dead letters."),
+        ("broker_delays_unreadable", "dmq_delays_unreadable_total", "Delayed messages that could not be read."),
+        ("broker_transactions_committed", "dmq_transactions_committed_total", "Transactions committed."),
+        (
+            "broker_transactions_rolled_back",
+            "dmq_transactions_rolled_back_total",
+            "Transactions rolled back.",
+        ),
+        (
+            "broker_transactions_given_up",
+            "dmq_transactions_given_up_total",
+            "Transactions of unknown outcome.",
+        ),
+        (
+            "broker_transactions_checked",
+            "dmq_transactions_checked_total",
+            "Questions to producers.",
+        ),
+        ("broker_dead_letters_drained", "dmq_dead_letters_drained_total", "Dead letters written to their database."),
+        (
+            "broker_dead_letters_taken",
+            "dmq_dead_letters_taken_total",
+            "Refused messages kept as dead letters.",
+        ),
+        (
+            "broker_dead_letters_turned_away",
+            "dmq_dead_letters_turned_away_total",
+            "Refused messages not kept.",
+        ),
+        ("broker_dead_letters_resent", "dmq_dead_letters_resent_total", "Dead letters sent again."),
+        ("broker_dead_letters_deleted", "dmq_dead_letters_deleted_total", "Dead letters that were deleted."),
+        ("broker_dead_letters_failures", "dmq_dead_letters_failures_total", "Calls of their database that failed."),
+        (
+            "broker_dead_letters_waiting",
+            "dmq_dead_letters_waiting",
+            "Dead letters not in their database yet.",
+        ),
+        ("broker_dead_letters_refused", "dmq_dead_letters_refused", "Dead letters that their database refuses."),
+        (
+            "broker_dead_letters_database_down",
+            "dmq_dead_letters_database_down",
+            "1 while it cannot be used.",
+        ),
+        ("store_journal_start", "dmq_journal_start_bytes", "Journal offset of the oldest byte that is kept."),
+        ("store_journal_end", "dmq_journal_end_bytes", "Journal offset of the next byte to be written."),
+        ("store_visible", "dmq_journal_visible_bytes", "Journal offset up to which consumers may see."),
+        ("store_flushed", "dmq_journal_flushed_bytes", "Journal offset up to which everything is on the disk."),
+        ("store_archived", "dmq_journal_archived_bytes", "Journal offset up to which everything is in the archive."),
+        ("store_epoch", "dmq_epoch", "Epoch of the broker, one more with each start."),
+        ("store_segments", "dmq_journal_segments", "Segments of the journal."),
+        ("store_topics", "dmq_topics", "Topics, those of DMQ itself included."),
+        ("store_queues", "dmq_queues", "Queues that have had messages."),
+        ("store_producers", "dmq_producers", "Producers whose sequence numbers are remembered."),
+        ("store_transactions", "dmq_transactions_open", "Transactions that are neither committed nor rolled back."),
+        ("store_delays", "dmq_delays_pending", "Delayed messages that are not due yet."),
+        ("store_damage", "dmq_journal_damaged_ranges", "Ranges of the journal that cannot be read."),
+        ("store_refusing", "dmq_store_refusing", "1 while the disk is too full to take messages."),
+        ("disk_used_ratio", "dmq_disk_used_ratio", "Share of the disk in use, as df counts it."),
+        ("disk_used_bytes", "dmq_disk_used_bytes", "Bytes of the disk in use."),
+        ("disk_available_bytes", "dmq_disk_available_bytes", "Bytes of the disk that are free for the broker."),
+        ("disk_ballast_bytes", "dmq_disk_ballast_bytes", "Bytes kept back for a disk that is full."),
+        ("disk_refusing", "dmq_disk_refusing", "1 while the disk is too full to take messages."),
+        ("retention_held_bytes", "dmq_retention_held_bytes", "Bytes past the retention, kept for groups."),
+        ("retention_dropped_messages", "dmq_retention_dropped_messages_total", "Messages that retention dropped."),
+        (
+            "retention_dropped_unconsumed_messages",
+            "dmq_retention_dropped_unconsumed_messages_total",
+            "Of those, messages that a group had not consumed, counted for each group.",
+        ),
+        ("store_failed", "dmq_store_failed", "1 once the disk refused a flush and nothing is written any more."),
+    )
+}
+
+TOPIC: Final = ("topic",)
+GROUP: Final = ("topic", "group")
+SERIES: Final[dict[str, Metric]] = {
+    metric.name: metric
+    for metric in (
+        Metric("dmq_build_info", GAUGE, "Always 1; what runs stands in the labels.", ("version", "python", "loop")),
+        Metric("dmq_start_time_seconds", GAUGE, "When the broker was started, in seconds since 1970."),
+        Metric("dmq_produce_seconds", HISTOGRAM, "Time from a request to store messages until its answer."),
+        Metric("dmq_delivery_seconds", HISTOGRAM, "Time from when a message was stored until it was first handed out."),
+        Metric("dmq_series_hidden", GAUGE, "Topics and groups that only /metrics/detail shows.", ("of",)),
+        Metric("dmq_topic_produced_messages_total", COUNTER, "Messages stored for producers.", TOPIC),
+        Metric("dmq_topic_produced_bytes_total", COUNTER, "Bytes of the records stored for producers.", TOPIC),
+        Metric("dmq_topic_kept_messages", GAUGE, "Messages that the journal still has.", TOPIC),
+        Metric("dmq_group_lag_messages", GAUGE, "Messages the group has not consumed yet.", GROUP),
+        Metric("dmq_group_oldest_age_seconds", GAUGE, "Age of the oldest message not consumed yet; 0 if none.", GROUP),
+        Metric("dmq_group_dropped_messages_total", COUNTER, "Messages dropped before the group consumed them.", GROUP),
+        Metric("dmq_group_members", GAUGE, "Consumers that take part.", GROUP),
+        Metric("dmq_group_leased_messages", GAUGE, "Messages its consumers have and have not settled.", GROUP),
+        Metric("dmq_group_retrying_messages", GAUGE, "Messages that failed and wait for another attempt.", GROUP),
+        Metric("dmq_group_delivered_messages_total", COUNTER, "Messages handed out, each attempt counted.", GROUP),
+        Metric("dmq_group_delivered_bytes_total", COUNTER, "Bytes of the records handed out.", GROUP),
+        Metric("dmq_group_redelivered_messages_total", COUNTER, "Of those, not for the first time.", GROUP),
+        Metric("dmq_group_acked_messages_total", COUNTER, "Messages acked.", GROUP),
+        Metric("dmq_group_retried_messages_total", COUNTER, "Messages that failed and were to be tried again.", GROUP),
+        Metric("dmq_group_dead_letter_messages_total", COUNTER, "Messages that became dead letters.", GROUP),
+    )
+}
 
 
 def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
@@ -18,7 +173,8 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
     values["broker_sessions"] = len(audience)
     if broker is None:
         return values
-    publisher, writer, channels = broker.publisher, broker.writer, broker.channels
+    publisher, writer, channels, lag_table = broker.publisher, broker.writer, broker.channels, broker.queries.lags
+    traffic = channels.traffic
     values |= {
         "broker_messages_in": publisher.messages_in,
         "broker_bytes_in": publisher.bytes_in,
@@ -29,11 +185,18 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
         "broker_units": writer.units,
         "broker_out": channels.out,
         "broker_members_silent": len(channels.silent),
+        "broker_delivered": traffic.delivered,
+        "broker_delivered_bytes": traffic.delivered_bytes,
+        "broker_redelivered": traffic.redelivered,
+        "broker_acked": traffic.acked,
+        "broker_retried": traffic.retried,
+        "broker_dead": traffic.dead,
+        "broker_groups": broker.queries.group_count,
+        "broker_group_pairs": len(lag_table),
+        "broker_lag": lag_table.total(),
     }
     values |= {f"store_{name}": float(value) for name, value in broker.store.stats().items()}
     values |= disk_figures(broker)
-    for name in ("delivered", "acked", "dead"):
-        values[f"broker_{name}"] = channels.ended[name] + sum(one.counts[name] for one in channels.open.values())
     values |= {f"broker_{name}": value for name, value in broker.dead_letters.figures().items()}
     values |= {f"broker_{name}": value for name, value in broker.delays.figures().items()}
     values |= {f"broker_{name}": value for name, value in broker.transactions.figures().items()}
@@ -42,73 +205,10 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
 
 def lags(broker: Broker) -> dict[tuple[str, str], int]:
     """How much each group has not settled, by topic and group, whether its consumers are there or not."""
-    queries = broker.store.queries
-    names = {topic.id: topic.name for topic in queries.topics()}
+    queries, table = broker.queries, broker.queries.lags
     found: dict[tuple[str, str], int] = {}
-    for group in queries.groups():
-        for (topic_id, queue), position in queries.positions_of(group).items():
-            if topic_id in names:
-                first, following = queries.bounds(names[topic_id], queue)
-                settled = sum(end - max(start, first) for start, end in position.ranges if end > first)
-                key = (names[topic_id], group)
-                found[key] = found.get(key, 0) + max(following - max(position.floor, first) - settled, 0)
+    for pair in table:
+        topic = queries.topic_by_id(pair.topic_id)
+        if topic is not None:
+            found[topic.name, pair.group] = table.of(pair)
     return found | {key: channel.lag() for key, channel in broker.channels.open.items()}
-
-
-_COUNTERS = frozenset(
-    f"broker_{name}"
-    for name in (
-        "connections",
-        "requests",
-        "errors",
-        "messages_in",
-        "bytes_in",
-        "duplicates",
-        "limited",
-        "flushes",
-        "units",
-        "delivered",
-        "acked",
-        "dead",
-        "delays_fired",
-        "delays_cancelled",
-        "delays_dead",
-        "delays_unreadable",
-        "transactions_committed",
-        "transactions_rolled_back",
-        "transactions_given_up",
-        "transactions_checked",
-        "dead_letters_drained",
-        "dead_letters_taken",
-        "dead_letters_turned_away",
-        "dead_letters_resent",
-        "dead_letters_deleted",
-        "dead_letters_failures",
-    )
-) | {"retention_dropped_messages", "retention_dropped_unconsumed_messages"}
-
-
-def exposition(broker: Broker) -> str:
-    """Everything `numbers` has, and the lag of every group, whether its consumers are there or not."""
-    lines: list[str] = []
-    for name, value in sorted(numbers(broker.audience, broker).items()):
-        is_counter = name in _COUNTERS
-        full = f"dmq_{name}_total" if is_counter else f"dmq_{name}"
-        lines += [f"# TYPE {full} {'counter' if is_counter else 'gauge'}", f"{full} {_number(value)}"]
-    lines.append("# TYPE dmq_group_lag gauge")
-    for (topic, group), lag in sorted(lags(broker).items()):
-        labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
-        lines.append(f"dmq_group_lag{{{labels}}} {lag}")
-    lines.append("# TYPE dmq_group_dropped_messages_total counter")
-    for (topic, group), count in sorted(dropped_by_group(broker).items()):
-        labels = f'topic="{_escaped(topic)}",group="{_escaped(group)}"'
-        lines.append(f"dmq_group_dropped_messages_total{{{labels}}} {count}")
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -2,5 +2,5 @@
 
 In reading order: `journal` (all of it in one struct), `writer` (appends what all clients submitted in one turn as one
 unit), `disk_threads` (flushes), `disk_reads` (questions that may need the disk), `arrivals` (waiting for the journal to
-grow).
+grow), `journal_times` (when it had reached an offset).
 """

@@ -23,6 +23,7 @@ from typing import Final
 
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
+from dmq.broker.runtime.histogram import Histogram
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, StorageError
 from dmq.event_log import EventLog
@@ -145,6 +146,7 @@ class JournalWriter:
         self._flushing = False
         self._checkpointing = False
         self._failed = False
+        self._requests = 0  # of the turn that gathers
         self.is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -155,6 +157,9 @@ class JournalWriter:
         self._quick_flushes = 0
         self.flushes = 0
         self.units = 0
+        self.waits = Histogram()  # of requests, from when they were taken until they are answered
+        self._turn_began = 0.0
+        self._answering: deque[tuple[int, float, int]] = deque()  # where a turn ends, when it began, its requests
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -188,8 +193,10 @@ class JournalWriter:
             )
         self.waiting_bytes += size
         self._submitted.append(submission)
+        self._requests += size > 0
         if not self._turn_planned:
             self._turn_planned = True
+            self._turn_began = self._clock.monotonic()
             self._idle.clear()
             self._loop.call_soon(self._turn)
 
@@ -270,6 +277,9 @@ class JournalWriter:
                 asked = [s for s in submitted if s.durability is durability]
                 if asked:
                     self._write_asked(asked, durability)
+            if self._requests:
+                self._answering.append((self.store.queries.end, self._turn_began, self._requests))
+                self._requests = 0
             self._advance()
         finally:
             self._outbox.release()
@@ -415,6 +425,12 @@ class JournalWriter:
                 if placement.topic:
                     touched.add((placement.topic, placement.queue))
             self._end(submission, placements, None)
+        answering = self._answering
+        if answering and answering[0][0] <= visible:
+            now = self._clock.monotonic()
+            while answering and answering[0][0] <= visible:
+                _, began, requests = answering.popleft()
+                self.waits.observe(now - began, requests)
         if touched:
             self._arrivals.wake()
             self.on_visible(touched)

@@ -132,8 +132,14 @@ class PublishRequest(Submission):
         if placement.duplicate:
             publisher.duplicates += 1
         else:
+            size = self.size - _BATCH_BYTES
             publisher.messages_in += placement.count
-            publisher.bytes_in += self.size - _BATCH_BYTES
+            publisher.bytes_in += size
+            counts = publisher.by_topic.get(asked.topic)
+            if counts is None:
+                counts = publisher.by_topic[asked.topic] = [0, 0]
+            counts[0] += placement.count
+            counts[1] += size
         if asked.flags & _ASIDE:
             if asked.flags & _HALF:
                 publisher._transactions.opened(self._half_ids)
@@ -153,6 +159,7 @@ class Publisher:
 
     Attributes:
         messages_in, bytes_in: what was stored.
+        by_topic: the same by topic, messages and bytes.
         duplicates: batches that were stored before.
     """
 
@@ -182,7 +189,15 @@ class Publisher:
         self._keeps_failed = channels.settings.dead_letter_store_failures
         self.messages_in = 0
         self.bytes_in = 0
+        self.by_topic: dict[str, list[int]] = {}
         self.duplicates = 0
+
+    def topic_changed(self, topic: Topic) -> None:
+        """Nothing that is counted depends on the settings of a topic."""
+
+    def topic_deleted(self, name: str, error: DMQError) -> None:
+        """What was counted for it is gone with it."""
+        self.by_topic.pop(name, None)
 
     def publish(self, request: PublishRequest, done: Published) -> None:
         """Store a batch.

@@ -127,8 +127,8 @@ class Loads:
             move.cursor.conclude(move.entry, now_ms, None if error is None else now_ms + _AGAIN_MS)
             if error is None:
                 if move.is_dead:
-                    channel.dead += move.messages
+                    channel.count_moved(move.messages, is_dead=True)
                 else:
-                    channel.retried += move.messages
+                    channel.count_moved(move.messages, is_dead=False)
             channel.selection.mark(move.key)
             channel.pump_soon()

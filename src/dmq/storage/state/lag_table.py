@@ -70,6 +70,7 @@ class LagTable:
         self._topic_slots = array("q")  # by slot
         self._stored = array("q")  # by topic slot: the sum of the next offsets of its queues
         self._topics: dict[int, int] = {}  # topic slots by topic id
+        self._topic_ids = array("q")  # by topic slot
         self._topics_free: list[int] = []
         self._groups: dict[int, dict[str, int]] = {}  # slots by topic id and group
         self._behind: dict[Pair, None] = {}
@@ -111,7 +112,7 @@ class LagTable:
         if not groups:
             self._groups.pop(topic_id, None)
         if group is None and (topic_slot := self._topics.pop(topic_id, None)) is not None:
-            self._stored[topic_slot] = 0
+            self._stored[topic_slot] = self._topic_ids[topic_slot] = 0
             self._topics_free.append(topic_slot)
 
     def begun_at(self, firsts: Mapping[int, int]) -> None:
@@ -133,6 +134,19 @@ class LagTable:
             self._passed[self._slots[pair]] = self._recount(pair)
 
     # --- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> list[Pair | None]:
+        """The pairs, each in the place it keeps for life; places of pairs that are gone are None, and given again."""
+        return self._pairs
+
+    @property
+    def topic_slots(self) -> array[int]:
+        """The same for topics, by id; 0 for a place that is free."""
+        return self._topic_ids
+
+    def __contains__(self, pair: object) -> bool:
+        return pair in self._slots
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -164,6 +178,13 @@ class LagTable:
         ordered = slots[np.argsort(-lags[slots], kind="stable")].tolist()
         return [pair for slot in ordered if (pair := self._pairs[slot]) is not None]
 
+    def fullest(self, count: int) -> list[int]:
+        """The ids of the topics whose queues have given out the most offsets, the most first."""
+        stored = np.frombuffer(self._stored, np.int64)
+        slots = np.argsort(-stored, kind="stable") if len(stored) <= count else np.argpartition(-stored, count)[:count]
+        ids = [self._topic_ids[slot] for slot in slots[np.argsort(-stored[slots], kind="stable")].tolist()]
+        return [topic_id for topic_id in ids if topic_id]
+
     def recount(self) -> dict[Pair, int]:
         """The same lags, by looking at every position: for tests."""
         return {pair: self.stored_in(pair.topic_id) - self._recount(pair) for pair in self._slots}
@@ -184,6 +205,8 @@ class LagTable:
         else:
             slot = len(self._stored)
             self._stored.append(0)
+            self._topic_ids.append(0)
+        self._topic_ids[slot] = topic_id
         self._topics[topic_id] = slot
         return slot
 
