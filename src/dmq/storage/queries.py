@@ -155,6 +155,12 @@ class Queries:
         """All topics, the built-in ones included."""
         return sorted(self.derived.state.topics.values(), key=lambda topic: topic.name)
 
+    @property
+    def topics_version(self) -> tuple[int, int, int]:
+        """Another one whenever a topic was created or deleted, or has other settings."""
+        state = self.derived.state
+        return id(state), state.next_topic_id, state.topic_changes
+
     def find_topic(self, name: str) -> Topic | None:
         """The topic of a name, if there is one."""
         return self.derived.state.topics.get(name)
@@ -203,6 +209,12 @@ class Queries:
             first = max(first, position.floor)
             following -= sum(end - start for start, end in position.ranges)
         return state.retrying.waiting(key) + max(0, following - first)
+
+    def retrying_all(self, group: str, topic: Topic) -> int:
+        """The same over all queues of a topic."""
+        if retry_topic_name(group, topic.id) not in self.derived.state.topics:
+            return 0
+        return sum(self.retrying(group, topic.id, queue) for queue in range(topic.config.queues))
 
     @property
     def topic_count(self) -> int:

@@ -12,15 +12,15 @@ from html.parser import HTMLParser
 import pytest
 
 import dmq
+from dmq.broker.diagnostics.metrics import FIGURES, SERIES
 from dmq.broker.server import BrokerServer
 from dmq.errors import NotAllowed
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing import MemoryFiles
 from dmq.testing.clock import RunningClock
+from tests.exposition_format import checked_samples
 from tests.integration.broker_thread import ServedBroker
 from tests.patience import eventually
-
-SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[0-9.e+-]+|NaN)')
 
 
 @pytest.fixture
@@ -39,53 +39,98 @@ def get(port: int, path: str) -> tuple[int, str, str]:
             return error.code, error.headers["Content-Type"], error.read().decode()
 
 
-def metrics(broker: ServedBroker) -> dict[str, float]:
+def metrics(broker: ServedBroker, path: str = "/metrics") -> dict[str, float]:
     """The samples of the metrics page, each checked for its form."""
-    status, kind, text = get(broker.server.metrics_port, "/metrics")
-    assert status == 200
-    assert kind.startswith("text/plain")
-    assert text.endswith("\n")
-    types: dict[str, str] = {}
-    samples: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, of = line.split(" ")
-            assert name not in types, f"{name} is declared twice"
-            types[name] = of
-            continue
-        found = SAMPLE.fullmatch(line)
-        assert found, line
-        name = found[1]
-        assert types[name] in ("counter", "gauge"), f"{name} has no type before it"
-        assert (types[name] == "counter") == name.endswith("_total")
-        series = line.rpartition(" ")[0]
-        assert series not in samples, f"{series} is there twice"
-        samples[series] = float(found[3])
-    return samples
+    status, kind, text = get(broker.server.metrics_port, path)
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8"), text
+    return checked_samples(text)
 
 
 def test_metrics_are_prometheus_text_and_count_what_happens(broker: ServedBroker) -> None:
     with dmq.connect(broker.url) as client:
         client.producer().send_many("orders", [dmq.Message(b"x")] * 10)
-        batch = client.consumer("orders", "billing").pull(4)
+        consumer = client.consumer("orders", "billing")
+        batch = consumer.pull(4)
         batch.ack()
-        eventually(lambda: metrics(broker)["dmq_broker_acked_total"] == len(batch))
+        eventually(lambda: metrics(broker)["dmq_lag_messages"] == 10 - len(batch))
         shown = metrics(broker)
-        assert shown["dmq_broker_messages_in_total"] == 10
-        assert shown["dmq_broker_delivered_total"] == len(batch)
-        assert shown["dmq_broker_sessions"] == 1
-        assert shown['dmq_group_lag{topic="orders",group="billing"}'] == 10 - len(batch)
-        assert shown["dmq_store_failed"] == 0
+    of = '{topic="orders",group="billing"}'
+    assert shown["dmq_produced_messages_total"] == shown['dmq_topic_produced_messages_total{topic="orders"}'] == 10
+    assert shown["dmq_produced_bytes_total"] == shown['dmq_topic_produced_bytes_total{topic="orders"}'] > 10
+    assert shown["dmq_delivered_messages_total"] == shown[f"dmq_group_delivered_messages_total{of}"] == len(batch)
+    assert shown["dmq_delivered_bytes_total"] == shown[f"dmq_group_delivered_bytes_total{of}"] > len(batch)
+    assert shown[f"dmq_group_acked_messages_total{of}"] == len(batch)
+    assert shown["dmq_clients"] == 1
+    assert shown[f"dmq_group_lag_messages{of}"] == shown["dmq_lag_messages"] == 10 - len(batch)
+    assert 0 <= shown[f"dmq_group_oldest_age_seconds{of}"] < 100
+    assert shown["dmq_store_failed"] == 0
+    assert shown["dmq_produce_seconds_count"] >= 1
+    assert shown["dmq_delivery_seconds_count"] == len(batch)
+    (build,) = [series for series in shown if series.startswith("dmq_build_info")]
+    assert f'version="{dmq.__version__}"' in build
+    assert 0 < shown["dmq_disk_used_ratio"] < 1
+
+
+def test_redeliveries_retries_and_dead_letters_are_counted_for_their_group(broker: ServedBroker) -> None:
+    with dmq.connect(broker.url) as client:
+        client.producer().send_many("orders", [dmq.Message(b"x")] * 2)
+        consumer = client.consumer("orders", "billing", ordered=True)
+        for _ in range(2):
+            next(consumer).nack(delay=0)
+        next(consumer).reject("bad")
+        eventually(lambda: metrics(broker)["dmq_dead_letter_messages_total"] == 1)
+    shown = metrics(broker)
+    of = '{topic="orders",group="billing"}'
+    assert shown["dmq_redelivered_messages_total"] == shown[f"dmq_group_redelivered_messages_total{of}"] == 2
+    assert shown[f"dmq_group_dead_letter_messages_total{of}"] == 1
+
+
+def test_the_page_is_bounded_and_the_detail_has_everything_in_slices() -> None:
+    with ServedBroker(metrics_series_max=3) as broker, dmq.connect(broker.url) as client:
+        for number in range(5):
+            topic = f"topic-{number}"
+            client.admin.create_topic(topic, queues=2)
+            client.producer().send_many(topic, [dmq.Message(b"x")] * (number + 1))
+            for group in ("billing", "audit"):
+                client.admin.create_group(group, topic)
+        shown = metrics(broker)
+        lags = {series: value for series, value in shown.items() if series.startswith("dmq_group_lag_messages")}
+        assert sorted(lags.values()) == [4, 5, 5], "the largest are shown"
+        assert len([series for series in shown if series.startswith("dmq_topic_kept_messages")]) == 3
+        assert shown['dmq_series_hidden{of="groups"}'] == 7
+        assert shown['dmq_series_hidden{of="topics"}'] == 2
+        assert shown["dmq_lag_messages"] == 30
+        found: dict[str, float] = {}
+        path: str | None = "/metrics/detail?limit=4"
+        while path is not None:
+            text = get(broker.server.metrics_port, path)[2]
+            samples = checked_samples(text)
+            assert not samples.keys() & found.keys(), "no pair stands in two slices"
+            found |= samples
+            path = next(iter(re.findall(r"^# next: (\S+)$", text, re.MULTILINE)), None)
+        lags = {series: value for series, value in found.items() if series.startswith("dmq_group_lag_messages")}
+        assert sorted(lags.values()) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        topics = metrics(broker, "/metrics/detail?of=topics")
+        assert [topics[f'dmq_topic_kept_messages{{topic="topic-{n}"}}'] for n in range(5)] == [1, 2, 3, 4, 5]
+        assert get(broker.server.metrics_port, "/metrics/detail?of=queues")[0] == 400
+        assert get(broker.server.metrics_port, "/metrics/detail?after=-1")[0] == 400
+
+
+def test_every_figure_is_in_the_list(broker: ServedBroker) -> None:
+    with dmq.connect(broker.url) as client:
+        assert client.admin.stats().keys() <= FIGURES.keys()
+    names = [metric.name for metric in (*FIGURES.values(), *SERIES.values())]
+    assert len(set(names)) == len(names)
 
 
 def test_counters_do_not_fall_when_a_group_or_a_topic_goes(broker: ServedBroker) -> None:
     with dmq.connect(broker.url) as client:
         client.producer().send("orders", b"x")
         client.consumer("orders", "billing", auto_ack=True).pull(1)
-        before = metrics(broker)["dmq_broker_delivered_total"]
+        before = metrics(broker)["dmq_delivered_messages_total"]
         assert before == 1
         client.admin.delete_topic("orders")
-        assert metrics(broker)["dmq_broker_delivered_total"] == before
+        assert metrics(broker)["dmq_delivered_messages_total"] == before
 
 
 def test_the_lag_of_a_group_is_shown_before_its_consumers_are_back(broker: ServedBroker) -> None:
@@ -93,7 +138,7 @@ def test_the_lag_of_a_group_is_shown_before_its_consumers_are_back(broker: Serve
         client.producer().send("orders", b"x")
         client.admin.create_group("billing", "orders")
     broker.restart()
-    assert metrics(broker)['dmq_group_lag{topic="orders",group="billing"}'] == 1
+    assert metrics(broker)['dmq_group_lag_messages{topic="orders",group="billing"}'] == 1
 
 
 def test_health_and_readiness(broker: ServedBroker) -> None:
@@ -112,7 +157,7 @@ def test_a_broker_that_stops_is_alive_but_not_ready(broker: ServedBroker) -> Non
         port = broker.server.metrics_port
         eventually(lambda: get(port, "/readyz")[0] == 503)
         assert get(port, "/healthz")[0] == 200
-        assert metrics(broker)["dmq_broker_out"] == 1
+        assert metrics(broker)["dmq_leased_messages"] == 1
         batch.ack()
         stopping.join(30)
         assert not stopping.is_alive()

@@ -23,6 +23,8 @@ from dmq.records import DeadReason, RecordView, moved_record
 from dmq.records.attributes import Attributes
 from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.state.lag_table import Pair
+from dmq.storage.state.state import Topic
 from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class DeadLetters:
         self._down_at = 0.0
         self._is_closing = False
         self.taken = 0
+        self._looked_at: object = None
+        self._found: list[Topic] = []
         self.turned_away = 0
 
     def start(self, *, at_once: bool) -> None:
@@ -216,21 +220,24 @@ class DeadLetters:
     def _waiting(self) -> int:
         """How many of the journal's are not in the database yet."""
         queries = self._queries
-        total = 0
-        for topic in queries.topics():
-            if not topic.name.startswith(DLQ_PREFIX):
-                continue
-            for queue in range(topic.config.queues):
-                first, following = queries.bounds(topic.name, queue)
-                position = queries.position(DRAIN_GROUP, topic.name, queue)
-                floor = first if position is None else max(first, position.floor)
-                settled = (
-                    0
-                    if position is None
-                    else sum(end - max(start, first) for start, end in position.ranges if end > first)
-                )
-                total += max(0, following - floor - settled)
+        lags, total = queries.lags, 0
+        for topic in self._letter_topics():
+            pair = Pair(topic.id, DRAIN_GROUP)
+            if pair in lags:
+                total += lags.of(pair)
+            else:
+                bounds = [queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
+                total += sum(following - first for first, following in bounds)
         return total
+
+    def _letter_topics(self) -> list[Topic]:
+        """The topics of dead letters, looked for anew when topics came or went."""
+        there = self._queries.topics_version
+        if self._looked_at != there:
+            found = self._queries.derived.state.topics.items()
+            self._found = [topic for name, topic in found if name.startswith(DLQ_PREFIX)]
+            self._looked_at = there
+        return self._found
 
 
 def _turn_away(reason: DeadReason, failure: DMQError) -> None:

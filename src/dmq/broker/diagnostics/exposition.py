@@ -4,7 +4,7 @@
 `broker.metrics_series_max` allows: the topics with the most messages and the groups with the largest lags.
 `/metrics/detail` has all of them, in slices.
 
-What always holds: every metric has HELP and TYPE, and a name that `promtool check metrics` accepts; between a hundred
+What always holds: every metric has HELP and TYPE, and a name that `promtool check metrics` accepts; after every 25
 topics or groups the loop does other work; ages of at most `_READS_MAX` messages are read from the disk for one page.
 """
 
@@ -14,26 +14,29 @@ import asyncio
 import platform
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from dmq.broker.broker import Broker
+from dmq.broker.delivery.channel import Traffic
 from dmq.broker.diagnostics.disk_report import dropped_by_group
 from dmq.broker.diagnostics.metrics import FIGURES, SERIES, Metric, numbers
 from dmq.broker.runtime.histogram import Histogram
 from dmq.errors import DMQError, InvalidRequest
 from dmq.model import SYSTEM_PREFIX
 from dmq.storage.state.lag_table import Pair
-from dmq.storage.state.state import Topic
+from dmq.storage.state.state import Topic, queue_key
 from dmq.version import __version__
 
 __all__ = ["Exposition"]
 
-SLICE_MAX: Final = 1000
-_TURN: Final = 100
+SLICE_MAX: Final = 500
+_TURN: Final = 25
 _READS_MAX: Final = 32
-_TIMES_MAX: Final = 4096
+_TIMES_MAX: Final = 16_384
+_NOTHING: Final = Traffic()
 
-Labels = tuple[str, ...]
+Head: TypeAlias = tuple[int, int]  # the key of a queue, and an offset in it
 
 
 class _Text:
@@ -42,12 +45,8 @@ class _Text:
     def __init__(self) -> None:
         self._samples: dict[str, list[str]] = {}
 
-    def add(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        name = metric.name
-        if labels:
-            pairs = zip(metric.labels, labels, strict=True)
-            name += "{" + ",".join(f'{label}="{_escaped(text)}"' for label, text in pairs) + "}"
-        self._lines(metric).append(f"{name} {_number(value)}")
+    def add(self, metric: Metric, value: float, labels: str = "") -> None:
+        self._lines(metric).append(f"{metric.name}{labels} {_number(value)}")
 
     def add_histogram(self, metric: Metric, found: Histogram) -> None:
         lines = self._lines(metric)
@@ -71,13 +70,14 @@ class Exposition:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._times: OrderedDict[int, int] = OrderedDict()  # when it was stored, by journal offset
+        self._times: OrderedDict[Head, int] = OrderedDict()  # when messages were stored that groups wait for
 
     async def metrics(self) -> str:
         """The broker, its fullest topics, and the groups that are behind most."""
         broker, text = self.broker, _Text()
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-        text.add(SERIES["dmq_build_info"], 1, (__version__, platform.python_version(), loop))
+        build = SERIES["dmq_build_info"]
+        text.add(build, 1, _labels(build, __version__, platform.python_version(), loop))
         text.add(SERIES["dmq_start_time_seconds"], broker.started_ms / 1000)
         for key, value in numbers(broker.audience, broker).items():
             text.add(FIGURES[key], value)
@@ -86,8 +86,9 @@ class Exposition:
         table, most = broker.queries.lags, broker.settings.metrics_series_max
         topics = [topic for topic_id in table.fullest(most + 2) if (topic := self._shown(topic_id))][:most]
         pairs = [pair for pair in table.largest(most) if self._shown(pair.topic_id)]
-        text.add(SERIES["dmq_series_hidden"], max(0, broker.queries.topic_count - len(topics)), ("topics",))
-        text.add(SERIES["dmq_series_hidden"], max(0, len(table) - len(pairs)), ("groups",))
+        hidden = SERIES["dmq_series_hidden"]
+        text.add(hidden, max(0, broker.queries.topic_count - len(topics)), _labels(hidden, "topics"))
+        text.add(hidden, max(0, len(table) - len(pairs)), _labels(hidden, "groups"))
         await self._add_topics(text, topics)
         await self._add_pairs(text, pairs)
         return str(text)
@@ -103,7 +104,7 @@ class Exposition:
         """
         of, after, limit = asked.get("of", "groups"), asked.get("after", "0"), asked.get("limit", str(SLICE_MAX))
         if of not in ("topics", "groups") or not after.isdecimal() or not limit.isdecimal() or len(after + limit) > 15:
-            raise InvalidRequest("ask as in /metrics/detail?of=groups&after=0&limit=1000; of is groups or topics")
+            raise InvalidRequest("ask as in /metrics/detail?of=groups&after=0&limit=500; of is groups or topics")
         text, start = _Text(), int(after)
         stop = start + max(1, min(int(limit), SLICE_MAX))
         table = self.broker.queries.lags
@@ -127,7 +128,7 @@ class Exposition:
     async def _add_topics(self, text: _Text, topics: Sequence[Topic]) -> None:
         for number, topic in enumerate(topics, 1):
             messages, size = self.broker.publisher.by_topic.get(topic.name, (0, 0))
-            labels = (topic.name,)
+            labels = _labels(SERIES["dmq_topic_kept_messages"], topic.name)
             text.add(SERIES["dmq_topic_produced_messages_total"], messages, labels)
             text.add(SERIES["dmq_topic_produced_bytes_total"], size, labels)
             text.add(SERIES["dmq_topic_kept_messages"], self.broker.catalog.kept(topic), labels)
@@ -137,86 +138,86 @@ class Exposition:
     # --- groups -----------------------------------------------------------------------------------------------------
 
     async def _add_pairs(self, text: _Text, pairs: Sequence[Pair]) -> None:
-        reads = 0
         dropped = dropped_by_group(self.broker)
+        reads = 0
         for number, pair in enumerate(pairs, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
             topic = self._shown(pair.topic_id)
             if topic is None:
                 continue  # deleted meanwhile
-            labels = (topic.name, pair.group)
-            lag = self._add_pair(text, topic, pair)
-            text.add(SERIES["dmq_group_dropped_messages_total"], dropped.get(labels, 0), labels)
-            oldest = await self._oldest(topic, pair.group) if lag else None
-            stored_ms = None if oldest is None else self.broker.times.at(oldest) or self._times.get(oldest)
-            if oldest is not None and stored_ms is None and reads < _READS_MAX:
+            labels = _labels(SERIES["dmq_group_lag_messages"], topic.name, pair.group)
+            lag = self._add_pair(text, topic, pair, labels)
+            text.add(SERIES["dmq_group_dropped_messages_total"], dropped.get((topic.name, pair.group), 0), labels)
+            heads = self._heads(topic, pair.group) if lag else []
+            missing = [head for head in heads if head not in self._times]
+            if missing and reads < _READS_MAX:
                 reads += 1
-                stored_ms = await self._read_time(oldest)
-            if stored_ms is not None or not lag:
-                age_ms = 0 if stored_ms is None else max(0, self.broker.clock.wall.now_ms() - stored_ms)
+                await self._learn_times(topic, missing)
+            times = [stored_ms for head in heads if (stored_ms := self._times.get(head)) is not None]
+            if times or not lag:
+                oldest_ms = min(times, default=0)
+                age_ms = max(0, self.broker.clock.wall.now_ms() - oldest_ms) if times else 0
                 text.add(SERIES["dmq_group_oldest_age_seconds"], age_ms / 1000, labels)
 
-    def _add_pair(self, text: _Text, topic: Topic, pair: Pair) -> int:
+    def _add_pair(self, text: _Text, topic: Topic, pair: Pair, labels: str) -> int:
         """What is known of a group without the disk; returns its lag."""
-        broker, labels = self.broker, (topic.name, pair.group)
-        live = broker.channels.open.get(labels)
-        table = broker.queries.lags
+        broker, table = self.broker, self.broker.queries.lags
+        live = broker.channels.open.get((topic.name, pair.group))
         lag = live.lag() if live is not None else table.of(pair) if pair in table else 0
         text.add(SERIES["dmq_group_lag_messages"], lag, labels)
         text.add(SERIES["dmq_group_members"], 0 if live is None else len(live.group.members), labels)
         text.add(SERIES["dmq_group_leased_messages"], 0 if live is None else live.out, labels)
-        retrying = sum(broker.queries.retrying(pair.group, topic.id, queue) for queue in range(topic.config.queues))
-        text.add(SERIES["dmq_group_retrying_messages"], retrying, labels)
-        traffic = broker.channels.traffic_of(*labels)
-        for name, count in (
-            ("delivered_messages", 0 if traffic is None else traffic.delivered),
-            ("delivered_bytes", 0 if traffic is None else traffic.delivered_bytes),
-            ("redelivered_messages", 0 if traffic is None else traffic.redelivered),
-            ("acked_messages", 0 if traffic is None else traffic.acked),
-            ("retried_messages", 0 if traffic is None else traffic.retried),
-            ("dead_letter_messages", 0 if traffic is None else traffic.dead),
-        ):
-            text.add(SERIES[f"dmq_group_{name}_total"], count, labels)
+        text.add(SERIES["dmq_group_retrying_messages"], broker.queries.retrying_all(pair.group, topic), labels)
+        traffic = broker.channels.traffic_of(topic.name, pair.group) or _NOTHING
+        text.add(SERIES["dmq_group_delivered_messages_total"], traffic.delivered, labels)
+        text.add(SERIES["dmq_group_delivered_bytes_total"], traffic.delivered_bytes, labels)
+        text.add(SERIES["dmq_group_redelivered_messages_total"], traffic.redelivered, labels)
+        text.add(SERIES["dmq_group_acked_messages_total"], traffic.acked, labels)
+        text.add(SERIES["dmq_group_retried_messages_total"], traffic.retried, labels)
+        text.add(SERIES["dmq_group_dead_letter_messages_total"], traffic.dead, labels)
         return lag
 
-    async def _oldest(self, topic: Topic, group: str) -> int | None:
-        """The journal offset of the oldest message a group has not consumed."""
-        queries = self.broker.queries
-        state = queries.derived.state
+    def _heads(self, topic: Topic, group: str) -> list[Head]:
+        """The oldest message a group has not consumed in each queue, as (key of the queue, offset)."""
+        state = self.broker.queries.derived.state
+        found = []
+        for queue in range(topic.config.queues):
+            key = queue_key(topic.id, queue)
+            position, first = state.positions.get(group, topic.id, queue), state.first.get(key, 0)
+            at = first if position is None else max(first, position.floor)
+            if at < state.next.get(key, 0):
+                found.append((key, at))
+        return found
 
-        def look() -> int | None:
-            places = []
-            for queue in range(topic.config.queues):
-                first, following = queries.bounds(topic.name, queue)
-                position = state.positions.get(group, topic.id, queue)
-                at = first if position is None else max(first, position.floor)
-                if at < following and (place := queries.journal_offset(topic.name, queue, at)) is not None:
-                    places.append(place)
-            return min(places, default=None)
-
-        try:
-            return await self.broker.reads.ask(look)
-        except DMQError:
-            return None  # deleted meanwhile, or damaged
-
-    async def _read_time(self, offset: int) -> int | None:
-        """When a message was stored that was there before the broker started."""
-        try:
-            found = await self.broker.reads.ask(lambda: self.broker.queries.record_at(offset))
-        except DMQError:
-            return None
-        if found is None:
-            return None
-        stored_ms = found.record.store_time_ms
-        self._times[offset] = stored_ms
-        if len(self._times) > _TIMES_MAX:
+    async def _learn_times(self, topic: Topic, heads: Sequence[Head]) -> None:
+        """Learn when messages were stored: by the marks of the journal, or from the record where there is none."""
+        queries, times = self.broker.queries, self.broker.times
+        for key, at in heads:
+            try:
+                ask = partial(queries.journal_offset, topic.name, key & 255, at)
+                place = await self.broker.reads.ask(ask)
+                stored_ms = None if place is None else times.at(place)
+                if place is not None and stored_ms is None:
+                    found = await self.broker.reads.ask(partial(queries.record_at, place))
+                    stored_ms = None if found is None else found.record.store_time_ms
+            except DMQError:
+                continue  # deleted meanwhile, or damaged
+            if stored_ms is not None:
+                self._times[key, at] = stored_ms
+        while len(self._times) > _TIMES_MAX:
             self._times.popitem(last=False)
-        return stored_ms
+
+
+def _labels(metric: Metric, *texts: str) -> str:
+    pairs = zip(metric.labels, texts, strict=True)
+    return "{" + ",".join(f'{label}="{_escaped(text)}"' for label, text in pairs) + "}"
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+    if isinstance(value, int):
+        return str(int(value))  # also what is true or false
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _escaped(text: str) -> str:

@@ -171,19 +171,12 @@ class LagTable:
     def largest(self, count: int) -> list[Pair]:
         """The pairs with the largest lags, the largest first."""
         lags = self._lags()
-        if len(lags) > count:
-            slots = np.argpartition(lags, len(lags) - count)[len(lags) - count :]
-        else:
-            slots = np.arange(len(lags))
-        ordered = slots[np.argsort(-lags[slots], kind="stable")].tolist()
-        return [pair for slot in ordered if (pair := self._pairs[slot]) is not None]
+        return [pair for slot in _largest(lags, count) if (pair := self._pairs[slot]) is not None]
 
     def fullest(self, count: int) -> list[int]:
         """The ids of the topics whose queues have given out the most offsets, the most first."""
-        stored = np.frombuffer(self._stored, np.int64)
-        slots = np.argsort(-stored, kind="stable") if len(stored) <= count else np.argpartition(-stored, count)[:count]
-        ids = [self._topic_ids[slot] for slot in slots[np.argsort(-stored[slots], kind="stable")].tolist()]
-        return [topic_id for topic_id in ids if topic_id]
+        slots = _largest(np.frombuffer(self._stored, np.int64), count)
+        return [topic_id for slot in slots if (topic_id := self._topic_ids[slot])]
 
     def recount(self) -> dict[Pair, int]:
         """The same lags, by looking at every position: for tests."""
@@ -231,3 +224,22 @@ class LagTable:
         queues = range(self._state.queue_count(pair.topic_id))
         key, first, get = pair.topic_id << _TOPIC_SHIFT, self._state.first, self._state.positions.get
         return sum(passed(get(pair.group, pair.topic_id, queue), first.get(key | queue, 0)) for queue in queues)
+
+
+def _largest(values: npt.NDArray[np.int64], count: int) -> list[int]:
+    """Where the largest values stand, the largest first."""
+    if len(values) > count:
+        # The bound is sought by halves: where many values are the same, as lags are, a partition takes much longer.
+        low, high = -1, int(values.max(initial=0))
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if np.count_nonzero(values > middle) > count:
+                low = middle
+            else:
+                high = middle
+        places = np.flatnonzero(values > high)
+        places = np.concatenate((places, np.flatnonzero(values == high)[: count - len(places)]))
+    else:
+        places = np.arange(len(values))
+    found: list[int] = places[np.argsort(-values[places], kind="stable")].tolist()
+    return found

@@ -287,6 +287,7 @@ class State:
         }
         self.topics: dict[str, Topic] = {topic.name: topic for topic in self.topics_by_id.values()}
         self.next_topic_id = _FIRST_TOPIC_ID
+        self.topic_changes = 0  # of topics created, changed and deleted since the start
         self.first: dict[int, int] = {}  # per queue key, the oldest offset the journal still has; missing = 0
         self.next: dict[int, int] = {}  # per queue key, the next offset to give; missing = 0
         self.positions = PositionTable()
@@ -371,6 +372,7 @@ class State:
             case TopicPut(topic_id, name, config):
                 before = self.topics_by_id.get(topic_id)
                 topic = Topic(topic_id, name, config, at if before is None else before.created_at)
+                self.topic_changes += 1
                 self.topics_by_id[topic_id] = topic
                 self.topics[name] = topic
                 self.next_topic_id = max(self.next_topic_id, topic_id + 1)
@@ -417,6 +419,7 @@ class State:
         topic = self.topics_by_id.pop(topic_id, None)
         if topic is None:
             return
+        self.topic_changes += 1
         if self.lags is not None:
             self.lags.dropped(topic_id)
         if self.topics.get(topic.name) is topic:
