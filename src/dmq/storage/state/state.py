@@ -355,10 +355,10 @@ class State:
                     if self.positions.get(group, topic_id, queue) is not None:
                         self.seeks += 1
                         self.sought[group, topic_id, queue] = self.seeks
-                    before = self._passed(group, topic_id, queue)
+                    passed_before = self._passed(group, topic_id, queue)
                     self.positions.set(group, topic_id, queue, offset)
                     if self.lags is not None:
-                        self.lags.moved(group, topic_id, self._passed(group, topic_id, queue) - before)
+                        self.lags.moved(group, topic_id, self._passed(group, topic_id, queue) - passed_before)
             case PositionDropped(group, topic_id_or_all):
                 if self.lags is not None:
                     for topic_id in {at[0] for at in self.positions.groups().get(group, ())}:
