@@ -8,15 +8,16 @@ __all__ = ["ClientClock", "FakeClock", "RunningClock"]
 
 
 class FakeClock:
-    """Both readings of `dmq.clock.Clock`, held still.
+    """The readings of `dmq.clock.Clock`, held still.
 
-    What always holds: `monotonic()` never runs backwards; only `advance` moves it, and moves the wall along;
-    `set_wall_ms` moves the wall alone, either way.
+    What always holds: `monotonic()` never runs backwards; `advance` moves it, and moves the others along;
+    `set_wall_ms` moves the wall alone, either way; `suspend` moves all but the monotonic.
     """
 
     def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1000.0) -> None:
         self._wall_ms = float(wall_ms)
         self._monotonic = monotonic
+        self._suspended = 0.0
 
     def now_ms(self) -> int:
         return int(self._wall_ms)
@@ -24,11 +25,19 @@ class FakeClock:
     def monotonic(self) -> float:
         return self._monotonic
 
+    def boottime(self) -> float:
+        return self._monotonic + self._suspended
+
     def advance(self, seconds: float) -> None:
-        """Let time pass, by both clocks."""
+        """Let time pass, by all clocks."""
         if seconds < 0:
             raise ValueError("time passes forwards only; set_wall_ms turns the wall clock back")
         self._monotonic += seconds
+        self._wall_ms += seconds * 1000
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep for so long, as a virtual machine that is suspended does."""
+        self._suspended += seconds
         self._wall_ms += seconds * 1000
 
     def set_wall_ms(self, ms: int) -> None:
@@ -49,6 +58,9 @@ class ClientClock:
     def monotonic(self) -> float:
         return self._machine.monotonic()
 
+    def boottime(self) -> float:
+        return self._machine.boottime()
+
 
 class RunningClock(FakeClock):
     """The machine's clock, and beyond it by as much as a test said: waits end as ever, and hours pass in no time.
@@ -65,6 +77,9 @@ class RunningClock(FakeClock):
 
     def monotonic(self) -> float:
         return self._machine.monotonic() + super().monotonic()
+
+    def boottime(self) -> float:
+        return self._machine.boottime() + super().boottime()
 
     def set_wall_ms(self, ms: int) -> None:
         super().set_wall_ms(ms - self._machine.now_ms())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
-from dmq.client.consumer.leases import LeaseBook
+from dmq.client.consumer.leases import LeaseBook, extension
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.model import Message
@@ -33,8 +33,13 @@ def book(core: ConsumerCore, broker: int = 0) -> LeaseBook:
 
 
 def ticked(core: ConsumerCore) -> list[Settle]:
-    """What a tick tells brokers."""
-    return [frame for _, frames in core.tick() for frame in frames]
+    """What a tick tells brokers, which do as they are asked."""
+    told: list[Settle] = []
+    for book, deliveries in core.tick():
+        settlements = [extension(delivery.lease, core.options.lease) for delivery in deliveries]
+        told += book.frames(settlements, core.member) if settlements else []
+        core.extended(deliveries, (), core.now())
+    return told
 
 
 def frame(

@@ -39,6 +39,7 @@ from dmq.client.consumer.subscription import (
     LAST_WORDS_SECONDS,
     Subscription,
     check_extended,
+    refused_of,
 )
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
@@ -119,8 +120,13 @@ class AioConsumer:
         if previous is not None:
             previous.ack()
 
-    async def take(self, limit: int, is_over: Callable[[], object] = lambda: False) -> list[tuple[Delivery, int]]:
+    async def take(
+        self, limit: int, is_over: Callable[[], object] = lambda: False, *, is_turn: bool = False
+    ) -> list[tuple[Delivery, int]]:
         """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
+
+        Parameters:
+            is_turn: as in `ConsumerCore.take`.
 
         Raises:
             DMQError: there will be none any more.
@@ -129,7 +135,7 @@ class AioConsumer:
         while True:
             if self.is_closing or is_over():
                 return []
-            taken = core.take(limit)
+            taken = core.take(limit, is_turn=is_turn)
             if taken:
                 return taken
             if core.ended is not None:
@@ -195,7 +201,7 @@ class AioConsumer:
         """What one broker has, waiting for it."""
         deadline = time.monotonic() + wait
         while True:
-            left = deadline - time.monotonic()
+            left, since = deadline - time.monotonic(), self._core.now()
             try:
                 frame = await self._pull_once(one, ask, max(0.0, left))
             except (NotConnected, BrokerStopping, Busy) as error:
@@ -206,9 +212,26 @@ class AioConsumer:
                 await asyncio.sleep(min(left, error.retry_after or 0.1))
                 continue
             reply: PullReply = decode_response(frame)
-            parts = self._core.pulled(one.book, reply.leases, frame.body)
+            parts = await self._kept(one, self._core.pulled(one.book, reply.leases, frame.body, since), since)
             if parts or left <= 0 or not reply.leases:
                 return parts
+
+    async def _kept(self, one: Subscription[AioPool], parts: list[Part], since: float) -> list[Part]:
+        """Of what was pulled, what is still ours: the process may have stood still before it read the answer."""
+        asked = self._core.now()
+        if not parts or asked - since < self._options.lease / 2:
+            return parts
+        deliveries = [delivery for delivery, _ in parts]
+        settlements = [extension(delivery.lease, self._options.lease) for delivery in deliveries]
+        header = Settle(self._options.topic, self._options.group, settlements, self._core.member)
+        try:
+            lost = refused_of(await one.pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS))
+        except DMQError:
+            lost = None
+        gone = {*range(len(parts))} if lost is None else lost
+        self._core.extended(deliveries, gone, asked)
+        self._core.forget((parts[at][0], index) for at in gone for index in parts[at][1])
+        return [part for at, part in enumerate(parts) if at not in gone]
 
     async def _pull_any(self, ask: Ask, wait: float) -> list[Part]:
         """What any of several brokers has, waiting for the first."""
@@ -236,13 +259,14 @@ class AioConsumer:
         """What one of several brokers has, asked one after the other; and whether any is connected."""
         is_connected = False
         for one in self._puller.in_turn():
+            since = self._core.now()
             try:
                 frame = await self._pull_once(one, ask, wait)
             except (NotConnected, BrokerStopping, Busy):
                 continue
             is_connected = True
             reply: PullReply = decode_response(frame)
-            parts = self._core.pulled(one.book, reply.leases, frame.body)
+            parts = await self._kept(one, self._core.pulled(one.book, reply.leases, frame.body, since), since)
             if parts:
                 return True, parts
         return is_connected, []
@@ -374,10 +398,11 @@ class AioConsumer:
         return answer
 
     async def _extend(self, delivery: Delivery, seconds: float) -> None:
-        header = Settle(self._options.topic, self._options.group, [extension(delivery, seconds)], self._core.member)
+        settlement, since = extension(delivery.lease, seconds), self._core.now()
+        header = Settle(self._options.topic, self._options.group, [settlement], self._core.member)
         answer = await self._subscriptions.of(delivery).pool.request(Command.SETTLE, header, timeout=ANSWER_SECONDS)
         reply: SettleReply = decode_response(answer)
-        check_extended(reply, delivery, time.monotonic() + seconds)
+        check_extended(reply, delivery, since + seconds)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,9 @@ class AioSource(Protocol):
 
     is_closing: bool
 
-    async def take(self, limit: int, is_over: Callable[[], object] = ...) -> list[tuple[Delivery, int]]: ...
+    async def take(
+        self, limit: int, is_over: Callable[[], object] = ..., *, is_turn: bool = ...
+    ) -> list[tuple[Delivery, int]]: ...
 
     def stop(self) -> None: ...
 
@@ -126,7 +128,10 @@ class AioExecutor:
                 taken = await self._take()
                 if not taken:
                     break
-                await self._turn(taken)
+                try:
+                    await self._turn(taken)
+                finally:
+                    self._core.end_turn(taken)
                 await asyncio.sleep(0)  # a handler that never waits must not keep the loop to itself
         except DMQError as error:
             self._error = self._error or error
@@ -138,7 +143,7 @@ class AioExecutor:
         self._idle += 1
         try:
             return await self._consumer.take(
-                ORDERED_TURN_MAX if self._core.options.ordered else 1, self._stopping.is_set
+                ORDERED_TURN_MAX if self._core.options.ordered else 1, self._stopping.is_set, is_turn=True
             )
         finally:
             self._idle -= 1
@@ -149,8 +154,10 @@ class AioExecutor:
             if not await self._may_start():
                 self._core.untake(taken[at:])
                 return
+            if not self._core.without_expired([(delivery, index)]):
+                continue
             try:
-                await self._handle(AioMessage(delivery, index))
+                await self._handle((delivery, index))
             except BaseException:
                 self._core.untake(taken[at:])
                 raise
@@ -168,24 +175,32 @@ class AioExecutor:
                     pass
         return not self._stopping.is_set() and not self._consumer.is_closing
 
-    async def _call(self, message: AioMessage) -> None:
+    async def _call(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
         if self._threads is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, message)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._call_here, message, place)
         else:
             await self._handler(message)
 
-    async def _handle(self, message: AioMessage) -> None:
+    def _call_here(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
+        """In a thread, which may have been waited for."""
+        if self._core.without_expired([place]):
+            self._handler(message)
+
+    async def _handle(self, place: tuple[Delivery, int]) -> None:
+        message = AioMessage(*place)
         tries = 0
         while True:
             error: Exception | None = None
             tries += 1
             try:
-                await self._call(message)
+                await self._call(message, place)
             except Exception as raised:
                 error = raised
             verdict = judge(error, tries, self._local_retries)
             if verdict.is_error:
                 log.warning("a handler failed", topic=message.topic, message_id=str(message.id), exc_info=error)
+            if verdict.is_again and not self._core.without_expired([place]):
+                return
             if not verdict.is_again or message.is_settled:
                 verdict.settle(message)
                 return

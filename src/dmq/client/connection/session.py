@@ -8,12 +8,15 @@ What always holds:
 - Nothing is sent before the hello but the hello; nothing is asked of a session that ended.
 - A response to nobody is dropped (D-23): the caller has given up on it.
 - A request of the broker is answered: a heartbeat with a heartbeat, anything else with UNKNOWN_COMMAND.
+- A push says since when at the latest it can have been on its way: what comes behind the answer to a request was sent
+  after that request, however long it then lay unread, since the broker's frames come in order.
 
 The session is not thread-safe. The blocking shell guards `request`, `forget`, `fail` and `receive` with one lock.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -86,20 +89,26 @@ def _refused_hello(error: DMQError) -> DMQError:
 class Pending:
     """A request that waits for its answer. `on_answer` is called once, with the response or what ended the session."""
 
-    __slots__ = ("attended", "correlation", "on_answer")
+    __slots__ = ("attended", "correlation", "on_answer", "sent_at")
 
-    def __init__(self, on_answer: OnAnswer, correlation: int, attended: bool) -> None:
+    def __init__(self, on_answer: OnAnswer, correlation: int, attended: bool, sent_at: float = 0.0) -> None:
         self.on_answer = on_answer
         self.correlation = correlation
         self.attended = attended
+        self.sent_at = sent_at
 
 
 class Push(NamedTuple):
-    """A one-way frame of the broker, its header decoded."""
+    """A one-way frame of the broker, its header decoded.
+
+    Attributes:
+        since: the broker sent it later than this, by our clock since boot.
+    """
 
     command: int
     header: Header
     body: bytes | memoryview
+    since: float
 
 
 class Received(NamedTuple):
@@ -128,6 +137,8 @@ class Session:
         self._parser = FrameParser(clock=clock)
         self.get_buffer: Final = self._parser.get_buffer
         self._sent_at = self._heard_at = self._beaten_at = clock.monotonic()
+        self._answered_since = clock.boottime()  # when the newest request was sent that is answered
+        self._beats: deque[float] = deque()  # when the heartbeats were sent that are not answered
         self._frame_bytes_max = 0  # before the hello
         self.reply: HelloReply | None = None
         self.features: frozenset[str] = frozenset()
@@ -188,7 +199,7 @@ class Session:
         if len(head) + body_bytes > self._frame_bytes_max:
             raise self._too_large(len(head) + body_bytes)
         self._next_correlation = correlation % (_OURS - 1) + 1
-        pending = outstanding[correlation] = Pending(on_answer, correlation, attended)
+        pending = outstanding[correlation] = Pending(on_answer, correlation, attended, self._clock.boottime())
         return pending, self._output(head, *body)
 
     def one_way(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> Sequence[Buffer]:
@@ -261,6 +272,7 @@ class Session:
         ):
             return None
         self._heard_at = self._clock.monotonic()
+        self._answered_since = max(self._answered_since, pending.sent_at)
         body_at = HEAD_BYTES + header_bytes
         header, body = data[HEAD_BYTES:body_at], data[body_at : len(data) - crc_bytes]
         return Frame(kind, command, status, flags, correlation=correlation, header=header, body=body)
@@ -283,13 +295,16 @@ class Session:
             pending = self._outstanding.pop(frame.correlation, None)
             if pending is not None:
                 received.answers.append((pending, frame))
+                if pending.sent_at > self._answered_since:
+                    self._answered_since = pending.sent_at
             elif frame.correlation in (0, _OURS):
                 self._take_own(frame)
         elif kind == Kind.ONE_WAY:
             if frame.command == Command.HEARTBEAT:
                 return
             try:
-                received.pushes.append(Push(frame.command, decode_request(frame), frame.body))
+                header = decode_request(frame)
+                received.pushes.append(Push(frame.command, header, frame.body, self._answered_since))
             except InvalidRequest as error:
                 raise ProtocolError(f"the broker pushed something that cannot be read: {error.message}") from error
             except DMQError:
@@ -317,6 +332,8 @@ class Session:
             self.features = frozenset(reply.features) & frozenset(self._hello.features)
             self._frame_bytes_max = reply.limits.frame_bytes_max
             self._parser.frame_bytes_max = max(self._parser.frame_bytes_max, reply.limits.frame_bytes_max)
+        elif frame.command == Command.HEARTBEAT and self._beats:
+            self._answered_since = max(self._answered_since, self._beats.popleft())
         elif frame.command == Command.NONE and frame.status:
             error = error_from_status(frame.status, frame.header)
             raise error if self.reply else _refused_hello(error)
@@ -356,6 +373,7 @@ class Session:
         due = heartbeat * HEARTBEAT_MARGIN
         if heartbeat and now - min(self._sent_at, self._heard_at) >= due and now - self._beaten_at >= due:
             self._beaten_at = now
+            self._beats.append(self._clock.boottime())
             # A request, not a one-way: its answer is what tells a living broker from a dead one.
             return self._output(request_head(Command.HEARTBEAT, Heartbeat(self._clock.now_ms()), _OURS))
         return []

@@ -8,8 +8,12 @@ What always holds:
   silence, and one that is in hand already shares the fate of the first.
 - What is said of a message counts once, and is reported once, to the broker it came from, in the order of the leases;
   nothing is reported of what a broker took back.
-- Of an ordered group, nothing of a queue is handed out while an earlier lease of the queue is not done with: after a
-  broker's restart the next one comes although a handler still runs.
+- Of an ordered group, nothing of a queue is handed out while an earlier lease of the queue is not done with, or while
+  a handler of the queue runs: after a broker's restart, or once a lease is over, the next one comes although a handler
+  still runs.
+- Nothing is handed out whose lease is over, by a clock that runs on while the machine is suspended. A lease is counted
+  from a moment at which the broker cannot have given it yet, and is longer only once the broker has said so: a process
+  that stood still knows less than the broker, never more.
 - No user gets a record that fails its checksums: the broker looks at it again, and delivers it anew or makes it a dead
   letter.
 - Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
@@ -26,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of
-from dmq.client.consumer.leases import LeaseBook, extension, settlements_of
+from dmq.client.consumer.leases import LeaseBook, settlements_of
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part, Prefetch
 from dmq.clock import Clock
@@ -57,10 +61,10 @@ class ConsumerCore:
         self.options: Final = options
         self.extend: Final = extend
         self.lock: Final = threading.Lock()
-        self._clock = clock
-        self._prefetch = Prefetch(
-            is_ordered=options.ordered, is_free=lambda delivery: self._book(delivery).is_first(delivery)
-        )
+        self.now: Final = clock.boottime
+        """The time that leases run by."""
+        self._prefetch = Prefetch(is_ordered=options.ordered, is_free=self._is_free, is_over=self._drop)
+        self._turns: set[tuple[int, str, int]] = set()  # of an ordered group, the queues that a handler works on
         self._books: list[LeaseBook] = []
         self._said = 0  # of how many messages since the last report, about
         self._urgent_count = max(1, options.prefetch // 4)
@@ -78,10 +82,6 @@ class ConsumerCore:
         self._is_freed = False  # and nobody was told yet
         self.on_free: Callable[[], None] = lambda: None  # what waited for an earlier lease may be taken now
 
-    def now(self) -> float:
-        """The time that leases run by."""
-        return self._clock.monotonic()
-
     def add_book(self) -> LeaseBook:
         """The book of one more broker."""
         with self.lock:
@@ -95,17 +95,25 @@ class ConsumerCore:
 
     # --- what comes -------------------------------------------------------------------------------------------------
 
-    def received(self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None) -> int:
+    def received(
+        self,
+        book: LeaseBook,
+        leases: Sequence[Lease],
+        body: Buffer,
+        since: float | None = None,
+        without: Container[int] = (),
+    ) -> int:
         """A broker pushed messages, or they were pulled ahead; returns how many wait now.
 
         Parameters:
-            since: from when on their leases run, if they may have been under way for long.
+            since: from when on their leases run at the latest; now if left out.
+            without: leases that are lost, by their index.
 
         Raises:
             InvalidRequest: the frame does not add up.
         """
         with self.lock:
-            for delivery in self._deliveries(book, leases, body, since):
+            for delivery in self._deliveries(book, leases, body, since=since, without=without):
                 chosen = self._chosen(delivery)
                 if self.room is not None:
                     chosen = self._refuse(delivery, chosen, self.room() - self._prefetch.count)
@@ -116,11 +124,13 @@ class ConsumerCore:
             self.on_reports(False)
         return waiting
 
-    def pulled(self, book: LeaseBook, leases: Sequence[Lease], body: Buffer) -> list[Part]:
+    def pulled(
+        self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None
+    ) -> list[Part]:
         """Messages were pulled: the deliveries, and which of their messages are for the user."""
         parts: list[Part] = []
         with self.lock:
-            for delivery in self._deliveries(book, leases, body):
+            for delivery in self._deliveries(book, leases, body, since=since):
                 delivery.is_pulled = True
                 chosen = self._chosen(delivery)
                 delivery.waiting -= len(chosen)
@@ -138,19 +148,27 @@ class ConsumerCore:
         return parts
 
     def _deliveries(
-        self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None
+        self,
+        book: LeaseBook,
+        leases: Sequence[Lease],
+        body: Buffer,
+        *,
+        since: float | None,
+        without: Container[int] = (),
     ) -> Iterable[Delivery]:
         lengths, data = unpack_records(body, sum(lease.count for lease in leases))
         bounds = bounds_of(lengths)
         # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
         buffer = bytes(data)
-        now = self._clock.monotonic() if since is None else since
+        begun = self.now() if since is None else since
         at = 0
-        for lease in leases:
+        for number, lease in enumerate(leases):
             mine = bounds if len(leases) == 1 else bounds[at : at + lease.count + 1]
             at += lease.count
+            if number in without:
+                continue
             delivery = Delivery(self, book.broker, lease, buffer, bounds=mine)
-            delivery.deadline = now + lease.lease_ms / 1000
+            delivery.deadline = begun + lease.lease_ms / 1000
             book.held[delivery.key] = delivery
             if book.is_moved(lease):
                 self._begin_anew(delivery)
@@ -164,7 +182,7 @@ class ConsumerCore:
         book = self._book(delivery)
         for old in book.others_of(delivery):
             if old.lease.sought != delivery.lease.sought and not old.is_pulled:
-                self._drop(old)  # it comes again, in its place
+                self._lose(old)  # it comes again, in its place
         book.screening.begin_anew()
 
     def _chosen(self, delivery: Delivery) -> Sequence[int]:
@@ -235,20 +253,48 @@ class ConsumerCore:
         """Messages and bytes that wait."""
         return self._prefetch.count, self._prefetch.bytes
 
-    def take(self, limit: int) -> list[tuple[Delivery, int]]:
-        """The next messages for a handler, the highest priority first; none while paused."""
+    def take(self, limit: int, *, is_turn: bool = False) -> list[tuple[Delivery, int]]:
+        """The next messages for a handler, the highest priority first; none while paused.
+
+        Parameters:
+            is_turn: of an ordered group, the queue that they are of is the caller's until `end_turn`.
+        """
         with self.lock:
             if self.is_paused or not self._prefetch.count:
                 return []
             self._has_progress = True
-            taken = self._prefetch.take(limit, self._clock.monotonic())
+            taken = self._prefetch.take(limit, self.now())
             self._taken += len(taken)
+            if taken and is_turn and self.options.ordered:
+                self._turns.add(_place(taken[0][0]))
             return taken
+
+    def end_turn(self, taken: Sequence[tuple[Delivery, int]]) -> None:
+        """The handlers of what was taken for a turn are done: of an ordered group, the queue may be worked on again."""
+        if self.options.ordered and taken:
+            with self.lock:
+                self._turns.discard(_place(taken[0][0]))
+                is_awaited = self._prefetch.count > 0
+            if is_awaited:
+                self.on_free()
+
+    def _is_free(self, delivery: Delivery) -> bool:
+        """Of an ordered group, whether messages of a delivery may be taken now."""
+        return _place(delivery) not in self._turns and self._book(delivery).is_first(delivery)
+
+    def without_expired(self, taken: Sequence[tuple[Delivery, int]]) -> Sequence[tuple[Delivery, int]]:
+        """Of what was taken and not touched, what is still ours. Nothing is said of the rest: its leases are over."""
+        now = self.now()
+        expired = [(delivery, index) for delivery, index in taken if delivery.deadline <= now]
+        if not expired:
+            return taken
+        self.forget(expired)
+        return [(delivery, index) for delivery, index in taken if delivery.deadline > now]
 
     def take_parts(self, limit: int) -> list[Part]:
         """The next messages for a pull, by deliveries; those that were pulled ahead."""
         with self.lock:
-            parts = self._prefetch.take_parts(limit, self._clock.monotonic())
+            parts = self._prefetch.take_parts(limit, self.now())
             for delivery, chosen in parts:
                 self._taken += len(chosen)
                 delivery.is_pulled = not delivery.waiting
@@ -276,6 +322,7 @@ class ConsumerCore:
         """What was taken went back to the broker by itself."""
         with self.lock:
             self._forget_taken(taken)
+        self._tell_free()
 
     def _forget_taken(self, taken: Iterable[tuple[Delivery, int]]) -> None:
         for delivery, index in taken:
@@ -284,6 +331,8 @@ class ConsumerCore:
                 delivery.left -= 1
                 self._taken -= 1
                 self._let_go(delivery, (index,))
+                if not delivery.left and not delivery.is_dirty:
+                    self._put_down(delivery)
 
     # --- what is said of them ---------------------------------------------------------------------------------------
 
@@ -374,6 +423,11 @@ class ConsumerCore:
         if not delivery.left and not delivery.is_dirty:
             self._put_down(delivery)
 
+    def _lose(self, delivery: Delivery) -> None:
+        """A lease is somebody else's, or will be: nothing of it is handled any more that was not begun."""
+        delivery.deadline = min(delivery.deadline, self.now())
+        self._drop(delivery)
+
     def _put_down(self, delivery: Delivery) -> None:
         """A lease is not in hand any more; another one of its queue may have waited for that."""
         book = self._book(delivery)
@@ -438,7 +492,7 @@ class ConsumerCore:
             for delivery in [*book.held.values()]:
                 lease = delivery.lease
                 if (lease.topic or topic, lease.queue, lease.epoch, lease.lease) in lost:
-                    self._drop(delivery)
+                    self._lose(delivery)
         self._tell_free()
 
     def sought(self, book: LeaseBook) -> None:
@@ -446,7 +500,7 @@ class ConsumerCore:
         with self.lock:
             for delivery in [*book.held.values()]:
                 if not delivery.is_pulled:
-                    self._drop(delivery)
+                    self._lose(delivery)
             book.screening.begin_anew()
 
     def release_waiting(self, book: LeaseBook | None = None) -> None:
@@ -486,25 +540,20 @@ class ConsumerCore:
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> list[tuple[LeaseBook, list[Settle]]]:
-        """To be called four times per lease: extend what is worked on, give back what is not. What to tell whom."""
-        told: list[tuple[LeaseBook, list[Settle]]] = []
+    def tick(self) -> list[tuple[LeaseBook, list[Delivery]]]:
+        """To be called four times per lease: give back what is not worked on; which leases to extend, by brokers."""
         with self.lock:
-            now = self._clock.monotonic()
+            now = self.now()
             has_progress, self._has_progress = self._has_progress and not self.is_paused, False
-            for book in self._books:
-                extended = [
-                    extension(delivery, self.options.lease)
-                    for delivery in [*book.held.values()]
-                    if self._is_extended(delivery, now, has_progress)
-                ]
-                if extended:
-                    told.append((book, book.frames(extended, self.member)))
+            kept = [
+                (book, [one for one in [*book.held.values()] if self._is_extended(one, now, has_progress)])
+                for book in self._books
+            ]
             must_report = any(book.dirty for book in self._books)
         self._tell_free()
         if must_report:
             self.on_reports(True)
-        return told
+        return kept
 
     def _is_extended(self, delivery: Delivery, now: float, has_progress: bool) -> bool:
         """Whether a lease is to be extended now. One that is not needed is given back, one that is over is dropped."""
@@ -516,13 +565,31 @@ class ConsumerCore:
         elif left <= lease / 2 and delivery.left and not delivery.is_pulled:
             is_handled = self.is_running and delivery.left > delivery.waiting
             if is_handled or (delivery.waiting and has_progress):
-                delivery.deadline = now + lease
                 return True
             self._release(delivery)
         return False
+
+    def extended(self, deliveries: Iterable[Delivery], lost: Container[int], since: float) -> None:
+        """A broker has extended leases, but for those that are lost, by their index.
+
+        Parameters:
+            since: when it was asked to.
+        """
+        with self.lock:
+            for at, delivery in enumerate(deliveries):
+                if at in lost:
+                    self._lose(delivery)
+                else:
+                    delivery.deadline = max(delivery.deadline, since + self.options.lease)
+        self._tell_free()
 
     def _forget(self, delivery: Delivery) -> None:
         """A lease that was over long ago is nothing to remember, whatever its messages' user still says of them."""
         taken = [index for index, state in enumerate(delivery.states) if state == TAKEN]
         self._let_go(delivery, taken)
         self._put_down(delivery)
+
+
+def _place(delivery: Delivery) -> tuple[int, str, int]:
+    """The queue that a delivery is of."""
+    return delivery.broker, delivery.lease.topic, delivery.lease.queue

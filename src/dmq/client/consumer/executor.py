@@ -5,7 +5,8 @@ nothing to do waits for messages itself. So a message changes threads as seldom 
 to the broker by leaving its credit unused.
 
 What always holds: a message is acked after its handler; whatever a handler raises, the message is settled and the
-worker lives on; of an ordered group, messages of one queue run one after another, and after one that failed none of
+worker lives on; no handler starts with a message whose lease is over, also not again after an error; of an ordered
+group, messages of one queue run one after another, whatever became of their leases, and after one that failed none of
 its lease; a stop finishes what runs and gives the rest back.
 """
 
@@ -15,7 +16,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from dmq.client.consumer.core import ConsumerCore
@@ -41,7 +42,9 @@ class Source(Protocol):
 
     is_closing: bool
 
-    def take(self, limit: int, is_over: Callable[[], object] = ...) -> list[tuple[Delivery, int]]: ...
+    def take(
+        self, limit: int, is_over: Callable[[], object] = ..., *, is_turn: bool = ...
+    ) -> list[tuple[Delivery, int]]: ...
 
     def stop(self) -> None: ...
 
@@ -154,7 +157,10 @@ class Executor:
                 if not taken:
                     break
                 began = time.monotonic()
-                done = self._turn(taken, is_caller)
+                try:
+                    done = self._turn(taken, is_caller)
+                finally:
+                    self._core.end_turn(taken)
                 spent = (time.monotonic() - began) / max(1, done)
                 limit = max(1, min(TURN_MAX, int(TURN_SECONDS / spent) if spent > 0 else TURN_MAX))
         except DMQError as error:
@@ -169,14 +175,15 @@ class Executor:
         with self._lock:
             self._idle += 1
         try:
-            return self._consumer.take(limit if self._core.options.ordered else min(limit, fair), self._stopping.is_set)
+            wanted = limit if self._core.options.ordered else min(limit, fair)
+            return self._consumer.take(wanted, self._stopping.is_set, is_turn=True)
         finally:
             with self._lock:
                 self._idle -= 1
 
-    def _turn(self, taken: list[tuple[Delivery, int]], is_caller: bool) -> int:
+    def _turn(self, taken: Sequence[tuple[Delivery, int]], is_caller: bool) -> int:
         """Handle messages one after another; returns how many."""
-        core, handler, consumer = self._core, self._handler, self._consumer
+        core, handler, consumer, now = self._core, self._handler, self._consumer, self._core.now
         is_ordered, bucket, ack = core.options.ordered, self._bucket, core.ack
         for at, (delivery, index) in enumerate(taken):
             if bucket is not None:
@@ -184,12 +191,14 @@ class Executor:
             if self._is_stopping or consumer.is_closing:
                 core.untake(taken[at:])
                 return at
+            if delivery.deadline <= now():  # the process stood still, or those before took long
+                return at + self._turn(core.without_expired(taken[at:]), is_caller)
             message = ReceivedMessage(delivery, index)
             try:
                 try:
                     handler(message)
                 except BaseException as error:
-                    self._failed(message, error, is_caller)
+                    self._failed((delivery, index), error, is_caller)
                 else:
                     ack(delivery, index)
             except BaseException:
@@ -207,8 +216,9 @@ class Executor:
         if pause:
             self._stopping.wait(pause)
 
-    def _failed(self, message: ReceivedMessage, error: BaseException, is_caller: bool) -> None:
+    def _failed(self, place: tuple[Delivery, int], error: BaseException, is_caller: bool) -> None:
         """A handler raised: call it again, or say what becomes of its message."""
+        message = ReceivedMessage(*place)
         tries = 1
         raised: BaseException | None = error
         while True:
@@ -219,6 +229,8 @@ class Executor:
                 log.warning(
                     "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=raised
                 )
+            if verdict.is_again and not self._core.without_expired([place]):
+                return
             if not verdict.is_again or message.is_settled:
                 verdict.settle(message)
                 return

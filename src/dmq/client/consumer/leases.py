@@ -18,7 +18,7 @@ from dmq.client.consumer.options import ConsumerOptions
 from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, Settlement
 from dmq.protocol.header import TEXT_MAX
 
-__all__ = ["LeaseBook", "extension", "settlements_of"]
+__all__ = ["SETTLEMENTS_MAX", "LeaseBook", "extension", "settlements_of"]
 
 # In one frame; far below what a header may hold, so that the broker gets to others in between.
 SETTLEMENTS_MAX: Final = 1000
@@ -137,8 +137,7 @@ class LeaseBook:
         ]
 
 
-def extension(delivery: Delivery, seconds: float) -> Settlement:
+def extension(lease: Lease, seconds: float) -> Settlement:
     """The wish to keep a lease for so long from now."""
-    lease = delivery.lease
     delay_ms = max(1, round(seconds * 1000))
     return Settlement(lease.queue, lease.epoch, lease.lease, Outcome.EXTEND, delay_ms=delay_ms, topic=lease.topic)

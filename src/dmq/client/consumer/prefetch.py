@@ -38,11 +38,19 @@ class Prefetch:
     Parameters:
         is_ordered: of an ordered group.
         is_free: of such a group, whether a delivery may be taken from now.
+        is_over: told of a delivery whose lease is over, to `drop` it.
     """
 
-    def __init__(self, *, is_ordered: bool = False, is_free: Callable[[Delivery], bool] = lambda _: True) -> None:
+    def __init__(
+        self,
+        *,
+        is_ordered: bool = False,
+        is_free: Callable[[Delivery], bool] = lambda _: True,
+        is_over: Callable[[Delivery], object] | None = None,
+    ) -> None:
         self._is_ordered = is_ordered
         self._is_free = is_free
+        self._is_over = is_over or self.drop
         self._lanes: list[deque[_Lane]] = [deque() for _ in range(_PRIORITIES)]
         self._filled = 0  # a bit for each priority that may have something
         self.count = 0
@@ -105,7 +113,7 @@ class Prefetch:
                 lane = lanes[0]
                 delivery = lane.delivery
                 if delivery.deadline <= now:
-                    self.drop(delivery)
+                    self._is_over(delivery)
                 if self._take_from(lane, limit, found):
                     lanes.popleft()
                 if len(found) >= limit:
@@ -117,7 +125,7 @@ class Prefetch:
         lanes = self._lanes[0]
         for lane in [*lanes]:
             if lane.delivery.deadline <= now:
-                self.drop(lane.delivery)
+                self._is_over(lane.delivery)
             if self._is_free(lane.delivery) and self._take_from(lane, limit, found):
                 with contextlib.suppress(ValueError):  # dropping the last message drops the lanes as well
                     lanes.remove(lane)
@@ -133,7 +141,7 @@ class Prefetch:
             while lanes and limit > 0:
                 lane = lanes[0]
                 if lane.delivery.deadline <= now:
-                    self.drop(lane.delivery)
+                    self._is_over(lane.delivery)
                 chosen = self._part_of(lane, limit)
                 if chosen:
                     parts.append((lane.delivery, chosen))

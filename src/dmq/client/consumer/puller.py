@@ -163,8 +163,7 @@ class Puller(Generic[P]):
         wait: float = _AT_ONCE,
         before: Sequence[Settle] = (),
     ) -> None:
-        # An answer that nobody reads at once may be old when it is read.
-        since = None if wait else self._core.now()
+        since = self._core.now()  # an answer that nobody reads at once may be old when it is read
         header = self._options.pull(one.member(link), ask.max_messages, wait, ask.queue)
         self._stock_ask = ask
         self._under_way.add(one)
@@ -181,7 +180,7 @@ class Puller(Generic[P]):
             raise
         self._subscriptions.tick_later()
 
-    def _answered(self, one: Subscription[P], answer: Frame | DMQError, since: float | None) -> None:
+    def _answered(self, one: Subscription[P], answer: Frame | DMQError, since: float) -> None:
         """What was asked ahead is here."""
         try:
             if isinstance(answer, DMQError):

@@ -7,13 +7,14 @@ brings its own way to wait. No sockets, no threads.
 What always holds: after a reconnect the subscription is sent again as itself, with the leases still held (D-22); the
 name in the group is the same at all brokers, stays when a connection changes, and no two consumers share it; what is
 said of messages is sent once, and kept while there is no connection; an error of a broker that trying again cannot help
-ends the consumer.
+ends the consumer. A push that may have lain unread for half of its lease is taken only once the broker has said that
+the lease is still ours: so does one that came while the process stood still. A request at every tick keeps that rare.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dmq.client.connection.link import Link
@@ -22,6 +23,7 @@ from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
+from dmq.client.consumer.leases import SETTLEMENTS_MAX, extension
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.strategy import STRATEGIES, diff
 from dmq.errors import DMQError, LimitReached, NotConnected
@@ -38,7 +40,7 @@ from dmq.protocol.consume import (
     SubscriptionEnded,
     Unsubscribe,
 )
-from dmq.protocol.session import FRAME_CRC, ServerReboot
+from dmq.protocol.session import FRAME_CRC, Heartbeat, ServerReboot
 from dmq.protocol.status import ErrorHeader
 
 __all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "AnySubscriber", "NamedLink", "Subscription", "Subscriptions"]
@@ -185,6 +187,34 @@ class Subscription(Generic[P]):
                 return frames[at:]
         return ()
 
+    def keep(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask for more time. A lease is longer only once the broker has said so."""
+        link = self.pool.current()
+        if link is None:
+            return
+        since = self._core.now()
+        try:
+            if not deliveries and self._all.is_started:  # its answer tells how old at most later pushes are
+                link.submit(Command.HEARTBEAT, Heartbeat(0), on_answer=lambda answer: None, attended=False)
+            for at in range(0, len(deliveries), SETTLEMENTS_MAX):
+                self._ask_to_keep(link, deliveries[at : at + SETTLEMENTS_MAX], since)
+        except DMQError:
+            pass  # the leases end as they would have
+
+    def _ask_to_keep(self, link: NamedLink, some: Sequence[Delivery], since: float) -> None:
+        def on_answer(answer: Frame | DMQError) -> None:
+            lost = refused_of(answer)
+            if lost is not None:
+                self._core.extended(some, lost, since)
+
+        self._extend(link, [delivery.lease for delivery in some], on_answer)
+
+    def _extend(self, link: NamedLink, leases: Sequence[Lease], on_answer: OnAnswer) -> None:
+        options = self._options
+        settlements = [extension(lease, options.lease) for lease in leases]
+        header = Settle(options.topic, options.group, settlements, self._core.member)
+        link.submit(Command.SETTLE, header, on_answer=on_answer, attended=True)
+
     def farewell(self, link: NamedLink) -> Unsubscribe | None:
         """What tells the broker that this member is gone; None if it never was there."""
         if self._all.is_started:
@@ -209,9 +239,11 @@ class Subscription(Generic[P]):
         header = push.header
         if isinstance(header, Push):
             if header.subscription == self._all.number:
-                count = self._core.received(self.book, header.leases, push.body)
-                self._give_back_stray(header.leases)
-                self._all.subscriber.wake(count)
+                lease_ms = min(lease.lease_ms for lease in header.leases) if header.leases else 0
+                if push.since + lease_ms / 2000 < self._core.now():
+                    self._confirm(link, header.leases, bytes(push.body))
+                else:
+                    self._take(header.leases, push.body, push.since)
         elif isinstance(header, GroupMembers):
             if header.subscription == self._all.number:
                 self._divide(link, header)
@@ -221,6 +253,25 @@ class Subscription(Generic[P]):
                 self._all.end(error_from_status(header.status, ErrorHeader(header.message)))
         elif isinstance(header, ServerReboot):
             self._core.release_waiting(self.book)  # it drains: what nobody has begun can wait for its return
+
+    def _take(self, leases: Sequence[Lease], body: Buffer, since: float, without: Container[int] = ()) -> None:
+        count = self._core.received(self.book, leases, body, since, without=without)
+        self._give_back_stray(leases)
+        self._all.subscriber.wake(count)
+
+    def _confirm(self, link: NamedLink, leases: Sequence[Lease], body: bytes) -> None:
+        """Take a push that may be old once its leases are known to be ours, without those that are not."""
+        since = self._core.now()
+
+        def on_answer(answer: Frame | DMQError) -> None:
+            lost = refused_of(answer)
+            if lost is not None and not self._all.is_closing:
+                self._take(leases, body, since, lost)
+
+        try:
+            self._extend(link, leases, on_answer)
+        except DMQError:
+            pass  # the connection is gone, and the broker hands them out again
 
     def unreachable(self, error: DMQError) -> None:
         pass  # it goes on trying, and so do we
@@ -372,8 +423,8 @@ class Subscriptions(Generic[P]):
         self._is_ticking = False
         if not self.is_closed:
             self.refresh()
-            for book, frames in self.core.tick():
-                self._all[book.broker].send(frames)
+            for book, deliveries in self.core.tick():
+                self._all[book.broker].keep(deliveries)
             self.tick_later()
 
     def check_open(self) -> None:
@@ -394,6 +445,17 @@ class Subscriptions(Generic[P]):
         """Hear of nothing any more."""
         for one in self._all:
             one.pool.unwatch(one)
+
+
+def refused_of(answer: Frame | DMQError) -> set[int] | None:
+    """The settlements that a broker refused, by their index; None if it did not answer."""
+    if isinstance(answer, DMQError):
+        return None
+    try:
+        reply: SettleReply = decode_response(answer)
+    except DMQError:
+        return None
+    return {refusal.index for refusal in reply.refused}
 
 
 def check_extended(reply: SettleReply, delivery: Delivery, deadline: float) -> None:

@@ -139,6 +139,30 @@ def test_pushes_come_decoded() -> None:
     assert push.header == ServerReboot("b", 500)
 
 
+def test_a_push_is_younger_than_the_newest_request_that_was_answered_before_it() -> None:
+    talk = Talk()
+    push = one_way_head(Command.SERVER_REBOOT, ServerReboot("b", 500))
+    made = talk.clock.boottime()
+    talk.clock.advance(1)
+    asked = talk.ask()
+    talk.clock.suspend(100)
+    answer = response_head(Command.STATS, StatsReply({}), asked.correlation)
+    first, second = talk.say(push + answer + push).pushes
+    assert (first.since, second.since) == (made, made + 1)
+
+
+def test_heartbeats_tell_how_old_a_push_is_at_most() -> None:
+    talk = Talk()
+    beats = []
+    for _ in range(2):
+        talk.clock.advance(6)
+        beats.append((talk.clock.boottime(), talk.sent(talk.session.tick())[0]))
+    push = one_way_head(Command.SERVER_REBOOT, ServerReboot("b", 500))
+    for sent_at, beat in beats:  # the answer to the first says nothing of when the second was sent
+        answer = response_head(Command.HEARTBEAT, Heartbeat(0), beat.correlation)
+        assert talk.say(answer + push).pushes[0].since == sent_at
+
+
 def test_a_push_of_a_newer_broker_is_skipped_and_one_that_cannot_be_read_ends_it() -> None:
     talk = Talk()
     assert talk.say(build_frame(Kind.ONE_WAY, 0x7000, b"\x90")).pushes == []

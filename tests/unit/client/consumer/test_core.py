@@ -58,6 +58,18 @@ def test_what_waited_longer_than_its_lease_is_not_handed_out() -> None:
     assert taken(made) == [b"fresh"]
 
 
+def test_what_waited_while_the_machine_slept_is_not_handed_out() -> None:
+    clock = FakeClock()
+    made = core(clock)
+    made.received(book(made), *frame(1, bodies("a", "b")))
+    first = made.take(1)
+    clock.suspend(31)
+    assert (taken(made), made.waiting, made.without_expired(first)) == ([], 0, [])
+    # The broker counts no attempt that nobody began: it comes again as it was, and is no twin of what is gone.
+    made.received(book(made), *frame(2, bodies("a", "b")))
+    assert taken(made) == [b"a", b"b"]
+
+
 def test_a_full_pool_refuses_what_it_has_no_room_for() -> None:
     made = core()
     made.room = lambda: 2

@@ -31,11 +31,11 @@ class Divider(FakeConsumer):
         self.subscription.connected(self.link)
 
     def push(self, leases: list[Lease], body: Buffer) -> None:
-        self.subscription.pushed(self.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))
+        self.subscription.pushed(self.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body), self.clock.boottime()))
 
     def hear(self, queues: int, *members: str, subscription: int = 1) -> None:
         told = GroupMembers(subscription, queues, [*members])
-        self.subscription.pushed(self.link, Pushed(Command.GROUP_MEMBERS, told, b""))
+        self.subscription.pushed(self.link, Pushed(Command.GROUP_MEMBERS, told, b"", 0.0))
 
     @property
     def assigned(self) -> list[list[int]]:

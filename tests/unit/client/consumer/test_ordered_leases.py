@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.protocol.consume import LeaseRef, SubscribeReply
+from dmq.testing import FakeClock
 from tests.unit.client.deliveries import bodies, book, core, frame, said, taken
 
 
@@ -52,4 +53,36 @@ def test_in_an_ordered_group_what_came_again_is_handed_out_in_its_place() -> Non
     made.ack(*first[0])
     made.forget(first[1:])
     made.reports(book(made))
+    assert taken(made) == [b"b", b"c", b"d"]
+
+
+def test_in_an_ordered_group_a_queue_is_one_handlers_until_its_turn_ends_whatever_becomes_of_the_lease() -> None:
+    clock = FakeClock()
+    made = core(clock, ordered=True, lease=10.0)
+    freed: list[bool] = []
+    made.on_free = lambda: freed.append(True)
+    made.received(book(made), *frame(1, bodies("a", "b")))
+    turn = made.take(100, is_turn=True)
+    for _ in range(8):  # the handler of `a` takes long, and the process may have stood still: the lease is forgotten
+        clock.advance(7.5)
+        made.tick()
+    assert made.holding(book(made)) == []
+    made.received(book(made), *frame(2, bodies("a", "b"), attempt=2))
+    assert (made.take(100, is_turn=True), made.waiting) == ([], 0)
+    assert made.without_expired(turn[1:]) == []
+    made.end_turn(turn)
+    assert (freed, taken(made)) == ([True], [b"a", b"b"])
+
+
+def test_in_an_ordered_group_what_is_over_leaves_its_place_to_what_came_again() -> None:
+    """A word about the first of two would be taken for one about both, and what lies behind would pass them by."""
+    made = core(ordered=True)
+    made.received(book(made), *frame(1, bodies("a", "b", "c")))
+    first = made.take(100, is_turn=True)
+    made.ack(*first[0])
+    made.subscribed(book(made), SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
+    made.received(book(made), *frame(2, bodies("a", "b", "c", "d")))
+    assert made.without_expired(first[1:]) == []
+    made.reports(book(made))
+    made.end_turn(first)
     assert taken(made) == [b"b", b"c", b"d"]

@@ -230,7 +230,7 @@ def test_a_broker_that_drains_gets_back_what_was_read_ahead() -> None:
     pulls = Pull()
     pulls.repeat(TWO).ack()
     pulls.arrive("e", "f")
-    pulls.subscription.pushed(pulls.link, Pushed(Command.SERVER_REBOOT, ServerReboot("one"), b""))
+    pulls.subscription.pushed(pulls.link, Pushed(Command.SERVER_REBOOT, ServerReboot("one"), b"", 0.0))
     assert (3, "RELEASE", [(300, 2)]) in pulls.told
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.protocol import Command
-from dmq.protocol.consume import Credit, LeaseRef, Push, Settle, Subscribe, SubscribeReply
+from dmq.protocol import Command, Status
+from dmq.protocol.consume import Credit, LeaseRef, Push, Refusal, Settle, SettleReply, Subscribe, SubscribeReply
 from tests.unit.client.deliveries import bodies, book, frame, said, taken
-from tests.unit.client.links import FakeConsumer, FakeLink
+from tests.unit.client.links import FakeConsumer, FakeLink, Request
 
 
 class TwoBrokers(FakeConsumer):
@@ -20,14 +20,29 @@ class TwoBrokers(FakeConsumer):
         super().__init__(ConsumerOptions("orders", "billing", **options), *self.links, named=named)
         self.subscriptions.begin()
 
-    def push(self, broker: int, lease: int, *texts: str, first: int = 0, ids: list[Any] | None = None) -> None:
-        """A broker pushes messages."""
+    def push(
+        self,
+        broker: int,
+        lease: int,
+        *texts: str,
+        first: int = 0,
+        ids: list[Any] | None = None,
+        since: float | None = None,
+    ) -> None:
+        """A broker pushes messages; just now, or at the earliest since a moment."""
+        since = self.clock.boottime() if since is None else since
         leases, body = frame(lease, bodies(*texts), first=first, ids=ids)
         subscription = [*self.subscriptions][broker]
-        subscription.pushed(self.links[broker], Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body)))
+        subscription.pushed(self.links[broker], Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body), since))
 
     def told(self, broker: int) -> list[Any]:
         return said([told for told in self.links[broker].told if isinstance(told, Settle)])
+
+    def settles(self, broker: int) -> list[Request]:
+        return [request for request in self.links[broker].requests if request.command == Command.SETTLE]
+
+    def asked(self, broker: int) -> list[Any]:
+        return said([request.header for request in self.settles(broker)])
 
     def credits(self, broker: int) -> list[int]:
         return [told.messages for told in self.links[broker].told if isinstance(told, Credit)]
@@ -111,7 +126,56 @@ def test_leases_are_extended_at_their_brokers() -> None:
     made.push(1, 2, "b", ids=[(1, 8, 0)])
     made.core.take(2)
     made.router.advance(16)
-    assert (made.told(0), made.told(1)) == ([(1, "EXTEND", [])], [(2, "EXTEND", [])])
+    assert (made.asked(0), made.asked(1)) == ([(1, "EXTEND", [])], [(2, "EXTEND", [])])
+
+
+def test_a_lease_is_longer_only_once_its_broker_has_said_so() -> None:
+    made = TwoBrokers()
+    made.core.is_running = True
+    made.push(0, 1, "a", "b", "c", ids=[(3, 7, 0)])
+    taken_ = made.core.take(2)
+    made.router.advance(16)
+    made.clock.suspend(15)  # the request lies in a buffer while the machine sleeps, and the lease ends
+    made.settles(0)[0].answer(SettleReply([Refusal(0, Status.LEASE_LOST)]))
+    assert taken(made.core) == []
+    assert made.core.without_expired(taken_) == []
+
+
+def test_a_lease_that_was_extended_counts_from_when_that_was_asked_for() -> None:
+    made = TwoBrokers()
+    made.core.is_running = True
+    made.push(0, 1, "a", "b", ids=[(2, 7, 0)])
+    first = made.core.take(1)
+    made.router.advance(16)
+    made.clock.advance(10)
+    made.settles(0)[0].answer(SettleReply())
+    made.clock.advance(18)  # 44 s after it was given, 29 after it was asked for
+    assert made.core.without_expired(first) == first
+    made.clock.advance(2)
+    assert made.core.without_expired(first) == []
+    assert taken(made.core) == []
+
+
+def test_a_push_that_may_be_old_is_taken_once_its_broker_says_that_the_lease_is_still_ours() -> None:
+    made = TwoBrokers()
+    made.clock.advance(40)
+    made.push(0, 1, "a", ids=[(1, 7, 0)], since=made.clock.boottime() - 16)
+    made.push(0, 2, "b", ids=[(1, 7, 1)], since=made.clock.boottime() - 40)
+    assert taken(made.core) == []
+    assert made.asked(0) == [(1, "EXTEND", []), (2, "EXTEND", [])]
+    first, second = made.settles(0)
+    second.answer(SettleReply([Refusal(0, Status.LEASE_LOST)]))
+    assert taken(made.core) == []
+    first.answer(SettleReply())
+    assert taken(made.core) == [b"a"]
+    made.clock.advance(40)
+    assert made.core.holding(book(made.core, 0)) == [LeaseRef("orders", 0, 1, 1)]
+
+
+def test_something_is_asked_of_each_broker_four_times_a_lease_so_that_pushes_are_known_to_be_young() -> None:
+    made = TwoBrokers()
+    made.router.advance(30.5)
+    assert [request.command for request in made.links[1].requests].count(Command.HEARTBEAT) == 4
 
 
 def test_a_broker_that_gets_queues_later_is_subscribed_at_and_gets_its_share() -> None:
