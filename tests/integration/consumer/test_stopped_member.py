@@ -67,7 +67,9 @@ def stale(stopped: Iterable[Said], other: Iterable[Said], since_ns: int) -> list
     """What a member began since a moment though another had begun the same, in the same attempt or a later one."""
     theirs = {(said.body, attempt): said.at_ns for said in other for attempt in range(1, said.attempt + 1)}
     return [
-        said for said in stopped if since_ns <= said.at_ns and theirs.get((said.body, said.attempt), 1 << 63) < said.at_ns
+        said
+        for said in stopped
+        if since_ns <= said.at_ns and theirs.get((said.body, said.attempt), 1 << 63) < said.at_ns
     ]
 
 

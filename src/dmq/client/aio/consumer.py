@@ -145,6 +145,7 @@ class AioConsumer:
             # twin: blocking
             # self._subscriber.flush()
             # twin: end
+            self._subscriptions.starve()
             await self._subscriber.wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
 
     def _start(self) -> None:
@@ -385,7 +386,7 @@ class AioConsumer:
     ) -> Frame:
         is_stopped = self._subscriptions.is_started and not self._core.is_paused
         if is_stopped:
-            one.change_credit(-one.credit, connection)
+            one.hold(True)
         try:
             answer = await connection.request(Command.SEEK, header, timeout=seconds)
             if not answer.status:
@@ -394,7 +395,7 @@ class AioConsumer:
                 self._core.sought(one.book)
         finally:
             if is_stopped:
-                one.change_credit(one.credit, connection)
+                one.hold(False)
         return answer
 
     async def _extend(self, delivery: Delivery, seconds: float) -> None:

@@ -91,7 +91,7 @@ class AioExecutor:
         core.is_running = True
         if self._policy == "reject":
             core.room = lambda: self._idle
-        count = self._workers + (self._policy == "caller-runs")
+        core.handlers = count = self._workers + (self._policy == "caller-runs")
         catches = self._catch_signal()
         try:
             self._tasks |= {asyncio.create_task(self._work()) for _ in range(count)}
@@ -108,6 +108,7 @@ class AioExecutor:
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
             core.is_running = False
+            core.handlers = 1
             core.room = None
         if self._error is not None and not self._consumer.is_closing:
             raise self._error

@@ -134,6 +134,7 @@ class Consumer:
             if not self._subscriptions.is_started:
                 self._start()
             self._subscriber.flush()
+            self._subscriptions.starve()
             self._subscriber.wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
 
     def _start(self) -> None:
@@ -361,7 +362,7 @@ class Consumer:
     def _seek(self, one: Subscription[Pool], connection: Connection, header: Seek, seconds: float | None) -> Frame:
         is_stopped = self._subscriptions.is_started and not self._core.is_paused
         if is_stopped:
-            one.change_credit(-one.credit, connection)
+            one.hold(True)
         try:
             answer = connection.request(Command.SEEK, header, timeout=seconds)
             if not answer.status:
@@ -370,7 +371,7 @@ class Consumer:
                 self._core.sought(one.book)
         finally:
             if is_stopped:
-                one.change_credit(one.credit, connection)
+                one.hold(False)
         return answer
 
     def _extend(self, delivery: Delivery, seconds: float) -> None:

@@ -67,7 +67,8 @@ class ConsumerCore:
         self._turns: set[tuple[int, str, int]] = set()  # of an ordered group, the queues that a handler works on
         self._books: list[LeaseBook] = []
         self._said = 0  # of how many messages since the last report, about
-        self._urgent_count = max(1, options.prefetch // 4)
+        self.urgent_count = max(1, options.prefetch // 4)
+        self.handlers = 1  # how many work on messages at a time
         self._has_progress = False
         self._taken = 0  # handed out, and not settled
         self.member = ""  # its name in the group
@@ -124,9 +125,7 @@ class ConsumerCore:
             self.on_reports(False)
         return waiting
 
-    def pulled(
-        self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None
-    ) -> list[Part]:
+    def pulled(self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None) -> list[Part]:
         """Messages were pulled: the deliveries, and which of their messages are for the user."""
         parts: list[Part] = []
         with self.lock:
@@ -300,6 +299,11 @@ class ConsumerCore:
                 delivery.is_pulled = not delivery.waiting
             return parts
 
+    def in_hand(self, book: LeaseBook | None = None) -> int:
+        """Messages of a broker, or of all, that are here and not settled."""
+        with self.lock:
+            return sum(delivery.left for delivery in self._held(book))
+
     def has_room_for(self, count: int, in_hand: int) -> bool:
         """Whether so many more may be asked for while the last pull's messages, and nothing else, are in hand."""
         options = self.options
@@ -354,7 +358,7 @@ class ConsumerCore:
             if not delivery.is_dirty:
                 self._books[delivery.broker].add(delivery)
             # As `_is_busy`, in place: this is said of every message.
-            is_urgent = said >= self._urgent_count or not (self._taken or self._prefetch.count or self.has_company)
+            is_urgent = said >= self.urgent_count or not (self._taken or self._prefetch.count or self.has_company)
             if self.is_report_due and not is_urgent:
                 return
         self.on_reports(is_urgent)
@@ -365,7 +369,7 @@ class ConsumerCore:
             if not self._settle(delivery, index, outcome, delay_ms, reason=reason):
                 return
             # With nothing else to do it leaves at once; else it waits for company, but not for long.
-            is_urgent = self._said >= self._urgent_count or not self._is_busy
+            is_urgent = self._said >= self.urgent_count or not self._is_busy
         self.on_reports(is_urgent)
 
     def settle_many(
@@ -457,6 +461,7 @@ class ConsumerCore:
             settlements = book.take_unsent()
             while dirty := book.take_dirty():
                 for delivery in dirty:
+                    book.finished += len(delivery.acks) + sum(said[1] != Outcome.RELEASE for said in delivery.others)
                     for twin, index, outcome, delay_ms, reason in book.screening.conclude(delivery):
                         self._settle(twin, index, outcome, delay_ms, reason=reason)
                     settlements += settlements_of(delivery)
@@ -519,6 +524,13 @@ class ConsumerCore:
                     self._release(delivery)
         self.on_reports(True)
 
+    def release_last(self, count: int) -> None:
+        """Give so many back of those that would be handed out last: others may have more time for them."""
+        with self.lock:
+            for delivery, indexes in self._prefetch.give_back(count):
+                self._give_back(delivery, indexes)
+        self.on_reports(True)
+
     def release_all(self) -> None:
         """Give everything back that is not settled."""
         with self.lock:
@@ -533,7 +545,9 @@ class ConsumerCore:
         return [delivery for one in ([book] if book else self._books) for delivery in one.held.values()]
 
     def _release(self, delivery: Delivery) -> None:
-        gone = self._prefetch.drop(delivery)
+        self._give_back(delivery, self._prefetch.drop(delivery))
+
+    def _give_back(self, delivery: Delivery, gone: Sequence[int]) -> None:
         if gone:
             delivery.others.extend((index, Outcome.RELEASE, -1, "") for index in gone)
             self._book(delivery).add(delivery)

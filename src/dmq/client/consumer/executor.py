@@ -94,6 +94,7 @@ class Executor:
         core = self._core
         begin_handling(self._handler, core.options.group)
         core.is_running = True
+        core.handlers = self._workers + (self._policy == "caller-runs")
         if self._policy == "reject":
             core.room = self._room
         threads = [
@@ -118,6 +119,7 @@ class Executor:
             if before is not None:
                 signal.signal(signal.SIGTERM, before)
             core.is_running = False
+            core.handlers = 1
             core.room = None
         if self._error is not None and not self._consumer.is_closing:
             raise self._error

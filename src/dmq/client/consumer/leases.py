@@ -64,7 +64,7 @@ class LeaseBook:
         broker: its number within the consumer.
     """
 
-    __slots__ = ("_options", "_sought", "_unsent", "broker", "dirty", "held", "is_vouched", "screening")
+    __slots__ = ("_options", "_sought", "_unsent", "broker", "dirty", "finished", "held", "is_vouched", "screening")
 
     def __init__(self, options: ConsumerOptions, broker: int) -> None:
         self._options = options
@@ -74,6 +74,7 @@ class LeaseBook:
         self.held: dict[LeaseKey, Delivery] = {}
         self.dirty: list[Delivery] = []
         self.is_vouched = False  # frames have a checksum, which stands for those of their records
+        self.finished = 0  # how many messages were reported and not yet counted
         self.screening = Screening(options.tag_set)
 
     @property

@@ -99,14 +99,22 @@ class ConsumerOptions:
         return round(self.lease * 1000)
 
     def subscribe(
-        self, subscription: int, member: str, holding: Sequence[LeaseRef], queues: Sequence[int], credit: int
+        self,
+        subscription: int,
+        member: str,
+        holding: Sequence[LeaseRef],
+        queues: Sequence[int],
+        *,
+        credit: int,
+        share: int,
     ) -> Subscribe:
         """The header that subscribes at a broker, for the first time or again.
 
         Parameters:
             holding: leases that are in hand.
             queues: that it takes by its strategy.
-            credit: the broker's share of the prefetch.
+            credit: how many messages the broker may have out with us now.
+            share: how much of the prefetch is the broker's: the credit may become as large.
         """
         return Subscribe(
             subscription,
@@ -116,9 +124,9 @@ class ConsumerOptions:
             tags=self.tags,
             version=self.version,
             prefetch_messages=credit,
-            prefetch_bytes=-(-self.prefetch_bytes * credit // self.prefetch),
+            prefetch_bytes=-(-self.prefetch_bytes * share // self.prefetch),
             lease_ms=self.lease_ms,
-            batch=min(self.batch, credit),
+            batch=min(self.batch, share),
             parallel=self.parallel,
             flags=self.flags,
             start_from=self.start_from,

@@ -4,6 +4,9 @@ What always holds: messages of one priority leave in the order they came; in an 
 after another, whatever their priority, each when it is free to, and within a lease messages leave in order, also those
 that came to wait again; `count` and `bytes` are those of the messages that wait. The broker's credit bounds both: what
 is here or in hand is never more than was asked for, but for the one message that is larger than all of it.
+
+The prefetch that a program asks for is the ceiling of that credit. The credit itself is a window (`CreditWindow`) that
+follows what handlers finish, so that members share by need: a slow one has little that an idle one could do.
 """
 
 from __future__ import annotations
@@ -11,14 +14,81 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 from typing import Final, TypeAlias
 
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery
 
-__all__ = ["Part", "Prefetch"]
+__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch"]
 
 Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
 _PRIORITIES: Final = 10
+_ROUNDS: Final = 2  # one message that a handler works on, and one that waits for it
+_GROW_SECONDS: Final = 0.25  # a window that is finished sooner is too small
+LOOK_SECONDS: Final = 0.5
+"""How often to look whether what waits is more than handlers get done; also how much work may wait, in seconds."""
+
+
+class CreditWindow:
+    """How many messages one broker may have out with a consumer.
+
+    It begins with two for each handler. It doubles whenever as many messages as it holds were finished within a quarter
+    of a second, and when handlers wait though all of it is in hand; in a few round trips fast handlers have it all. A
+    look every half second makes it as small as handlers are slow.
+
+    Parameters:
+        ceiling: what the program asked for at most.
+        is_shared: other members could do what waits here; else it is at its ceiling from the beginning.
+    """
+
+    __slots__ = ("_begun", "_finished", "_looked", "_seen", "ceiling", "is_shared", "size")
+
+    def __init__(self, ceiling: int, *, is_shared: bool = True) -> None:
+        self.ceiling = ceiling
+        self.is_shared = is_shared
+        self.size = 1 if is_shared else ceiling
+        self._begun = self._looked = 0.0
+        self._finished = self._seen = 0
+
+    def begin(self, handlers: float, now: float) -> None:
+        """Have room for so many handlers."""
+        self.size = min(self.ceiling, max(self.size, self._floor(handlers)))
+        self._begun, self._finished = now, 0
+        self.watch(now)
+
+    def _floor(self, handlers: float) -> int:
+        return max(1, ceil(_ROUNDS * handlers))
+
+    def limit(self, ceiling: int) -> None:
+        """There is another ceiling."""
+        self.size = min(self.size, ceiling) if self.is_shared else ceiling
+        self.ceiling = ceiling
+
+    def grow(self) -> None:
+        """It is too small."""
+        self.size = min(self.ceiling, 2 * self.size)
+
+    def finished(self, count: int, now: float) -> None:
+        """Handlers are done with so many more messages."""
+        self._seen += count
+        self._finished += count
+        if self._finished >= self.size:
+            if now - self._begun <= _GROW_SECONDS:
+                self.grow()
+            self._begun, self._finished = now, 0
+
+    def watch(self, now: float) -> None:
+        """Messages wait: a look follows."""
+        self._looked, self._seen = now, 0
+
+    def look(self, handlers: float, now: float) -> None:
+        """Handlers were at it since the last look: shrink to what they get done."""
+        rate = self._seen / max(now - self._looked, 1e-3)
+        needed = self._floor(handlers) + ceil(rate * LOOK_SECONDS)
+        if self.is_shared and self.size > 2 * needed:
+            self.size = needed
+            self._begun, self._finished = now, 0
+        self.watch(now)
 
 
 class _Lane:
@@ -188,19 +258,40 @@ class Prefetch:
         delivery.waiting -= taken
         return at >= end
 
+    def give_back(self, count: int) -> list[Part]:
+        """Take the messages out that would be handed out last, as settled without a word. Not of an ordered group."""
+        parts: list[Part] = []
+        for lanes in self._lanes:
+            while lanes and count > 0:
+                lane = lanes[-1]
+                delivery, end = lane.delivery, len(lane.indexes)
+                last = lane.indexes[max(lane.at, end - count) :]
+                lane.indexes = lane.indexes[: end - len(last)]
+                if lane.at >= len(lane.indexes):
+                    lanes.pop()
+                gone = [index for index in last if delivery.states[index] == WAITING]
+                self._take_out(delivery, gone)
+                count -= len(gone)
+                if gone:
+                    parts.append((delivery, gone))
+        return parts
+
     def drop(self, delivery: Delivery) -> list[int]:
         """Take all that waits of a delivery out, as settled without a word; which they were."""
         states = delivery.states
         gone = [index for index, state in enumerate(states) if state == WAITING]
+        self._take_out(delivery, gone)
+        if not self.count:
+            self._empty()  # or what was dropped while nobody takes would pile up
+        return gone
+
+    def _take_out(self, delivery: Delivery, gone: Sequence[int]) -> None:
         for index in gone:
-            states[index] = SETTLED
+            delivery.states[index] = SETTLED
         self.count -= len(gone)
         self.bytes -= _size(delivery, gone)
         delivery.waiting -= len(gone)
         delivery.left -= len(gone)
-        if not self.count:
-            self._empty()  # or what was dropped while nobody takes would pile up
-        return gone
 
     def _empty(self) -> None:
         # Only what lies behind the first one of each priority: that may be what is being taken from right now.

@@ -137,7 +137,7 @@ class Puller(Generic[P]):
     def ask_all(self, ask: Ask, wait: float) -> bool:
         """Ask all brokers that are not asked already, and let what they have wait; False if none is connected."""
         self._refusals.clear()
-        share = ask._replace(max_messages=min(ask.max_messages, *(one.credit for one in self._subscriptions)))
+        share = ask._replace(max_messages=min(ask.max_messages, *(one.window.ceiling for one in self._subscriptions)))
         for one in self._subscriptions:
             link = one.pool.current()
             if link is None or one in self._under_way:

@@ -1,8 +1,8 @@
 """Subscriptions: what a consumer tells each broker that has queues of its topic, and what it hears from it.
 
 A consumer has one subscription for each of these brokers. Leases, acks and credit belong to the broker they came from;
-the consumer's prefetch is shared out among them. The blocking and the asyncio consumer use the same subscriptions; each
-brings its own way to wait. No sockets, no threads.
+the consumer's prefetch is shared out among them, and each has as much credit of its share as handlers need. The
+blocking and the asyncio consumer use the same subscriptions; each brings its own way to wait. No sockets, no threads.
 
 What always holds: after a reconnect the subscription is sent again as itself, with the leases still held (D-22); the
 name in the group is the same at all brokers, stays when a connection changes, and no two consumers share it; what is
@@ -25,6 +25,7 @@ from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.leases import SETTLEMENTS_MAX, extension
 from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow
 from dmq.client.consumer.strategy import STRATEGIES, diff
 from dmq.errors import DMQError, LimitReached, NotConnected
 from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
@@ -107,7 +108,9 @@ class Subscription(Generic[P]):
         self._options = all.options
         self.pool: Final = pool
         self.book: Final = all.core.add_book()
-        self.credit = 0  # its share of the prefetch
+        self.window: Final = CreditWindow(1, is_shared=not all.options.broadcast)
+        self._told = 0  # what the broker takes for our credit
+        self._is_held = False  # it is to send nothing, for a while
         self.queues: list[int] = []  # that it takes by its strategy
         self._link: NamedLink | None = None  # over which it was sent last
 
@@ -126,10 +129,18 @@ class Subscription(Generic[P]):
             if self._link is link:
                 return
             self._link = link
+            self._told = self.window.size
         if self._all.is_divided:
             self._all.subscriber.attend(link)
         holding = self._core.holding(self.book)
-        header = self._options.subscribe(self._all.number, self.member(link), holding, self.queues, credit=self.credit)
+        header = self._options.subscribe(
+            self._all.number,
+            self.member(link),
+            holding,
+            self.queues,
+            credit=self._told,
+            share=self.window.ceiling,
+        )
         try:
             link.submit(
                 Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(link, answer), attended=True
@@ -149,8 +160,7 @@ class Subscription(Generic[P]):
                 self._all.end(error)
             return
         self._core.subscribed(self.book, reply)
-        if self._core.is_paused:
-            self.change_credit(-self.credit)
+        self.follow()
         self._all.subscriber.flush()
 
     def _again(self, link: NamedLink) -> None:
@@ -158,19 +168,40 @@ class Subscription(Generic[P]):
             self._link = None
             self.subscribe(link)
 
-    def change_credit(self, messages: int, link: Link | None = None) -> None:
-        """Let the broker send so many more, or fewer."""
-        link = link or self.pool.current()
-        if self._all.is_started and link is not None:
+    def hold(self, is_held: bool) -> None:
+        """Have the broker send nothing, or go on."""
+        self._is_held = is_held
+        self.follow()
+
+    def follow(self) -> None:
+        """Tell the broker of the credit that it has now, if it is another."""
+        link = self._link if self._all.is_started else None
+        if link is None:
+            return  # the next subscription has it right
+        with self._core.lock:
+            credit = 0 if self._is_held or self._core.is_paused else self.window.size
+            change, self._told = credit - self._told, credit
+        if change:
+            self._all.note_credit()
             try:
-                link.tell(Command.CREDIT, Credit(self._all.number, messages))
-            except NotConnected:
-                pass  # the next subscription has it right
+                link.tell(Command.CREDIT, Credit(self._all.number, change))
+            except DMQError:
+                pass  # as above
+
+    def starve(self) -> None:
+        """Handlers wait: if all our credit is in hand, ask for more."""
+        window = self.window
+        if window.size < window.ceiling and self._core.in_hand(self.book) >= window.size:
+            window.grow()
+            self.follow()
 
     def report(self) -> None:
-        """Tell the broker what was said of its messages."""
+        """Tell the broker what was said of its messages, and with it how many more we take."""
         if self.book.has_reports:
             frames = self._core.reports(self.book)
+            finished, self.book.finished = self.book.finished, 0
+            self.window.finished(finished, self._core.now())
+            self.follow()
             unsent = self.send(frames)
             if unsent:
                 self._core.not_sent(self.book, unsent)
@@ -256,6 +287,8 @@ class Subscription(Generic[P]):
 
     def _take(self, leases: Sequence[Lease], body: Buffer, since: float, without: Container[int] = ()) -> None:
         count = self._core.received(self.book, leases, body, since, without=without)
+        if count:
+            self._all.look_later()
         self._give_back_stray(leases)
         self._all.subscriber.wake(count)
 
@@ -341,6 +374,7 @@ class Subscriptions(Generic[P]):
         self.is_closing = False
         self.is_closed = False
         self._is_ticking = False
+        self._is_looking = False
 
     def __iter__(self) -> Iterator[Subscription[P]]:
         return iter([*self._all])
@@ -380,10 +414,10 @@ class Subscriptions(Generic[P]):
         self._all += [Subscription(self, pool) for pool in added]
         share, left = divmod(self.options.prefetch, len(self._all))
         for at, one in enumerate(self._all):
-            credit = max(1, share + (at < left))
-            change, one.credit = credit - one.credit, credit
+            one.window.limit(max(1, share + (at < left)))
+            one.window.begin(self.core.handlers / len(self._all), self.core.now())
             if one.pool not in added:
-                one.change_credit(change)
+                one.follow()
                 if (link := one.pool.current()) is not None:
                     self.subscriber.attend(link)
         for pool in added:
@@ -393,9 +427,11 @@ class Subscriptions(Generic[P]):
         """Subscribe everywhere, now or when there is a connection."""
         self.is_started = True
         for one in self._all:
+            one.window.begin(self.core.handlers / len(self._all), self.core.now())
             link = one.pool.current()
             if link is not None:
                 one.subscribe(link)
+        self.note_credit()
         self.tick_later()
 
     def report(self) -> None:
@@ -408,10 +444,41 @@ class Subscriptions(Generic[P]):
         if self.core.is_paused != is_paused:
             self.core.is_paused = is_paused
             for one in self._all:
-                one.change_credit(-one.credit if is_paused else one.credit)
+                one.follow()
             self.subscriber.wake(nudge=True)
         if is_paused and not self.is_started:
             self.core.release_waiting()
+
+    def note_credit(self) -> None:
+        """Have a quarter of our credit returned at a time."""
+        self.core.urgent_count = max(1, sum(one.window.size for one in self._all) // 4)
+
+    def starve(self) -> None:
+        """Handlers wait for messages: have more sent where we have all that we asked for."""
+        for one in self._all:
+            one.starve()
+
+    def look_later(self) -> None:
+        """Messages wait: look soon whether they are more than handlers get done."""
+        if not self._is_looking:
+            self._is_looking = True
+            now = self.core.now()
+            for one in self._all:
+                one.window.watch(now)
+            self._router.home.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._is_looking = False
+        core, now = self.core, self.core.now()
+        if self.is_closed or core.is_paused or not core.prefetched[0]:
+            return
+        for one in self._all:
+            one.window.look(core.handlers / len(self._all), now)
+            one.follow()
+        excess = core.in_hand() - sum(one.window.size for one in self._all)
+        if excess > 0 and not self.options.ordered:
+            core.release_last(excess)
+        self.look_later()
 
     def tick_later(self) -> None:
         """Look after the leases from now on."""

@@ -31,7 +31,9 @@ class Divider(FakeConsumer):
         self.subscription.connected(self.link)
 
     def push(self, leases: list[Lease], body: Buffer) -> None:
-        self.subscription.pushed(self.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body), self.clock.boottime()))
+        self.subscription.pushed(
+            self.link, Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body), self.clock.boottime())
+        )
 
     def hear(self, queues: int, *members: str, subscription: int = 1) -> None:
         told = GroupMembers(subscription, queues, [*members])

@@ -15,9 +15,10 @@ from tests.unit.client.links import FakeConsumer, FakeLink, Request
 class TwoBrokers(FakeConsumer):
     """A consumer that is subscribed at two brokers."""
 
-    def __init__(self, named: int = 2, **options: Any) -> None:
+    def __init__(self, named: int = 2, handlers: int = 8, **options: Any) -> None:
         self.links = [FakeLink("one"), FakeLink("two")]
         super().__init__(ConsumerOptions("orders", "billing", **options), *self.links, named=named)
+        self.core.handlers = handlers
         self.subscriptions.begin()
 
     def push(
@@ -55,7 +56,7 @@ def test_it_subscribes_at_both_under_one_name_and_shares_out_its_prefetch() -> N
     made = TwoBrokers(prefetch=7)
     headers = [made.subscribed(broker)[0] for broker in (0, 1)]
     assert [header.member for header in headers] == ["me.1", "me.1"]
-    assert [subscription.credit for subscription in made.subscriptions] == [4, 3]
+    assert [subscription.window.ceiling for subscription in made.subscriptions] == [4, 3]
     assert [header.prefetch_messages for header in headers] == [4, 3]
     assert made.attended == made.links
 
@@ -192,3 +193,95 @@ def test_it_subscribes_once_over_a_link() -> None:
     made = TwoBrokers()
     [*made.subscriptions][1].connected(made.links[1])  # as a thread of the pool may while another one begins
     assert (len(made.subscribed(0)), len(made.subscribed(1))) == (1, 1)
+
+
+# --- credit follows what handlers finish ------------------------------------------------------------------------------
+
+
+def finish(made: TwoBrokers, count: int, seconds: float) -> None:
+    """Handle so many messages that wait, each for so long."""
+    for delivery, index in made.core.take(count):
+        made.clock.advance(seconds)
+        made.core.ack(delivery, index)
+        made.flush()
+
+
+def test_a_member_asks_for_two_rounds_of_work_and_for_leases_that_may_grow() -> None:
+    made = TwoBrokers(handlers=4)
+    (first, second) = (made.subscribed(broker)[0] for broker in (0, 1))
+    assert (first.prefetch_messages, second.prefetch_messages) == (4, 4)
+    assert (first.batch, second.batch) == (250, 250)
+
+
+def test_credit_doubles_as_long_as_handlers_finish_it_in_no_time() -> None:
+    made = TwoBrokers(named=1, handlers=2, prefetch=30)
+    made.push(0, 1, *map(str, range(28)))
+    finish(made, 28, 0.001)
+    assert made.credits(0) == [4, 8, 14]  # 4, 8, 16, and all of it
+    assert made.core.urgent_count == 7
+
+
+def test_credit_stays_where_handlers_are_slow() -> None:
+    made = TwoBrokers(named=1, handlers=2)
+    made.push(0, 1, *map(str, range(8)))
+    finish(made, 8, 0.2)
+    assert made.credits(0) == []
+
+
+def test_credit_grows_for_those_who_wait_with_all_of_it_in_hand() -> None:
+    """A program may take many before it acks the first."""
+    made = TwoBrokers(named=1, handlers=1, prefetch=7)
+    made.subscriptions.starve()
+    assert made.credits(0) == []
+    made.push(0, 1, "a", "b")
+    assert len(made.core.take(2)) == 2
+    made.subscriptions.starve()
+    made.subscriptions.starve()
+    assert made.credits(0) == [2]
+    made.push(0, 2, "c", "d", first=2)
+    made.subscriptions.starve()
+    made.subscriptions.starve()
+    assert made.credits(0) == [2, 3]
+
+
+def test_a_member_that_becomes_slow_gives_back_what_it_will_not_get_to() -> None:
+    made = TwoBrokers(named=1, handlers=2, prefetch=64)
+    made.push(0, 1, *map(str, range(60)))
+    finish(made, 60, 0.001)
+    made.router.advance(1)
+    assert sum(made.credits(0)) == 60
+    made.push(0, 2, *map(str, range(60)), first=60)
+    slow = made.core.take(2)
+    made.router.advance(0.6)
+    assert sum(made.credits(0)) == 0  # as at the beginning
+    assert made.told(0)[-1] == (2, "RELEASE", [(64, 56)])  # two are in hand, and two more wait
+    assert made.links[0].told[-2] == Credit(1, -60)  # before, or they would come straight back
+    made.core.ack(*slow[0])
+    assert taken(made.core) == [b"2", b"3"]
+
+
+def test_an_ordered_member_that_becomes_slow_keeps_its_leases() -> None:
+    made = TwoBrokers(named=1, handlers=2, prefetch=64, ordered=True)
+    made.push(0, 1, *map(str, range(10)))
+    made.core.take(1)
+    made.router.advance(2)
+    assert made.told(0) == []
+
+
+def test_members_of_a_broadcast_group_share_nothing_and_ask_for_all() -> None:
+    made = TwoBrokers(named=1, handlers=2, prefetch=64, broadcast=True)
+    made.push(0, 1, *map(str, range(60)))
+    made.core.take(1)
+    made.router.advance(2)
+    assert (made.subscribed(0)[0].prefetch_messages, made.credits(0), made.told(0)) == (64, [], [])
+
+
+def test_credit_that_changes_during_a_pause_is_told_once_it_ends() -> None:
+    made = TwoBrokers(named=1, handlers=1, prefetch=64)
+    made.push(0, 1, "a", "b")
+    made.core.take(2)
+    made.subscriptions.set_paused(True)
+    made.subscriptions.starve()
+    assert made.credits(0) == [-2]
+    made.subscriptions.set_paused(False)
+    assert made.credits(0) == [-2, 4]
