@@ -11,7 +11,7 @@ import pytest
 import dmq
 from dmq.client.client import Client
 from dmq.testing import TestBroker
-from tests.integration.consumer.handler_thread import PATIENCE, lag, send
+from tests.integration.consumer.handler_thread import PATIENCE, Handling, lag, send
 from tests.patience import eventually
 
 # --- what a message says ----------------------------------------------------------------------------------------------
@@ -72,6 +72,36 @@ def test_a_typed_consumer_decodes_large_pulls_too_whatever_was_looked_at_before(
         messages += consumer.pull(40)
     assert [message.key for message in messages] == [*map(str, range(40))]
     assert [message.body for message in messages] == [Order(n) for n in range(40)]
+
+
+def letters(client: Client) -> list[tuple[str | None, str, int]]:
+    return [(letter.key, letter.reason, letter.attempts) for letter in client.admin.dead_letters(group="billing")]
+
+
+@pytest.mark.parametrize("way", ["iterate", "run", "pull"])
+def test_a_body_that_is_not_of_the_type_is_a_dead_letter_at_once(client: Client, way: str) -> None:
+    producer = client.producer()
+    for key, body in (("bad", b"{"), ("good", b'{"number":7}'), ("worse", b"\xff")):
+        producer.send("orders", body, key=key)
+    consumer = client.consumer("orders", "billing", type=Order)
+    found: list[object] = []
+    if way == "iterate":
+        threading.Timer(2.0, consumer.close).start()  # behind the good one is a bad one: nothing more comes
+        for message in consumer:
+            found.append(message.body)
+            message.ack()
+    elif way == "run":
+        with Handling(consumer, lambda message: found.append(message.body), workers=1):
+            eventually(lambda: found and lag(client) == 0)
+    else:
+        while not found:
+            batch = consumer.pull()
+            found += [message.body for message in batch]
+            batch.ack()
+    assert found == [Order(7)]
+    eventually(lambda: len(letters(client)) == 2)
+    assert sorted(letters(client)) == [("bad", "REJECTED", 1), ("worse", "REJECTED", 1)]
+    assert "no Order" in client.admin.dead_letters(group="billing")[0].last_error
 
 
 # --- the ways to consume ----------------------------------------------------------------------------------------------
@@ -148,13 +178,13 @@ def test_prefetch_bounds_what_is_out(client: Client) -> None:
 
 def test_the_highest_priority_that_is_here_comes_first(client: Client) -> None:
     consumer = client.consumer("orders", "billing")
-    send(client, "first")
-    first = next(consumer)
+    send(client, *map(str, range(17)))
+    first = [next(consumer) for _ in range(17)]  # one that keeps many is given more ahead
     client.producer().send_many("orders", [dmq.Message(b"%d" % n, priority=n) for n in range(10)])
-    eventually(lambda: client.admin.lag("orders", "billing").queues[0].leased == 11)
+    eventually(lambda: client.admin.lag("orders", "billing").queues[0].leased == 27)
     client.admin.topics()  # what was pushed before the answer is read with it
     assert [next(consumer).priority for _ in range(10)] == list(range(9, -1, -1))
-    first.ack()
+    consumer.ack(first)
 
 
 def test_tags_are_compared_exactly(client: Client) -> None:

@@ -33,7 +33,7 @@ def test_a_client_that_comes_under_the_same_name_takes_over_and_the_first_is_tol
         assert next(second).body == b"a", "what the first had is handed out again"
         with pytest.raises(dmq.SubscriptionSuperseded, match=r"another client.*'shop-1.1'.*client_id of its own"):
             next(first)
-        assert any(record.message == "subscription ended" for record in caplog.records)
+        assert any(record.message.startswith("subscription ended") for record in caplog.records)
         producer.send("orders", b"b")
         assert next(second).body == b"b"
 

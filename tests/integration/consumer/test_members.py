@@ -51,6 +51,49 @@ def test_two_members_share_the_work(broker: TestBroker, client: Client) -> None:
     assert not seen["one"] & seen["two"]
 
 
+def test_members_with_slow_handlers_share_by_need(broker: TestBroker, client: Client) -> None:
+    """The prefetch has room for all of them, and one member got them all."""
+    seen: dict[str, int] = {"one": 0, "two": 0}
+    consumers = {name: broker.connect().consumer("orders", "billing") for name in seen}
+
+    def handler(name: str) -> Callable[[ReceivedMessage], None]:
+        def handle(message: ReceivedMessage) -> None:
+            time.sleep(0.1)
+            seen[name] += 1
+
+        return handle
+
+    with (
+        Handling(consumers["one"], handler("one"), workers=1, policy="block"),
+        Handling(consumers["two"], handler("two"), workers=1, policy="block"),
+    ):
+        client.admin.create_group("billing", "orders")
+        eventually(lambda: client.admin.group("billing").members == 2)
+        client.producer().send_many("orders", [dmq.Message(b"%d" % n) for n in range(40)])
+        eventually(lambda: sum(seen.values()) == 40)
+    assert min(seen.values()) >= 12, seen
+
+
+def test_a_member_that_joins_later_gets_what_a_slow_one_will_not_get_to(broker: TestBroker, client: Client) -> None:
+    is_slow = threading.Event()
+    done: list[bytes] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        if is_slow.is_set():
+            time.sleep(PATIENCE)
+        done.append(message.body)
+
+    client.producer().send_many("orders", [dmq.Message(b"fast") for _ in range(300)])
+    slow = broker.connect().consumer("orders", "billing")
+    threading.Thread(target=slow.run, args=(handle,), kwargs={"workers": 1, "policy": "block"}, daemon=True).start()
+    eventually(lambda: len(done) == 300)  # it has all the credit that it may have
+    is_slow.set()
+    client.producer().send_many("orders", [dmq.Message(b"%d" % n) for n in range(50)])
+    idle = broker.connect().consumer("orders", "billing")
+    found = {message.body for message, _ in zip(idle, range(48), strict=False)}
+    assert len(found) == 48  # but for one that the slow one works on, and one that waits for it
+
+
 def test_a_member_that_closes_gives_back_what_it_had_untried(broker: TestBroker, client: Client) -> None:
     send(client, "a", "b")
     leaving = broker.connect().consumer("orders", "billing")

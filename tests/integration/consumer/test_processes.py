@@ -13,22 +13,28 @@ import pytest
 
 import dmq
 from dmq.client.client import Client, connect
-from tests.integration.consumer import processes
+from tests.integration.consumer import processes, signalled
+from tests.patience import eventually
 
 
 class Process:
     """A process of `tests.integration.consumer.processes`."""
 
-    def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, processes.__file__, *arguments], stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, *arguments: str, program: str = processes.__file__) -> None:
+        self._process = subprocess.Popen([sys.executable, program, *arguments], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.output: IO[str] = self._process.stdout
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def end(self, number: int = signal.SIGKILL) -> list[str]:
         """Send it a signal; what it said until its end."""
-        self._process.send_signal(number)
+        self.send(number)
         said = self.output.read().splitlines()
         self.output.close()
         self._process.wait(30)
@@ -82,3 +88,31 @@ def test_another_member_takes_over_from_one_that_was_killed(url: str, client: Cl
     assert {body for body, _ in rest} == {*range(20)}
     attempts = dict(rest)
     assert {attempts[body] for body in held} == {2}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_that_run_in_a_process_and_no_handler_is_cut_short(
+    url: str, client: Client, number: signal.Signals
+) -> None:
+    process = Process(url, "0.5", program=signalled.__file__)
+    running = {*signalled.GROUPS, "four"}
+    said: list[list[str]] = []
+    while {words[1] for words in said} != running:
+        said.append(process.output.readline().split())
+    said += [line.split() for line in process.end(number)]
+    assert said[-2:] == [["restored", "True"], ["ended"]]
+    for group in running:
+        assert said.count(["begun", group]) == said.count(["done", group])
+
+
+def test_a_second_signal_ends_a_process_whose_handlers_take_long(url: str, client: Client) -> None:
+    process = Process(url, "600", program=signalled.__file__)
+    assert process.output.readline().startswith("begun")
+    process.send(signal.SIGTERM)
+
+    def is_ended_by_another() -> bool:
+        process.send(signal.SIGTERM)
+        return not process.is_alive
+
+    eventually(is_ended_by_another)
+    assert ["ended"] not in [line.split() for line in process.end()]

@@ -32,7 +32,7 @@ def test_a_pull_of_one_queue_gets_that_queue_and_waits_for_it(client: dmq.Client
 def test_pushes_stop_at_the_prefetch_and_every_ack_makes_room(scene: Scene) -> None:
     scene.send(*range(20))
     consumer = scene.consumer(prefetch=4)
-    first = next(consumer)
+    first, *_ = [next(consumer) for _ in range(4)]
     eventually(lambda: scene.queue().leased == 4)
     first.ack()
     eventually(lambda: scene.queue().floor == 1 and scene.queue().leased == 4)
@@ -42,13 +42,14 @@ def test_pushes_are_bounded_in_bytes_as_well(scene: Scene) -> None:
     with scene.client.producer(compression="none") as producer:
         producer.send_many(scene.topic, [dmq.Message(bytes(4000)) for _ in range(20)])
     consumer = scene.consumer(prefetch_bytes=10_000, batch=1)
-    messages = iter(consumer)
+    held = [next(consumer) for _ in range(3)]
     for number in range(20):
-        message = next(messages)
         assert scene.queue().leased <= 3, "the third one goes out while there is room; then no more"
         if number < 17:
             eventually(lambda: scene.queue().leased == 3)
-        message.ack()
+        held.pop(0).ack()
+        if number < 17:
+            held.append(next(consumer))
     eventually(lambda: scene.queue().floor == 20)
 
 

@@ -47,6 +47,7 @@ def test_what_waits_of_a_queue_that_moves_goes_to_its_new_member_as_not_tried(cl
         first.resume()
         eventually(lambda: scene.lag() == 0)
     idle = scene.consumer(strategy="circle", prefetch=100)
+    idle._core.handlers = 20  # it asks for two messages for each of them
     for n in range(40, 80):
         scene.send(n, business_id=f"u-{n}", ordered=True)
     next(idle)

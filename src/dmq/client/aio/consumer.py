@@ -301,8 +301,8 @@ class AioConsumer:
     ) -> None:
         """Call a handler for each message until the consumer is closed; acks after the handler.
 
-        In the main thread SIGTERM closes the consumer too: handlers that run are finished, the other messages go back
-        to the broker.
+        In the main thread SIGTERM and SIGINT close the consumer too, with all others that run in the process: handlers
+        that run are finished, the other messages go back to the broker. A second signal ends the program at once.
 
         Parameters:
             handler: called with the message; on an event loop a coroutine function, or a plain function, which runs in

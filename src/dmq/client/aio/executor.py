@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +18,12 @@ from dmq.client.aio.message import AioMessage
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.executor import ORDERED_TURN_MAX
-from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge
+from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge, tell_failure
+from dmq.client.stop_signals import STOP_SIGNALS
 from dmq.errors import DMQError
-from dmq.event_log import EventLog
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["AioExecutor"]
-
-log = EventLog(__name__)
 
 
 class AioSource(Protocol):
@@ -92,7 +89,8 @@ class AioExecutor:
         if self._policy == "reject":
             core.room = lambda: self._idle
         core.handlers = count = self._workers + (self._policy == "caller-runs")
-        catches = self._catch_signal()
+        loop = asyncio.get_running_loop()
+        STOP_SIGNALS.add(self, lambda: loop.call_soon_threadsafe(self._consumer.stop))
         try:
             self._tasks |= {asyncio.create_task(self._work()) for _ in range(count)}
             await asyncio.wait(self._tasks)
@@ -103,8 +101,7 @@ class AioExecutor:
             raise
         finally:
             self._tasks.clear()
-            if catches:
-                asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+            STOP_SIGNALS.remove(self)
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
             core.is_running = False
@@ -112,16 +109,6 @@ class AioExecutor:
             core.room = None
         if self._error is not None and not self._consumer.is_closing:
             raise self._error
-
-    def _catch_signal(self) -> bool:
-        """Let SIGTERM close the consumer, if this loop gets signals and nobody else catches it."""
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return False
-        try:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._consumer.stop)
-        except (NotImplementedError, RuntimeError, ValueError):
-            return False
-        return True
 
     async def _work(self) -> None:
         try:
@@ -199,7 +186,7 @@ class AioExecutor:
                 error = raised
             verdict = judge(error, tries, self._local_retries)
             if verdict.is_error:
-                log.warning("a handler failed", topic=message.topic, message_id=str(message.id), exc_info=error)
+                tell_failure(message, error)
             if verdict.is_again and not self._core.without_expired([place]):
                 return
             if not verdict.is_again or message.is_settled:

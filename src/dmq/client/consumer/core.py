@@ -18,6 +18,7 @@ What always holds:
   letter.
 - Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
   and no attempt is counted.
+- A message whose body is not of the consumer's `type` is rejected at once, and the user gets the next one.
 - All state is guarded by `lock`; `on_reports` and `on_free` are called without it.
 """
 
@@ -31,6 +32,7 @@ import numpy as np
 
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of
 from dmq.client.consumer.leases import LeaseBook, settlements_of
+from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part, Prefetch
 from dmq.clock import Clock
@@ -64,6 +66,7 @@ class ConsumerCore:
         self.now: Final = clock.boottime
         """The time that leases run by."""
         self._prefetch = Prefetch(is_ordered=options.ordered, is_free=self._is_free, is_over=self._drop)
+        self._is_plain = not options.ordered and options.type is None  # a message is taken as it is
         self._turns: set[tuple[int, str, int]] = set()  # of an ordered group, the queues that a handler works on
         self._books: list[LeaseBook] = []
         self._said = 0  # of how many messages since the last report, about
@@ -80,7 +83,8 @@ class ConsumerCore:
         self.is_report_due = False  # somebody is about to ask for reports
         self.has_company = False  # a request is about to leave that reports can travel with
         self.on_reports: Callable[[bool], None] = lambda is_urgent: None
-        self._is_freed = False  # and nobody was told yet
+        self._unreadable: list[tuple[ReceivedMessage, str]] = []  # rejected, and nobody was told yet
+        self._is_freed = False  # the same
         self.on_free: Callable[[], None] = lambda: None  # what waited for an earlier lease may be taken now
 
     def add_book(self) -> LeaseBook:
@@ -141,7 +145,9 @@ class ConsumerCore:
                         delivery.states[index] = TAKEN
                 if chosen:
                     parts.append((delivery, chosen))
+            parts = self._readable_parts(parts)
             must_report = bool(book.dirty)
+        self._tell_unreadable()
         if must_report:
             self.on_reports(False)
         return parts
@@ -264,9 +270,46 @@ class ConsumerCore:
             self._has_progress = True
             taken = self._prefetch.take(limit, self.now())
             self._taken += len(taken)
+            if self._is_plain:
+                return taken
+            while self.options.type is not None and taken and not (taken := self._readable(taken)):
+                taken = self._prefetch.take(limit, self.now())
+                self._taken += len(taken)
             if taken and is_turn and self.options.ordered:
                 self._turns.add(_place(taken[0][0]))
-            return taken
+        self._tell_unreadable()
+        return taken
+
+    def _readable(self, taken: list[tuple[Delivery, int]]) -> list[tuple[Delivery, int]]:
+        """Those whose bodies are of the consumer's type. No attempt will help the others: they are rejected."""
+        readable = []
+        for delivery, index in taken:
+            why = delivery.why_unreadable(index)
+            if why:
+                self._settle(delivery, index, Outcome.REJECT, -1, reason=why)
+                self._unreadable.append((ReceivedMessage(delivery, index), why))
+            else:
+                readable.append((delivery, index))
+        return readable
+
+    def _readable_parts(self, parts: list[Part]) -> list[Part]:
+        if self.options.type is None:
+            return parts
+        found: list[Part] = []
+        for delivery, indexes in parts:
+            readable = [index for _, index in self._readable([(delivery, index) for index in indexes])]
+            if readable:
+                found.append((delivery, readable))
+        return found
+
+    def _tell_unreadable(self) -> None:
+        """Say what was rejected, in the log and to the broker."""
+        if self._unreadable:
+            unreadable, self._unreadable = self._unreadable, []
+            for message, why in unreadable:
+                facts = facts_of(message)
+                log.warning("a body was rejected", once_for=self.options.group, exc_info=None, **facts, reason=why)
+            self.on_reports(False)
 
     def end_turn(self, taken: Sequence[tuple[Delivery, int]]) -> None:
         """The handlers of what was taken for a turn are done: of an ordered group, the queue may be worked on again."""
@@ -297,7 +340,9 @@ class ConsumerCore:
             for delivery, chosen in parts:
                 self._taken += len(chosen)
                 delivery.is_pulled = not delivery.waiting
-            return parts
+            parts = self._readable_parts(parts)
+        self._tell_unreadable()
+        return parts
 
     def in_hand(self, book: LeaseBook | None = None) -> int:
         """Messages of a broker, or of all, that are here and not settled."""

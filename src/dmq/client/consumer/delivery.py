@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.producer.encoder import decode_body
+from dmq.errors import InvalidMessage
 from dmq.model import MessageId
 from dmq.offset_runs import offset_runs
 from dmq.protocol.consume import Lease, Outcome
@@ -42,6 +43,7 @@ _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 
 # From this many records on, finding all spans at once is cheaper than looking at one record after another.
 _MANY: Final = 16
+_MISSING: Final = object()
 
 
 class Holder(Protocol):
@@ -78,6 +80,7 @@ class Delivery:
     """
 
     __slots__ = (
+        "_decoded",
         "_offsets",
         "_records",
         "_run_ends",
@@ -123,6 +126,7 @@ class Delivery:
         self.is_dirty = False
         self.is_pulled = False
         self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
+        self._decoded: dict[int, Any] = {}
         self._records: list[RecordView | None] | None = None
         self.spans: Spans | None = None  # of bodies and keys, once somebody looks at one and there are many
         self._offsets: list[int] | None = None
@@ -155,9 +159,20 @@ class Delivery:
         """A message's body, as it was sent or as an object of the consumer's type."""
         type_ = self.core.options.type
         if type_ is not None:
-            return decode_body(type_, self.raw_body(index))
+            decoded = self._decoded.pop(index, _MISSING)
+            return decode_body(type_, self.raw_body(index)) if decoded is _MISSING else decoded
         self._look_at_many()
         return self.raw_body(index)
+
+    def why_unreadable(self, index: int) -> str:
+        """Why a body is not of the consumer's type; "" if it is. The object is kept for the first who asks for it."""
+        try:
+            self._decoded[index] = decode_body(self.core.options.type, self.raw_body(index))
+        except InvalidMessage as error:
+            return error.message
+        except Exception:
+            pass  # the mistake is not the body's, and whoever asks for it learns of it
+        return ""
 
     def _look_at_many(self) -> None:
         """Find all spans at once; not where bodies are typed, since what has a span is taken for the body itself."""

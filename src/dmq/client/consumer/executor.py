@@ -12,8 +12,6 @@ its lease; a stop finishes what runs and gives the rest back.
 
 from __future__ import annotations
 
-import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,14 +19,13 @@ from typing import Any, Final, Protocol
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
-from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge
+from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge, tell_failure
 from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.stop_signals import STOP_SIGNALS
 from dmq.errors import DMQError
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["Executor"]
-
-log = logging.getLogger(__name__)
 
 # A worker takes as many messages at a time as run in about this long: quick handlers share the cost of taking, and
 # behind a slow one nothing waits that another worker could do.
@@ -101,7 +98,7 @@ class Executor:
             threading.Thread(target=self._work, name=f"dmq-worker-{number}", daemon=True)
             for number in range(self._workers)
         ]
-        before = self._catch_signal()
+        STOP_SIGNALS.add(self, self._close, is_forced=True)
         try:
             for thread in threads:
                 thread.start()
@@ -116,8 +113,7 @@ class Executor:
             for thread in threads:
                 thread.join()
             self._threads.discard(threading.get_ident())
-            if before is not None:
-                signal.signal(signal.SIGTERM, before)
+            STOP_SIGNALS.remove(self)
             core.is_running = False
             core.handlers = 1
             core.room = None
@@ -126,18 +122,6 @@ class Executor:
 
     def _room(self) -> int:
         return self._idle
-
-    def _catch_signal(self) -> Any:
-        """Let SIGTERM close the consumer, if this is the thread that gets signals; what caught it before."""
-        if threading.current_thread() is not threading.main_thread():
-            return None
-
-        def on_signal(number: int, frame: Any) -> None:
-            log.info("SIGTERM: finishing what runs")
-            # A lock that stop() needs may be held by what was interrupted: so not in this thread.
-            threading.Thread(target=self._close, name="dmq-stop", daemon=True).start()
-
-        return signal.signal(signal.SIGTERM, on_signal)
 
     def _close(self) -> None:
         self._consumer.stop()
@@ -228,9 +212,7 @@ class Executor:
                 raise raised  # a program that is being interrupted, not a handler that failed
             verdict = judge(raised, tries, self._local_retries)
             if verdict.is_error:
-                log.warning(
-                    "a handler failed", extra={"topic": message.topic, "message_id": str(message.id)}, exc_info=raised
-                )
+                tell_failure(message, raised)
             if verdict.is_again and not self._core.without_expired([place]):
                 return
             if not verdict.is_again or message.is_settled:

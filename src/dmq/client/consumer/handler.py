@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from dmq.client.arguments import delay_ms
-from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.errors import InvalidSettings
+from dmq.event_log import EventLog
 
-__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "Verdict", "begin_handling", "judge"]
+__all__ = ["POLICIES", "RateLimit", "Reject", "Retry", "Verdict", "begin_handling", "judge", "tell_failure"]
+
+log = EventLog(__name__)
 
 POLICIES: Final = ("caller-runs", "block", "reject")
 
@@ -96,6 +99,12 @@ def judge(error: BaseException | None, tries: int, local_retries: int) -> Verdic
         return Verdict(True, lambda message: None)
     text = f"{type(error).__name__}: {_text(error)}"
     return Verdict(False, lambda message: message.nack(None, text), is_error=True)
+
+
+def tell_failure(message: ReceivedMessage, error: BaseException | None) -> None:
+    """Log that a handler failed; the same kind of error at most every ten seconds, with how many there were."""
+    once_for = (message.group, message.topic, type(error).__name__)
+    log.warning("a handler failed", once_for=once_for, **facts_of(message), error=_text(error), exc_info=error)
 
 
 def _text(reason: object) -> str:

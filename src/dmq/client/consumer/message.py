@@ -22,7 +22,7 @@ from dmq.protocol.consume import Outcome
 from dmq.records.attributes import Attributes
 from dmq.records.layout import BODY_AT
 
-__all__ = ["Batch", "OpenedMessage", "ReceivedMessage"]
+__all__ = ["Batch", "OpenedMessage", "ReceivedMessage", "facts_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ACK: Final = Outcome.ACK
@@ -277,6 +277,19 @@ class Batch(Sequence[M], Generic[M]):
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages>"
+
+
+def facts_of(message: ReceivedMessage) -> dict[str, object]:
+    """What a line in the log says of a message, so that a person finds it."""
+    return {
+        "topic": message.topic,
+        "queue": message.queue,
+        "offset": message.offset,
+        "key": message.key,
+        "group": message.group,
+        "attempt": message.attempt,
+        "message_id": str(message.id),
+    }
 
 
 def parts_to_ack(messages: Any) -> Sequence[Any]:

@@ -81,10 +81,14 @@ class CreditWindow:
         """Messages wait: a look follows."""
         self._looked, self._seen = now, 0
 
-    def look(self, handlers: float, now: float) -> None:
-        """Handlers were at it since the last look: shrink to what they get done."""
+    def look(self, handlers: float, taken: float, now: float) -> None:
+        """Handlers were at it since the last look: shrink to what they get done.
+
+        Parameters:
+            taken: how many messages they have now; a program may keep many before it acks the first.
+        """
         rate = self._seen / max(now - self._looked, 1e-3)
-        needed = self._floor(handlers) + ceil(rate * LOOK_SECONDS)
+        needed = max(self._floor(handlers), ceil(taken + handlers)) + ceil(rate * LOOK_SECONDS)
         if self.is_shared and self.size > 2 * needed:
             self.size = needed
             self._begun, self._finished = now, 0

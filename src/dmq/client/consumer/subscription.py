@@ -13,7 +13,6 @@ the lease is still ours: so does one that came while the process stood still. A 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -28,6 +27,7 @@ from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow
 from dmq.client.consumer.strategy import STRATEGIES, diff
 from dmq.errors import DMQError, LimitReached, NotConnected
+from dmq.event_log import EventLog
 from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
 from dmq.protocol.consume import (
     Assign,
@@ -46,7 +46,7 @@ from dmq.protocol.status import ErrorHeader
 
 __all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "AnySubscriber", "NamedLink", "Subscription", "Subscriptions"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 ANSWER_SECONDS: Final = 10.0
@@ -113,6 +113,7 @@ class Subscription(Generic[P]):
         self._is_held = False  # it is to send nothing, for a while
         self.queues: list[int] = []  # that it takes by its strategy
         self._link: NamedLink | None = None  # over which it was sent last
+        self._subscribed_at: NamedLink | None = None  # the same, once it is on its way: credit must come behind it
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Subscription(Generic[P]):
         with self._core.lock:
             if self._link is link:
                 return
-            self._link = link
+            self._link, self._subscribed_at = link, None
             self._told = self.window.size
         if self._all.is_divided:
             self._all.subscriber.attend(link)
@@ -146,7 +147,9 @@ class Subscription(Generic[P]):
                 Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(link, answer), attended=True
             )
         except DMQError:
-            pass  # the connection is gone; the next one is subscribed on
+            return  # the connection is gone; the next one is subscribed on
+        self._subscribed_at = link
+        self.follow()
 
     def _subscribed(self, link: NamedLink, answer: Frame | DMQError) -> None:
         if isinstance(answer, DMQError):
@@ -160,7 +163,6 @@ class Subscription(Generic[P]):
                 self._all.end(error)
             return
         self._core.subscribed(self.book, reply)
-        self.follow()
         self._all.subscriber.flush()
 
     def _again(self, link: NamedLink) -> None:
@@ -175,9 +177,9 @@ class Subscription(Generic[P]):
 
     def follow(self) -> None:
         """Tell the broker of the credit that it has now, if it is another."""
-        link = self._link if self._all.is_started else None
-        if link is None:
-            return  # the next subscription has it right
+        link = self._link
+        if link is None or link is not self._subscribed_at:
+            return  # the subscription has it right, or is followed by what changed meanwhile
         with self._core.lock:
             credit = 0 if self._is_held or self._core.is_paused else self.window.size
             change, self._told = credit - self._told, credit
@@ -191,8 +193,9 @@ class Subscription(Generic[P]):
     def starve(self) -> None:
         """Handlers wait: if all our credit is in hand, ask for more."""
         window = self.window
-        if window.size < window.ceiling and self._core.in_hand(self.book) >= window.size:
-            window.grow()
+        if window.size < window.ceiling and (in_hand := self._core.in_hand(self.book)) >= window.size:
+            while in_hand >= window.size < window.ceiling:
+                window.grow()
             self.follow()
 
     def report(self) -> None:
@@ -280,7 +283,7 @@ class Subscription(Generic[P]):
                 self._divide(link, header)
         elif isinstance(header, SubscriptionEnded):
             if header.subscription == self._all.number:
-                log.warning("subscription ended", extra={"group": self._options.group, "reason": header.message})
+                log.warning("subscription ended", group=self._options.group, reason=header.message)
                 self._all.end(error_from_status(header.status, ErrorHeader(header.message)))
         elif isinstance(header, ServerReboot):
             self._core.release_waiting(self.book)  # it drains: what nobody has begun can wait for its return
@@ -327,7 +330,7 @@ class Subscription(Generic[P]):
         if not dropped and not added:
             return
         self.queues = wanted
-        log.info("queues divided", extra={"group": self._options.group, "dropped": dropped, "added": added})
+        log.info("queues divided", group=self._options.group, dropped=dropped, added=added)
         try:
             link.tell(Command.ASSIGN, Assign(self._all.number, wanted))
         except DMQError:
@@ -415,7 +418,7 @@ class Subscriptions(Generic[P]):
         share, left = divmod(self.options.prefetch, len(self._all))
         for at, one in enumerate(self._all):
             one.window.limit(max(1, share + (at < left)))
-            one.window.begin(self.core.handlers / len(self._all), self.core.now())
+            one.window.begin(self._handlers, self.core.now())
             if one.pool not in added:
                 one.follow()
                 if (link := one.pool.current()) is not None:
@@ -427,7 +430,7 @@ class Subscriptions(Generic[P]):
         """Subscribe everywhere, now or when there is a connection."""
         self.is_started = True
         for one in self._all:
-            one.window.begin(self.core.handlers / len(self._all), self.core.now())
+            one.window.begin(self._handlers, self.core.now())
             link = one.pool.current()
             if link is not None:
                 one.subscribe(link)
@@ -448,6 +451,12 @@ class Subscriptions(Generic[P]):
             self.subscriber.wake(nudge=True)
         if is_paused and not self.is_started:
             self.core.release_waiting()
+
+    @property
+    def _handlers(self) -> float:
+        """How many messages handlers work on at a time, of each broker; in an ordered group each has a lease."""
+        each = self.options.batch if self.options.ordered else 1
+        return self.core.handlers * each / len(self._all)
 
     def note_credit(self) -> None:
         """Have a quarter of our credit returned at a time."""
@@ -470,13 +479,16 @@ class Subscriptions(Generic[P]):
     def _look(self) -> None:
         self._is_looking = False
         core, now = self.core, self.core.now()
-        if self.is_closed or core.is_paused or not core.prefetched[0]:
+        waiting = core.prefetched[0]
+        # What waits in an ordered group waits for its queue, and nobody else can have it.
+        if self.is_closed or core.is_paused or self.options.ordered or not waiting:
             return
+        in_hand, brokers = core.in_hand(), len(self._all)
         for one in self._all:
-            one.window.look(core.handlers / len(self._all), now)
+            one.window.look(self._handlers, (in_hand - waiting) / brokers, now)
             one.follow()
-        excess = core.in_hand() - sum(one.window.size for one in self._all)
-        if excess > 0 and not self.options.ordered:
+        excess = in_hand - sum(one.window.size for one in self._all)
+        if excess > 0:
             core.release_last(excess)
         self.look_later()
 

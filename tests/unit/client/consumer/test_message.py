@@ -13,7 +13,7 @@ from dmq.client.consumer.prefetch import Part
 from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
-from dmq.protocol.consume import Lease
+from dmq.protocol.consume import Lease, Outcome
 from dmq.records import encode_batch
 from dmq.records.compression import Compressor
 from tests.unit.client.deliveries import book, core, frame
@@ -84,12 +84,33 @@ def test_a_key_that_is_no_text_is_told_by_the_message_that_has_it() -> None:
     assert found[200].key == "k-200"
 
 
-def test_typed_bodies_are_decoded_when_they_are_asked_for() -> None:
+def test_a_body_that_is_not_of_the_type_is_rejected_and_in_no_batch() -> None:
+    made = core(type=dict)
     messages = [Message(b'{"n": %d}' % n if n != 3 else b"{", f"k-{n}") for n in range(MANY)]
-    batch = Batch(ReceivedMessage, pulled(core(type=dict), *frame(1, messages)), OpenedMessage)
-    taken = [*batch]
-    assert taken[4].body == {"n": 4}
-    assert taken[3].raw == b"{"
+    batch = Batch(ReceivedMessage, pulled(made, *frame(1, messages)), OpenedMessage)
+    assert [message.body["n"] for message in batch] == [n for n in range(MANY) if n != 3]
+    ((settlement,),) = (settle.settlements for settle in made.reports(book(made)))
+    assert (settlement.outcome, settlement.ranges) == (Outcome.REJECT, [(3, 1)])
+    assert "no dict" in settlement.reason
+
+
+def test_a_typed_body_is_another_object_for_each_who_asks() -> None:
+    """A handler that is tried again after an error must not find what its first try has changed."""
+    (part,) = pulled(core(type=dict), *frame(1, [Message(b'{"n": 1}')]))
+    message = Batch(ReceivedMessage, [part])[0]
+    message.body["n"] = 2
+    assert message.body == {"n": 1}
+
+
+def test_a_type_that_fails_by_itself_is_told_to_who_asks_for_the_body() -> None:
+    class Broken:
+        @staticmethod
+        def model_validate_json(body: bytes) -> object:
+            raise KeyError("a mistake of the program")
+
+    (part,) = pulled(core(type=Broken), *frame(1, [Message(b"{}")]))
+    with pytest.raises(KeyError, match="mistake"):
+        _ = Batch(ReceivedMessage, [part])[0].body
 
 
 def test_some_messages_of_a_delivery_are_opened_alone() -> None:

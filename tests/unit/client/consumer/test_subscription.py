@@ -244,6 +244,16 @@ def test_credit_grows_for_those_who_wait_with_all_of_it_in_hand() -> None:
     assert made.credits(0) == [2, 3]
 
 
+def test_a_program_that_keeps_many_before_it_acks_the_first_gets_on() -> None:
+    made = TwoBrokers(named=1, handlers=1, prefetch=64)
+    for lease in range(20):
+        made.push(0, lease, str(lease), first=lease)
+        assert made.core.take(1)
+        made.router.advance(0.3)
+        made.subscriptions.starve()
+        assert 2 + sum(made.credits(0)) > lease + 1
+
+
 def test_a_member_that_becomes_slow_gives_back_what_it_will_not_get_to() -> None:
     made = TwoBrokers(named=1, handlers=2, prefetch=64)
     made.push(0, 1, *map(str, range(60)))
