@@ -11,10 +11,10 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -220,13 +220,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flags: by key, as in `store.segment_bytes`; a None means that the flag was not given.
 
         Raises:
-            InvalidSettings: a key is unknown, a value is bad, two values contradict each other, or the file cannot be
-                read. A bad value is an error even where a stronger source overrides it.
+            InvalidSettings: keys are unknown, values are bad, two values contradict each other, or the file cannot be
+                read. All unknown keys and bad values are told at once. A bad value is an error even where a stronger
+                source overrides it.
         """
         values = {key: field.default for key, field in FIELDS.items()}
         sources = dict.fromkeys(FIELDS, "default")
-        for field, value, source in (*_from_file(file), *_from_environ(environ or {}), *_from_flags(flags or {})):
+        wrong: list[InvalidSettings] = []
+        for found in (*_from_file(file), *_from_environ(environ or {}), *_from_flags(flags or {})):
+            if isinstance(found, InvalidSettings):
+                wrong.append(found)
+                continue
+            field, value, source = found
             values[field.key], sources[field.key] = value, source
+        if wrong:
+            raise _all_of(wrong)
         try:
             store = StoreSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "store"})
             broker = BrokerSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "broker"})
@@ -386,7 +394,28 @@ def _known(key: str, source: str, name: str | None = None) -> Field:
     raise InvalidSettings(f"there is no setting {name or key} ({source}): {hint}", keys=[key], source=source)
 
 
-def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[Field, Any, str]]:
+# A value of a source, or why it is none.
+_Found: TypeAlias = "tuple[Field, Any, str] | InvalidSettings"
+
+
+def _read(key: str, raw: object, source: str, *, text: bool, name: str | None = None) -> _Found:
+    try:
+        field = _known(key, source.partition(" ")[0] if name or source.startswith("flag ") else source, name)
+        return field, field.parse(raw, source, text=text), source
+    except InvalidSettings as error:
+        return error
+
+
+def _all_of(wrong: Sequence[InvalidSettings]) -> InvalidSettings:
+    """One error that tells them all."""
+    if len(wrong) == 1:
+        return wrong[0]
+    keys = [key for error in wrong for key in error.detail.get("keys", ())]
+    told = "; ".join(error.message for error in wrong)
+    return InvalidSettings(f"{len(wrong)} settings are wrong: {told}", keys=keys)
+
+
+def _from_file(file: str | os.PathLike[str] | None) -> Iterator[_Found]:
     if file is None:
         return
     path = os.fspath(file)
@@ -400,17 +429,17 @@ def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[Field, Any
     sections = sorted({field.section for field in FIELDS.values()})
     for section, table in tables.items():
         if section not in sections or not isinstance(table, dict):
-            raise InvalidSettings(
+            yield InvalidSettings(
                 f"{section} ({path}) is not valid: expected one of the tables [{'], ['.join(sections)}]",
                 keys=[section],
                 source=path,
             )
+            continue
         for name, raw in table.items():
-            field = _known(f"{section}.{name}", path)
-            yield field, field.parse(raw, path, text=False), path
+            yield _read(f"{section}.{name}", raw, path, text=False)
 
 
-def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Field, Any, str]]:
+def _from_environ(environ: Mapping[str, str]) -> Iterator[_Found]:
     by_env = {field.env: field.key for field in FIELDS.values()}
     for name in sorted(environ):
         if not name.startswith("DMQ_") or name in _NOT_SETTINGS or _SERVICE_LINK.fullmatch(name):
@@ -418,12 +447,10 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Field, Any, str]
         if name.endswith("_PORT") and _SERVICE_URL.fullmatch(environ[name]):
             continue
         guess = name.removeprefix("DMQ_").lower().replace("_", ".", 1)
-        field = _known(by_env.get(name, guess), "environment", name)
-        yield field, field.parse(environ[name], f"environment {name}", text=True), f"environment {name}"
+        yield _read(by_env.get(name, guess), environ[name], f"environment {name}", text=True, name=name)
 
 
-def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[Field, Any, str]]:
+def _from_flags(flags: Mapping[str, object]) -> Iterator[_Found]:
     for key, raw in flags.items():
-        field = _known(key, "flag")
-        if raw is not None:
-            yield field, field.parse(raw, f"flag {key}", text=isinstance(raw, str)), f"flag {key}"
+        if raw is not None or key not in FIELDS:
+            yield _read(key, raw, f"flag {key}", text=isinstance(raw, str))
