@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Generator
@@ -21,6 +22,7 @@ from tests.termination import end_in_order
 __all__ = ["database_servers", "dmq_broker"]
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # contexts of whoever runs the tests are not theirs
 SPARK = ROOT / "tests" / "spark"
 
 # Hypothesis keeps tables of characters on disk; they belong with the other caches.

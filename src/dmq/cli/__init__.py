@@ -1,12 +1,13 @@
 """The `dmq` command: arguments only, no logic.
 
-In reading order: `options` and `output` are what commands share; `process` has those that run a broker, `message` those
-about messages, `admin` those that operate a broker, `local` those that need none, `archive` those on the archive;
+In reading order: `options` and `output` are what commands share; `contexts` has the names of brokers, `completion` what
+a shell completes, `usage` how help and wrong calls are told; `process` has the commands that run a broker, `message`
+those about messages, `admin` those that operate a broker, `local` those that need none, `archive` those on the archive;
 `__main__` is `python -m dmq.cli`.
 
 What always holds: a command is imported when it is called and not before, so that `dmq --help` is quick; an error DMQ
-raises on purpose ends as one sentence on stderr and exit code 1, or 3 if no broker answered; a wrong call is exit
-code 2.
+raises on purpose ends as one sentence on stderr and an exit code: 2 if the call makes no sense, to the command or to
+the broker, 3 if no broker answered, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 import dmq
-from dmq.errors import DMQError, NotConnected
+from dmq.errors import DMQError, InvalidMessage, InvalidName, InvalidRequest, InvalidSettings, NotConnected
 
-__all__ = ["COMMANDS", "LazyCommand", "command", "load", "main"]
+__all__ = ["COMMANDS", "LazyCommand", "command", "exit_code", "load", "main"]
 
 # Name of a command or a group of them: the module that has it as `app`, and the line `dmq --help` shows for it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -32,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "topic": ("dmq.cli.admin.topic", "Create, list, show, change and delete topics."),
     "group": ("dmq.cli.admin.group", "Look at consumer groups, and move them."),
     "send": ("dmq.cli.message.send", "Publish messages from arguments, files or stdin."),
+    "consume": ("dmq.cli.message.consume", "Consume messages with a group; print them, or run a program for each."),
     "tail": ("dmq.cli.message.tail", "Follow a topic as messages arrive, without consuming."),
     "peek": ("dmq.cli.message.peek", "Look at stored messages, without consuming."),
     "find": ("dmq.cli.message.find", "Find messages by key or id."),
@@ -48,10 +50,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "top": ("dmq.cli.admin.top", "Watch rates, topics and lag live."),
     "bench": ("dmq.cli.process.bench", "Measure, beside a raw baseline."),
     "doctor": ("dmq.cli.admin.doctor", "Find what is wrong here, and how to mend it."),
+    "context": ("dmq.cli.local.context", "Give names to brokers' URLs, and choose one."),
     "config": ("dmq.cli.local.config", "Show the settings in force."),
+    "backup": ("dmq.cli.local.backup", "Back up a data directory, also of a running broker."),
+    "restore": ("dmq.cli.local.restore", "Make a data directory of a backup."),
     "journal": ("dmq.cli.local.journal", "Look into a data directory and check it, offline."),
 }
 
+_FAILED = 1
+_WRONG_CALL = 2
 _NOT_CONNECTED = 3
 
 
@@ -60,7 +67,9 @@ def load(module: str) -> Any:
     app: typer.Typer = importlib.import_module(module).app
     app.rich_markup_mode = None  # plain help: drawing boxes takes longer than everything else together
     is_group = app.registered_callback is not None or len(app.registered_commands) != 1
-    return get_group(app) if is_group else get_command(app)
+    from dmq.cli.usage import make_plain
+
+    return make_plain(get_group(app) if is_group else get_command(app))
 
 
 class LazyCommand(TyperGroup):
@@ -93,15 +102,23 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, tuple[st
         arguments: what follows `dmq`; None takes the process's own.
         commands: the commands there are.
     """
-    code = 1
+    code = _FAILED
     try:
         command(commands).main(args=arguments, prog_name="dmq")
     except DMQError as error:
         from dmq.cli.output import printable
 
         print(f"dmq: {printable(error.message)}", file=sys.stderr)
-        code = _NOT_CONNECTED if isinstance(error, NotConnected) else 1
+        code = exit_code(error)
     sys.exit(code)
+
+
+def exit_code(error: DMQError) -> int:
+    """The exit code of an error; a call that makes no sense has the same, whether the command or the broker says so."""
+    if isinstance(error, NotConnected):
+        return _NOT_CONNECTED
+    is_wrong_call = isinstance(error, InvalidMessage | InvalidName | InvalidRequest | InvalidSettings)
+    return _WRONG_CALL if is_wrong_call else _FAILED
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dmq.cli.contexts import choose_url
 from dmq.duration import parse_duration
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "make_app",
     "parse_moment",
     "parse_pairs",
+    "parse_past",
     "parse_place",
     "parse_seconds",
 ]
@@ -48,7 +50,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Url = Annotated[str, typer.Option("--url", envvar="DMQ_URL", metavar="URL", help="Where the broker is.")]
+Url = Annotated[
+    str, typer.Option("--url", envvar="DMQ_URL", metavar="URL", callback=choose_url, help="Where the broker is.")
+]
 Formatted = Annotated[Format, typer.Option("--format", help="How to show it.")]
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
@@ -110,14 +114,23 @@ def parse_moment(text: str | None) -> datetime | None:
     """A moment, or a duration back from now."""
     if text is None:
         return None
-    place = parse_place(text)
-    if isinstance(place, timedelta):
-        return datetime.now().astimezone() - place
-    if isinstance(place, datetime):
-        return place
-    raise typer.BadParameter(
-        f"{text!r} is not a time: write 10m for ten minutes ago, or a moment such as 2030-01-31T12:00:00Z"
-    )
+    back = parse_duration(text)
+    if back is not None:
+        return datetime.now().astimezone() - timedelta(seconds=back)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a time: write 10m for ten minutes ago, or a moment such as 2030-01-31T12:00:00Z"
+        ) from None
+
+
+def parse_past(text: str | None) -> datetime | None:
+    """A moment that is not in the future, or a duration back from now."""
+    moment = parse_moment(text)
+    if moment is not None and moment > datetime.now(UTC):
+        raise typer.BadParameter(f"{text!r} lies in the future: write a time that has been")
+    return moment
 
 
 def checked_id(text: str) -> str:

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from dmq.errors import InvalidRequest, InvalidSettings
 from dmq.model import MessageId
+from dmq.protocol.header import TEXT_MAX
 
 __all__ = [
     "check_function",
     "check_seconds",
+    "check_tags",
     "check_timeout",
     "check_whole",
     "delay_ms",
@@ -51,6 +53,24 @@ def delay_ms(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value <= _DELAY_MAX:
         raise InvalidSettings(f"delay is a time in seconds of two years at most, or None, not {value!r}")
     return max(0, round(max(value, 0) * 1000))
+
+
+def check_tags(tags: Any) -> list[str]:
+    """The tags of a filter such as "a || b", none of which is empty; an empty filter has none, and lets all pass.
+
+    Raises:
+        InvalidSettings: it is no filter.
+    """
+    if not isinstance(tags, str) or len(tags) > TEXT_MAX:
+        raise InvalidSettings(f'tags are a text such as "created || paid" of at most {TEXT_MAX} characters')
+    if not tags.strip():
+        return []
+    found = [tag.strip() for tag in tags.split("||")]
+    if not all(found) or any("&&" in tag or "|" in tag for tag in found):
+        raise InvalidSettings(
+            f'{tags!r} is no filter by tags: write one tag, or several of which any will do, as in "created || paid"'
+        )
+    return found
 
 
 def check_function(name: str, value: Any) -> Any:

@@ -25,6 +25,7 @@ class BrokerView(NamedTuple):
     clock_skew_ms: int  # how far its clock is ahead of ours
     stats: dict[str, float]
     warnings: list[str]  # what its operator should know
+    state: str  # running, drained or stopping
 
 
 def look_at(url: str, app: str = "dmq") -> BrokerView:
@@ -43,6 +44,7 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         stats = client.admin.stats("store_", "broker_", "disk_")
         round_trip_ms = (time.perf_counter() - began) * 1000
         warnings = client.admin.converse(calls.warnings())
+        state = client.admin.cluster()[0].state
     return BrokerView(
         reply.broker,
         reply.address,
@@ -52,4 +54,5 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         clock_skew_ms=round(skew),
         stats=stats,
         warnings=warnings,
+        state=state,
     )

@@ -88,6 +88,7 @@ class TopicInfo(Header, frozen=True):
     topic_id: U32 = 0  # new with every creation
     messages: Amount = 0  # kept
     bytes: Amount = 0
+    stored: Amount = 0  # since it was created, kept or not
 
 
 class TopicListReply(Header, frozen=True):

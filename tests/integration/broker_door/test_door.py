@@ -228,7 +228,7 @@ def test_topics_are_created_changed_and_deleted() -> None:
         assert topic.config.queues == 2
         assert (await catalog.update("bills", lambda config: TopicConfig(queues=3))).config.queues == 3
         await door.publish(b"a", topic="bills")
-        assert catalog.kept(catalog.topic("bills")) == 1
+        assert catalog.amounts(catalog.topic("bills")) == (1, 1)
         client, basket = door.client("one"), Basket()
         await door.subscribe(client, basket)
         await catalog.delete("orders")

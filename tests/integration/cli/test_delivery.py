@@ -37,7 +37,7 @@ def test_delays_are_sent_listed_and_taken_back(broker: TestBroker) -> None:
     again = dmq(broker, "delay", "cancel", ids[0])
     assert again.code == 1
     assert "may be delivered or cancelled" in again.err
-    assert dmq(broker, "delay", "cancel", "nonsense").code == 1
+    assert dmq(broker, "delay", "cancel", "nonsense").code == 2
 
 
 def test_open_transactions_are_listed(broker: TestBroker) -> None:

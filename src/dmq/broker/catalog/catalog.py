@@ -126,10 +126,10 @@ class Catalog:
         ]
         return chosen[:limit], len(chosen) > limit
 
-    def kept(self, topic: Topic) -> int:
-        """How many messages of a topic are kept."""
+    def amounts(self, topic: Topic) -> tuple[int, int]:
+        """How many messages of a topic are kept, and how many were stored since it was created."""
         bounds = [self._queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
-        return sum(following - first for first, following in bounds)
+        return sum(following - first for first, following in bounds), sum(following for _, following in bounds)
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -155,8 +155,10 @@ class Catalog:
                 return await self._create(name, config, by=by)
             except TopicExists:
                 topic = self._queries.topic(name)
-                if not allow_existing or topic.config != config:
+                if not allow_existing:
                     raise
+                if topic.config != config:
+                    raise _otherwise(name, topic.config, config) from None
                 return topic
             finally:
                 self.changes.end(change)
@@ -211,7 +213,7 @@ class Catalog:
             try:
                 kept = [topic, self._queries.find_topic(results)]
                 gone = [found for found in kept if found is not None]
-                messages = self.kept(topic)
+                messages = self.amounts(topic)[0]
                 gone += [retry for found in gone for retry in retry_topics(self._queries, topic_id=found.id)]
                 await self._writer.write([TopicDropped(found.id) for found in gone])
                 error = UnknownTopic(f"topic {name!r} was deleted", topic=name)
@@ -378,3 +380,30 @@ def _differences(before: TopicConfig, after: TopicConfig) -> str:
         for name in TopicConfig.__struct_fields__
         if name == "queues" or getattr(before, name) != getattr(after, name)
     )
+
+
+def _otherwise(name: str, there: TopicConfig, wanted: TopicConfig) -> TopicExists:
+    """A topic exists, but not as it is wanted."""
+    differ = [field for field in TopicConfig.__struct_fields__ if getattr(there, field) != getattr(wanted, field)]
+    told = [
+        f"{field.removesuffix('_ms')} is {_shown(field, getattr(there, field))}, "
+        f"not {_shown(field, getattr(wanted, field))}"
+        for field in differ
+    ]
+    return TopicExists(
+        f"topic {name!r} is already there with other settings: {', '.join(told)}; ask for those it has, or update it",
+        topic=name,
+        differ=differ,
+    )
+
+
+def _shown(field: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if field.endswith("_ms"):
+        return f"{value / 1000:g} s"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "none"
+    return str(value)

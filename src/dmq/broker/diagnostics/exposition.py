@@ -131,7 +131,7 @@ class Exposition:
             labels = _labels(SERIES["dmq_topic_kept_messages"], topic.name)
             text.add(SERIES["dmq_topic_produced_messages_total"], messages, labels)
             text.add(SERIES["dmq_topic_produced_bytes_total"], size, labels)
-            text.add(SERIES["dmq_topic_kept_messages"], self.broker.catalog.kept(topic), labels)
+            text.add(SERIES["dmq_topic_kept_messages"], self.broker.catalog.amounts(topic)[0], labels)
             if number % _TURN == 0:
                 await asyncio.sleep(0)
 

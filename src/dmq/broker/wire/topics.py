@@ -15,7 +15,8 @@ __all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "upd
 
 
 def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
-    return admin.TopicInfo(topic.name, topic.config, topic.id, broker.catalog.kept(topic))
+    kept, stored = broker.catalog.amounts(topic)
+    return admin.TopicInfo(topic.name, topic.config, topic.id, kept, stored=stored)
 
 
 def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicCreate) -> Work:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.message.messages import body_facts, body_text
-from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_moment
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app, parse_moment, parse_past
 from dmq.cli.output import cut, moment, show_facts, show_rows
 from dmq.errors import UnknownMessage
 
@@ -64,14 +64,15 @@ def list_letters(
     form: Formatted = Format.TABLE,
 ) -> None:
     """List dead letters, the oldest first."""
+    first, last = parse_past(since), parse_moment(until)
     with connected(url) as client:
         found = client.admin.dead_letters(
             topic,
             group,
             reason or "",
             state="" if state is State.ANY else state,
-            since=parse_moment(since),
-            until=parse_moment(until),
+            since=first,
+            until=last,
             limit=limit,
             bodies=form == Format.JSON,
         )

@@ -73,6 +73,11 @@ def _broker(url: str) -> Iterator[Finding]:
         yield Finding("broker", State.PROBLEM, error.message, "dmq dev starts one; --url or DMQ_URL says where it is")
         return
     yield Finding("broker", State.OK, f"{seen.broker} answers at {url} within {seen.round_trip_ms:.1f} ms")
+    if seen.state == "drained":
+        what = "it is drained: it takes no messages and hands nothing out"
+        yield Finding("broker", State.PROBLEM, what, "dmq broker drain --undo puts it back in use")
+    elif seen.state != "running":
+        yield Finding("broker", State.PROBLEM, f"it is {seen.state}", "ask again when it is running")
     ours = f"dmq {dmq.__version__}"
     what = f"the broker is {seen.software or 'unknown'}, this is {ours}, protocol {seen.protocol}"
     if seen.software == ours:

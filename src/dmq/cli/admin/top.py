@@ -55,14 +55,49 @@ def _snapshot(admin: Admin) -> dict[str, Any]:
         "at": time.monotonic(),
         "broker": admin.cluster()[0],
         "stats": admin.stats(),
-        "topics": [
-            {"topic": topic.name, "queues": topic.queues, "messages": topic.messages} for topic in admin.topics()
-        ],
-        "groups": [
-            {"group": group.name, "topics": ", ".join(group.topics), "members": group.members, "lag": group.lag}
-            for group in admin.groups()
-        ],
+        "topics": admin.topics(),
+        "groups": admin.groups(),
     }
+
+
+def _topic_rows(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+    stored = {topic.name: topic.stored for topic in before["topics"]}
+    return [
+        {
+            "topic": topic.name,
+            "queues": topic.queues,
+            "messages": topic.messages,
+            "in_per_second": _per_second(topic.stored - stored.get(topic.name, 0), before, now),
+        }
+        for topic in now["topics"]
+    ]
+
+
+def _group_rows(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+    settled, known = _settled(now), _settled(before)
+    return [
+        {
+            "group": group.name,
+            "topics": ", ".join(group.topics),
+            "members": group.members,
+            "lag": group.lag,
+            "out_per_second": _per_second(
+                settled[group.name] - known.get(group.name, settled[group.name]), before, now
+            ),
+        }
+        for group in now["groups"]
+    ]
+
+
+def _settled(seen: dict[str, Any]) -> dict[str, int]:
+    """How much each group has behind it: what its topics ever had, without its lag."""
+    stored = {topic.name: topic.stored for topic in seen["topics"]}
+    return {group.name: sum(stored.get(name, 0) for name in group.topics) - group.lag for group in seen["groups"]}
+
+
+def _per_second(more: int, before: dict[str, Any], now: dict[str, Any]) -> float:
+    # A topic that was made anew counts from zero, and a group that was moved back has less behind it.
+    return 0.0 if now is before else round(max(0, more) / max(now["at"] - before["at"], 1e-3), 1)
 
 
 def _rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
@@ -92,13 +127,13 @@ def _facts(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def _show_once(before: dict[str, Any], now: dict[str, Any], form: Format) -> None:
     facts = _facts(before, now)
     if form == Format.JSON:
-        show_facts({**facts, "topics": now["topics"], "groups": now["groups"]}, form)
+        show_facts({**facts, "topics": _topic_rows(before, now), "groups": _group_rows(before, now)}, form)
         return
     show_facts(facts, form)
     typer.echo("")
-    show_rows(now["topics"], form, empty="no topics yet")
+    show_rows(_topic_rows(before, now), form, empty="no topics yet")
     typer.echo("")
-    show_rows(now["groups"], form, empty="no groups yet")
+    show_rows(_group_rows(before, now), form, empty="no groups yet")
 
 
 def _screen(before: dict[str, Any], now: dict[str, Any]) -> RenderableType:
@@ -114,14 +149,15 @@ def _screen(before: dict[str, Any], now: dict[str, Any]) -> RenderableType:
         Text(rates.replace("_per_second", "")),
         Text(f"journal {quantity(facts['journal_bytes'])} bytes, {quantity(facts['leased'])} messages leased\n"),
     ]
-    for rows in (now["topics"], now["groups"]):
+    for rows in (_topic_rows(before, now), _group_rows(before, now)):
         if not rows:
             continue
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name, value in rows[0].items():
-            table.add_column(name, justify="right" if isinstance(value, int) else "left")
+            label = name.replace("_per_second", "/s").replace("_", " ")
+            table.add_column(label, justify="right" if isinstance(value, int | float) else "left")
         for row in rows:
-            cells = (quantity(v) if isinstance(v, int) else printable(str(v)) for v in row.values())
+            cells = (quantity(v) if isinstance(v, int | float) else printable(str(v)) for v in row.values())
             table.add_row(*map(Text, cells))
         parts += [table, Text("")]
     return Group(*parts)

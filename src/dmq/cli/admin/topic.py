@@ -67,7 +67,7 @@ def create(
 
 @app.command(name="list")
 def list_topics(
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only those whose name begins so.")] = "",
+    prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Only those whose name begins so.")] = "",
     system: Annotated[bool, typer.Option("--system", help="DMQ's own, too.")] = False,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,

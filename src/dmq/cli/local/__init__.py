@@ -1,1 +1,5 @@
-"""Commands on what is on this machine or in a database, without a broker: `config`, `journal`, `spool`, `outbox`."""
+"""Commands on what is on this machine or in a database, without a broker.
+
+In reading order: `context`, `config`,
+`journal`, `backup`, `restore`, `spool`, `outbox`.
+"""

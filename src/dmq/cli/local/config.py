@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dmq.cli.options import ConfigFile, Format, Formatted, Settings, make_app
+from dmq.cli.contexts import url_source
+from dmq.cli.options import DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, make_app
 from dmq.cli.output import show_rows
 from dmq.cli.process.server_process import resolve
 
@@ -22,16 +23,21 @@ def config() -> None:
 
 @app.command()
 def show(
+    context: typer.Context,
     config: ConfigFile = None,
     settings: Settings = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are not at their default.")] = False,
+    url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
-    """Show every setting a broker started here would have, and where each came from."""
+    """Show every setting a broker started here would have, and where each came from; and the URL of commands here."""
     resolved = resolve(config, {}, settings)
     rows = [
         {"key": key, "value": value, "source": source}
         for key, value, source in resolved.rows()
         if not changed or source != "default"
     ]
+    found = url_source(context)
+    if not changed or found.source != "default":
+        rows.append({"key": "url", "value": url, "source": found.source})
     show_rows(rows, form, empty="every setting is at its default")

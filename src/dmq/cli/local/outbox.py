@@ -25,7 +25,7 @@ Database = Annotated[
     str,
     typer.Option(DATABASE, envvar="DMQ_DATABASE", metavar="URL", help="The database with the outbox's tables."),
 ]
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="What the tables' names begin with.")]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="PREFIX", help="What the tables' names begin with.")]
 
 app = make_app("Relay what an outbox has to send, and look at what waits in it.")
 

@@ -9,6 +9,7 @@ import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
 from dmq.cli.output import moment, show_rows
+from dmq.errors import WrongFormat
 
 if TYPE_CHECKING:
     from dmq.client.spool.refused import RefusedFolder
@@ -26,9 +27,12 @@ All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
 def _folder(directory: Path) -> RefusedFolder:
-    from dmq.client.spool.refused import RefusedFolder
+    from dmq.client.spool.refused import FOLDER, RefusedFolder
     from dmq.storage.files import OsFiles
 
+    if not any((directory / part).is_dir() for part in ("journal", FOLDER)):
+        there = "is no spool" if directory.is_dir() else "is not there"
+        raise WrongFormat(f"{directory} {there}: name the directory that the producer has as spool=")
     return RefusedFolder(OsFiles(directory, create=False), _BYTES_MAX)
 
 

@@ -24,7 +24,7 @@ from dmq.cli.options import (
     parse_seconds,
 )
 from dmq.cli.output import show_rows
-from dmq.errors import DMQError
+from dmq.errors import DMQError, InvalidMessage
 
 __all__ = ["app"]
 
@@ -178,4 +178,4 @@ def _from_stream(stream: IO[bytes], name: str, lines: bool, json_lines: bool) ->
             try:
                 yield parse_json_line(text)
             except ValueError as error:
-                raise DMQError(f"{name}, line {number}: {error}") from None
+                raise InvalidMessage(f"{name}, line {number}: {error}") from None

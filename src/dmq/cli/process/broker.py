@@ -99,7 +99,7 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Put it back in use instead.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until nothing is out.")] = False,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Wait no longer than this.")] = "5m",
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="What its clients are told.")] = "",
+    reason: Annotated[str, typer.Option(metavar="REASON", help="What its clients are told.")] = "",
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:

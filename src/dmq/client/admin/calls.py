@@ -36,7 +36,7 @@ from dmq.client.admin.reports import (
     TransactionReport,
     WhyReport,
 )
-from dmq.client.arguments import check_seconds, parse_id
+from dmq.client.arguments import check_seconds, check_tags, parse_id
 from dmq.duration import parse_duration
 from dmq.errors import InvalidName, InvalidRequest, InvalidSettings, UnknownGroup
 from dmq.model import MessageId, check_name
@@ -256,6 +256,7 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
 
 
 def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call[list[StoredMessage]]:
+    check_tags(tags)
     asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, max_bytes=0, tags=tags)
     frame = yield Command.PEEK, asked
     reply = decode_response(frame)
@@ -274,6 +275,7 @@ def _peeked(frame: Frame, reply: PeekReply) -> list[StoredMessage]:
 
 
 def read(topic: str, queue: int, offset: int, limit: int, tags: str) -> Call[tuple[list[StoredMessage], int]]:
+    check_tags(tags)
     frame = yield Command.PEEK, Peek(topic, queue, Point(PointKind.OFFSET, offset), limit, max_bytes=0, tags=tags)
     reply = decode_response(frame)
     return _peeked(frame, reply), reply.spans[-1].end_offset if reply.spans else offset

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
 from dmq.client.admin.calls import Call
-from dmq.errors import DMQError, InvalidRequest, InvalidSettings
+from dmq.errors import DMQError, InvalidRequest, InvalidSettings, UnknownMessage
 from dmq.model import MessageId
 from dmq.protocol import Command, Header, decode_response, unpack_records
 from dmq.protocol.dead_letters import (
@@ -216,7 +216,7 @@ def named(
             letters = yield from _pages(_with(wanted, message_ids=raw), None, False)
             missing = {*some} - {letter.id for letter in letters}
             if missing:
-                raise InvalidRequest(f"message {next(iter(missing))} has no dead letter that waits")
+                raise UnknownMessage(f"message {next(iter(missing))} has no dead letter that waits")
             numbers += [letter.number for letter in letters]
     return [*dict.fromkeys(numbers)]
 

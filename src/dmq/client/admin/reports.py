@@ -55,6 +55,7 @@ class Topic:
     groups: tuple[str, ...] | None = None  # that consume it; None where that was not asked
     can_produce: bool = True
     can_consume: bool = True
+    stored: int = 0  # since it was created; 0 of a broker that does not tell
 
     @classmethod
     def of(cls, info: admin.TopicInfo, groups: list[str] | None = None) -> Topic:
@@ -71,6 +72,7 @@ class Topic:
             None if groups is None else tuple(groups),
             config.can_produce,
             config.can_consume,
+            info.stored,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from dmq.client.admin.admin import Admin
 from dmq.client.admin.calls import When
 from dmq.client.admin.reports import StoredMessage
+from dmq.client.arguments import check_tags
 
 __all__ = ["follow"]
 
@@ -43,7 +44,9 @@ def follow(
 
     Raises:
         UnknownTopic: it is not there, or no longer.
+        InvalidSettings: `tags` are no filter.
     """
+    check_tags(tags)
     begin = {row.queue: row.at for row in admin.offsets(topic, queue=queue, at=start)}
     limits = {row.queue: row.next_offset for row in admin.offsets(topic, queue=queue)} if ends else {}
     while True:

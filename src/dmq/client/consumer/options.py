@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from dmq.client.admin.calls import parse_point
-from dmq.client.arguments import check_whole
+from dmq.client.arguments import check_tags, check_whole
 from dmq.client.consumer.strategy import STRATEGIES
 from dmq.client.producer.encoder import check_type
 from dmq.errors import InvalidSettings
 from dmq.model import check_name
 from dmq.protocol.consume import LeaseRef, Point, Pull, Subscribe, SubscribeFlag
-from dmq.protocol.header import LIST_MAX, TEXT_MAX
+from dmq.protocol.header import LIST_MAX
 
 __all__ = ["ConsumerOptions", "parse_tags"]
 
@@ -30,11 +30,9 @@ def parse_tags(tags: Any) -> frozenset[str | None] | None:
     """The tags that "a || b" lets through; None where everything passes.
 
     Raises:
-        InvalidSettings: it is no text, or too long.
+        InvalidSettings: it is no filter.
     """
-    if not isinstance(tags, str) or len(tags) > TEXT_MAX:
-        raise InvalidSettings(f'tags are a text such as "created || paid" of at most {TEXT_MAX} characters')
-    found = {tag.strip() for tag in tags.split("||")} - {""}
+    found = check_tags(tags)
     return None if not found or "*" in found else frozenset(found)
 
 

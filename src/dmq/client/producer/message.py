@@ -154,7 +154,11 @@ def due_ms(delay: float, deliver_at: float | datetime | None, now_ms: int) -> in
             # Past by our clock; whether it is by the broker's, the broker says.
             return max(1, round(deliver_at * 1000)) if deliver_at > 0 else 1
     if not 0 <= seconds <= _DELAY_MAX:
-        raise InvalidMessage(f"a message can be delayed by up to two years, not by {seconds:g} s")
+        raise InvalidMessage(
+            f"a message can be delayed by up to two years, not by {seconds / 86_400:,.0f} days"
+            if seconds > 0
+            else f"a delay is a time in seconds from 0 on, not {seconds:g}"
+        )
     return now_ms + round(seconds * 1000)
 
 

@@ -1,4 +1,5 @@
-"""Offline: looking into a data directory that no broker has open.
+"""Offline: working on a data directory without its broker, or beside it.
 
-In reading order: `inspection` shows what is in it, `verification` checks every file, `event_search` finds events.
+In reading order: `inspection` shows what is in it, `verification` checks every file, `event_search` finds events,
+`backup` makes copies and restores them.
 """

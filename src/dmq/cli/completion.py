@@ -1,0 +1,50 @@
+"""Names that the shell completes: topics and groups of the broker, and contexts.
+
+What always holds: a broker that does not answer within half a second completes nothing, and nothing is said about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["complete", "completes"]
+
+_SECONDS = 0.5
+_SHOWN_MAX = 200
+_KINDS = ("TOPIC", "GROUP", "CONTEXT")
+
+
+def completes(metavar: str | None) -> bool:
+    """Whether there are names for what the help calls so."""
+    return metavar in _KINDS
+
+
+def complete(metavar: str, begun: str, params: Mapping[str, Any]) -> list[str]:
+    """The names that begin so.
+
+    Parameters:
+        params: what stands on the command line already.
+    """
+    try:
+        names = _contexts() if metavar == "CONTEXT" else _asked(metavar, begun, params)
+    except Exception:  # whatever it is, it must not fill a person's line
+        return []
+    return sorted(name for name in names if name.startswith(begun))[:_SHOWN_MAX]
+
+
+def _contexts() -> list[str]:
+    from dmq.cli.contexts import Contexts
+
+    return [*Contexts().urls]
+
+
+def _asked(metavar: str, begun: str, params: Mapping[str, Any]) -> list[str]:
+    from dmq.cli.options import APP, DEFAULT_URL
+    from dmq.client.client import connect
+
+    with connect(params.get("url") or DEFAULT_URL, app=APP, timeout=_SECONDS, reconnect=False) as client:
+        client.admin.timeout = _SECONDS
+        if metavar == "TOPIC":
+            return [topic.name for topic in client.admin.topics(begun)]
+        return [group.name for group in client.admin.groups()]
