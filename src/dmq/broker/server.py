@@ -28,6 +28,7 @@ from dmq.broker.diagnostics.exposition import Exposition
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
 from dmq.broker.runtime.address import check_address
+from dmq.broker.runtime.service_manager import ServiceManager
 from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher
@@ -306,12 +307,15 @@ class BrokerServer:
         gc.freeze()
         if on_ready is not None:
             on_ready(self)
+        manager = ServiceManager()
+        manager.ready()
         broker = self.broker
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, broker.stop_asked, broker.failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         reasons.append("the store failed" if broker.store.has_failed else "dmq broker drain --stop")
+        manager.stopping()
         log.info("broker stopping", reason=reasons[0], clients=len(broker.audience), leased=broker.channels.out)
         began = time.monotonic()
         # Nothing can be finished on a store that failed.

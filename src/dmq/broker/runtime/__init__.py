@@ -2,5 +2,6 @@
 
 In reading order: `runtime` (the three below in one struct), `steady_clock` (time that never runs backwards),
 `readiness` (whether the broker takes new work), `tasks` (coroutines under way), `address` (where a broker may listen),
-`histogram` (how long things took).
+`histogram` (how long things took),
+`service_manager` (systemd, which is told).
 """
