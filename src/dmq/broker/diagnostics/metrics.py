@@ -145,7 +145,7 @@ SERIES: Final[dict[str, Metric]] = {
     for metric in (
         Metric("dmq_build_info", GAUGE, "Always 1; what runs stands in the labels.", ("version", "python", "loop")),
         Metric("dmq_start_time_seconds", GAUGE, "When the broker was started, in seconds since 1970."),
-        Metric("dmq_produce_seconds", HISTOGRAM, "Time from a request to store messages until its answer."),
+        Metric("dmq_produce_seconds", HISTOGRAM, "Time from a request until its answer, for each turn of the loop."),
         Metric("dmq_delivery_seconds", HISTOGRAM, "Time from when a message was stored until it was first handed out."),
         Metric("dmq_series_hidden", GAUGE, "Topics and groups that only /metrics/detail shows.", ("of",)),
         Metric("dmq_topic_produced_messages_total", COUNTER, "Messages stored for producers.", TOPIC),

@@ -146,7 +146,6 @@ class JournalWriter:
         self._flushing = False
         self._checkpointing = False
         self._failed = False
-        self._requests = 0  # of the turn that gathers
         self.is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -157,9 +156,11 @@ class JournalWriter:
         self._quick_flushes = 0
         self.flushes = 0
         self.units = 0
-        self.waits = Histogram()  # of requests, from when they were taken until they are answered
-        self._turn_began = 0.0
-        self._answering: deque[tuple[int, float, int]] = deque()  # where a turn ends, when it began, its requests
+        self.waits = Histogram()  # of turns with requests, from when the first was taken until all were answered
+        # One turn in eight is measured, and stands for those since the last one: a clock costs as much as a lone write.
+        self._turns = self._measured = 0
+        self._probe_at = 0.0  # when the turn that is measured began; 0 while none is
+        self._probe_end = 0  # where it ends in the journal; 0 before it is written
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -193,10 +194,11 @@ class JournalWriter:
             )
         self.waiting_bytes += size
         self._submitted.append(submission)
-        self._requests += size > 0
         if not self._turn_planned:
             self._turn_planned = True
-            self._turn_began = self._clock.monotonic()
+            self._turns += 1
+            if not self._probe_at and self._turns & 7 == 1:
+                self._probe_at = self._clock.monotonic()
             self._idle.clear()
             self._loop.call_soon(self._turn)
 
@@ -277,9 +279,8 @@ class JournalWriter:
                 asked = [s for s in submitted if s.durability is durability]
                 if asked:
                     self._write_asked(asked, durability)
-            if self._requests:
-                self._answering.append((self.store.queries.end, self._turn_began, self._requests))
-                self._requests = 0
+            if self._probe_at and not self._probe_end:
+                self._probe_end = self.store.queries.end
             self._advance()
         finally:
             self._outbox.release()
@@ -425,12 +426,10 @@ class JournalWriter:
                 if placement.topic:
                     touched.add((placement.topic, placement.queue))
             self._end(submission, placements, None)
-        answering = self._answering
-        if answering and answering[0][0] <= visible:
-            now = self._clock.monotonic()
-            while answering and answering[0][0] <= visible:
-                _, began, requests = answering.popleft()
-                self.waits.observe(now - began, requests)
+        if self._probe_end and self._probe_end <= visible:
+            self.waits.observe(self._clock.monotonic() - self._probe_at, self._turns - self._measured)
+            self._measured = self._turns
+            self._probe_at, self._probe_end = 0.0, 0
         if touched:
             self._arrivals.wake()
             self.on_visible(touched)

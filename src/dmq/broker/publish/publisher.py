@@ -135,8 +135,9 @@ class PublishRequest(Submission):
             size = self.size - _BATCH_BYTES
             publisher.messages_in += placement.count
             publisher.bytes_in += size
-            counts = publisher.by_topic.get(asked.topic)
-            if counts is None:
+            try:
+                counts = publisher.by_topic[asked.topic]
+            except KeyError:
                 counts = publisher.by_topic[asked.topic] = [0, 0]
             counts[0] += placement.count
             counts[1] += size

@@ -84,10 +84,10 @@ class LagTable:
 
     def stored(self, key: int, count: int) -> None:
         """A queue has given out more offsets."""
-        slot = self._topics.get(key >> _TOPIC_SHIFT)
-        if slot is None:
-            slot = self._topic(key >> _TOPIC_SHIFT)
-        self._stored[slot] += count
+        try:
+            self._stored[self._topics[key >> 8]] += count  # for every batch: no call on the way
+        except KeyError:
+            self._stored[self._topic(key >> _TOPIC_SHIFT)] += count
 
     def moved(self, group: str, topic_id: int, by: int) -> None:
         """A group no longer waits for so many offsets; below 0 it waits for them again."""
