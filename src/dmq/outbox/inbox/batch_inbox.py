@@ -141,5 +141,5 @@ class BatchInbox:
             error = raised
         verdict = judge(error, 1, 0)
         if verdict.is_error:
-            log.warning("a handler failed", message_id=str(message.id), exc_info=error)
+            tell_failure(message, error)
         verdict.settle(message)
