@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from sqlalchemy.orm import Session, sessionmaker
 
 from dmq.client.consumer.consumer import Consumer
-from dmq.client.consumer.handler import Retry, judge
+from dmq.client.consumer.handler import Retry, judge, tell_failure
 from dmq.client.consumer.message import Batch, ReceivedMessage
 from dmq.client.producer.producer import Producer
 from dmq.errors import DMQError, UnknownTopic
