@@ -104,8 +104,7 @@ class Broker:
         self.channels.on_dead_letters = self.dead_letters.drain.wake
         self.writer.on_visible = self.channels.visible
         self.writer.on_failed = self._store_failed
-        self.times = JournalTimes()
-        self.started_ms = clock.now_ms()
+        self.times = JournalTimes(clock.now_ms())
         self.failed = asyncio.Event()
         self.stop_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()

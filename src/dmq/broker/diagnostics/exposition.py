@@ -78,10 +78,10 @@ class Exposition:
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         build = SERIES["dmq_build_info"]
         text.add(build, 1, _labels(build, __version__, platform.python_version(), loop))
-        text.add(SERIES["dmq_start_time_seconds"], broker.started_ms / 1000)
+        text.add(SERIES["dmq_start_time_seconds"], broker.times.started_ms / 1000)
         for key, value in numbers(broker.audience, broker).items():
             text.add(FIGURES[key], value)
-        text.add_histogram(SERIES["dmq_produce_seconds"], broker.writer.waits)
+        text.add_histogram(SERIES["dmq_produce_seconds"], broker.writer.probe.waits)
         text.add_histogram(SERIES["dmq_delivery_seconds"], broker.channels.waits)
         table, most = broker.queries.lags, broker.settings.metrics_series_max
         topics = [topic for topic_id in table.fullest(most + 2) if (topic := self._shown(topic_id))][:most]

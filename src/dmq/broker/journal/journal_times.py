@@ -18,7 +18,8 @@ _APART_MS: Final = 1000
 class JournalTimes:
     """The marks of one broker, from its start on."""
 
-    def __init__(self) -> None:
+    def __init__(self, started_ms: int) -> None:
+        self.started_ms = started_ms
         self._offsets: list[int] = []
         self._times_ms: list[int] = []
 

@@ -111,6 +111,30 @@ class _Called(Submission):
         self._done(placements, error)
 
 
+class TurnProbe:
+    """How long it takes until the requests of a turn are answered.
+
+    One turn in eight is measured, and stands for those since the last one: a lone write should not pay for a clock.
+
+    Attributes:
+        waits: of turns with requests, from when the first was taken until all were answered.
+        began: when the turn began that is measured; 0 while none is.
+        end: where it ends in the journal; 0 before it is written.
+    """
+
+    __slots__ = ("_measured", "began", "end", "turns", "waits")
+
+    def __init__(self) -> None:
+        self.waits = Histogram()
+        self.turns = self._measured = self.end = 0
+        self.began = 0.0
+
+    def answered(self, now: float) -> None:
+        self.waits.observe(now - self.began, self.turns - self._measured)
+        self._measured = self.turns
+        self.began, self.end = 0.0, 0
+
+
 class JournalWriter:
     """The writer of one store.
 
@@ -156,11 +180,7 @@ class JournalWriter:
         self._quick_flushes = 0
         self.flushes = 0
         self.units = 0
-        self.waits = Histogram()  # of turns with requests, from when the first was taken until all were answered
-        # One turn in eight is measured, and stands for those since the last one: a clock costs as much as a lone write.
-        self._turns = self._measured = 0
-        self._probe_at = 0.0  # when the turn that is measured began; 0 while none is
-        self._probe_end = 0  # where it ends in the journal; 0 before it is written
+        self.probe = TurnProbe()
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -196,9 +216,10 @@ class JournalWriter:
         self._submitted.append(submission)
         if not self._turn_planned:
             self._turn_planned = True
-            self._turns += 1
-            if not self._probe_at and self._turns & 7 == 1:
-                self._probe_at = self._clock.monotonic()
+            probe = self.probe
+            probe.turns += 1
+            if probe.turns & 7 == 1 and not probe.began:
+                probe.began = self._clock.monotonic()
             self._idle.clear()
             self._loop.call_soon(self._turn)
 
@@ -279,8 +300,8 @@ class JournalWriter:
                 asked = [s for s in submitted if s.durability is durability]
                 if asked:
                     self._write_asked(asked, durability)
-            if self._probe_at and not self._probe_end:
-                self._probe_end = self.store.queries.end
+            if self.probe.began and not self.probe.end:
+                self.probe.end = self.store.queries.end
             self._advance()
         finally:
             self._outbox.release()
@@ -426,10 +447,9 @@ class JournalWriter:
                 if placement.topic:
                     touched.add((placement.topic, placement.queue))
             self._end(submission, placements, None)
-        if self._probe_end and self._probe_end <= visible:
-            self.waits.observe(self._clock.monotonic() - self._probe_at, self._turns - self._measured)
-            self._measured = self._turns
-            self._probe_at, self._probe_end = 0.0, 0
+        end = self.probe.end
+        if end and end <= visible:
+            self.probe.answered(self._clock.monotonic())
         if touched:
             self._arrivals.wake()
             self.on_visible(touched)
