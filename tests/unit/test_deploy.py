@@ -71,6 +71,31 @@ def test_a_unit_calls_a_command_with_options_that_exist(unit: str) -> None:
     assert {word for word in line[2].split() if word.startswith("--")} <= known
 
 
+PAGES = ("deploy", "backup", "upgrade", "capacity")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_exists_with_its_options(page: str) -> None:
+    from dmq.cli import COMMANDS, load
+
+    text = (DEPLOY.parent / "docs" / "guide" / f"{page}.md").read_text()
+    lines = [line for line in text.splitlines() if re.match(r"dmq \w", line)]
+    for line in lines:
+        words = line.split("#")[0].split()[1:]
+        found = load(COMMANDS[words[0]][0])
+        if words[1:] and words[1] in getattr(found, "commands", ()):
+            found = found.commands[words[1]]
+        known = {option for parameter in found.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+    assert lines
+
+
+def test_every_file_that_the_page_installs_is_there() -> None:
+    text = (DEPLOY.parent / "docs" / "guide" / "deploy.md").read_text()
+    named = set(re.findall(r"deploy/[\w.-]+", text))
+    assert {path.name for path in DEPLOY.iterdir()} == {name.removeprefix("deploy/") for name in named}
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     for name in ("dmq-broker.service", "dmq-backup.service", "dmq-backup.timer"):

@@ -225,3 +225,15 @@ def test_the_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "say where the backup goes" in run("backup", "--data", str(data), code=2)
     assert "all good" in run("journal", "verify", str(tmp_path / "data"))
     assert prune(Path(target), 1) == [os.path.basename(made[1])]
+
+
+def test_a_segment_that_was_just_begun_is_left_out(data: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(data, source)
+    last = sorted((source / "journal").iterdir())[-1]
+    begun = source / "journal" / f"{int(last.stem) + last.stat().st_size:020d}.journal"
+    begun.write_bytes(b"\0" * 10)
+    backup = take(BackupSource(source), tmp_path / "backups")
+    assert f"journal/{last.name}" in backup.files
+    assert f"journal/{begun.name}" not in backup.files
+    restore(backup, tmp_path / "data")

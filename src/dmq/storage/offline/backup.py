@@ -216,6 +216,8 @@ class _Cut:
                 self.end = _whole_units(journal)
                 self.sizes = {segment.path: segment.size for segment in journal.segments}
                 self.sizes[journal.tail.path] = self.end - journal.tail.start
+                if not self.sizes[journal.tail.path]:
+                    del self.sizes[journal.tail.path]  # just begun: nothing of it is whole yet
                 return
             except FileNotFoundError:
                 # Retention took a segment between the list and the open: what is there now is a cut as well.
