@@ -77,7 +77,10 @@ def connect(
 
 
 class Client:
-    """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager."""
+    """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager.
+
+    `client.admin` administrates the broker, `client.registry` is its key-value space, `client.app` is its own name.
+    """
 
     def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
         self.app: Final = settings.hello.app

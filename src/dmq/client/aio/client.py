@@ -134,10 +134,16 @@ def connect(
 # twin: end
 class AioClient:
     # twin: async
-    """A connection to a broker, kept up, on one running loop. Made by `dmq.aio.connect`; a context manager."""
+    """A connection to a broker, kept up, on one running loop. Made by `dmq.aio.connect`; a context manager.
+
+    `client.admin` administrates the broker, `client.registry` is its key-value space, `client.app` is its own name.
+    """
 
     # twin: blocking
-    # """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager."""
+    # """A connection to a broker, kept up. Made by `dmq.connect`. Thread-safe; a context manager.
+    #
+    # `client.admin` administrates the broker, `client.registry` is its key-value space, `client.app` is its own name.
+    # """
     # twin: end
 
     def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
