@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import dmq
+from dmq.model import DurabilityName
 from tests.integration.client.servers import RunningBroker
 
 
@@ -33,7 +34,7 @@ def test_a_message_is_where_its_receipt_says(client: dmq.Client) -> None:
 
 
 @pytest.mark.parametrize("durability", ["stored", "flushed"])
-def test_many_messages_get_a_receipt_each(client: dmq.Client, durability: str) -> None:
+def test_many_messages_get_a_receipt_each(client: dmq.Client, durability: DurabilityName) -> None:
     messages = [dmq.Message(b"%d" % number, key=f"k{number}") for number in range(5000)]
     receipts = client.producer().send_many("orders", messages, durability=durability)
     assert len(receipts) == 5000
@@ -136,7 +137,7 @@ def test_bad_messages_raise_at_their_send(client: dmq.Client) -> None:
     with pytest.raises(dmq.MessageTooLarge):
         producer.send_async("orders", os.urandom(5 << 20))
     with pytest.raises(dmq.InvalidMessage, match="object"):
-        producer.send("orders", object())
+        producer.send("orders", object())  # type: ignore[arg-type]
     with pytest.raises(dmq.InvalidMessage, match="business_id"):
         producer.send("orders", b"", ordered=True)
     with pytest.raises(dmq.InvalidMessage, match="message 3000") as caught:

@@ -105,6 +105,37 @@ def test_the_same_id_is_one_message_also_when_it_is_known_to_be_stored(
     assert sorted(stored(client, topic).values()) == [b"first", b"once"]
 
 
+def test_a_send_may_have_a_timeout_of_its_own(broker: BrokerProcess, client: dmq.Client, topic: str) -> None:
+    patient = client.producer(timeout=3600.0)
+    patient.send(topic, b"first")
+    with stopped(broker):
+        with pytest.raises(dmq.TimedOut, match=r"0\.2 s"):
+            patient.send(topic, b"late", timeout=0.2)
+        with pytest.raises(dmq.TimedOut, match=r"0\.3 s"):
+            patient.send_many(topic, [dmq.Message(b"later")], timeout=0.3)
+    for wrong in (0, -1.0, "soon"):
+        with pytest.raises(dmq.InvalidSettings, match="timeout is a time in seconds"):
+            patient.send(topic, b"never", timeout=wrong)  # type: ignore[arg-type]
+    patient.send(topic, b"last", timeout=PATIENCE)
+    patient.flush()
+    assert sorted(stored(client, topic).values()) == [b"first", b"last", b"late", b"later"]
+
+
+def test_a_send_of_asyncio_may_have_a_timeout_of_its_own(broker: BrokerProcess, topic: str) -> None:
+    async def main() -> None:
+        async with dmq.aio.connect(broker.url) as client:
+            producer = client.producer(timeout=3600.0)
+            await producer.send(topic, b"first")
+            with stopped(broker):
+                with pytest.raises(dmq.TimedOut, match=r"0\.2 s"):
+                    await producer.send(topic, b"late", timeout=0.2)
+                with pytest.raises(dmq.TimedOut, match=r"0\.3 s"):
+                    await producer.send_many(topic, [dmq.Message(b"later")], timeout=0.3)
+            await producer.send(topic, b"last", timeout=PATIENCE)
+
+    asyncio.run(main())
+
+
 def test_an_error_names_the_message_that_may_be_stored(broker: BrokerProcess, client: dmq.Client, topic: str) -> None:
     producer = producer_of(client, topic)
     with stopped(broker), pytest.raises(dmq.TimedOut) as failed:

@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.router import AioRouter
 from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import TaskWaiter
-from dmq.client.arguments import check_function
+from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.session import Push
 from dmq.client.producer.accumulator import Draft, SendBatch
 from dmq.client.producer.core import Core, listed
@@ -26,9 +26,9 @@ from dmq.client.producer.message import SendOptions, own_message, parse_id
 from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import Route
 from dmq.client.producer.sender import Sender
-from dmq.client.producer.transaction_core import Transactions, roll_back_late
+from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Message, MessageId, Receipt, check_target
+from dmq.model import DEFAULT_PRIORITY, Body, DurabilityName, Message, MessageId, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import TransactionCheck
@@ -84,7 +84,7 @@ class AioProducer:
     async def send(
         self,
         topic: str,
-        body: object,
+        body: Body | Message,
         *,
         key: str | None = None,
         tag: str | None = None,
@@ -95,21 +95,23 @@ class AioProducer:
         deliver_at: float | datetime | None = None,
         ttl: float | None = None,
         properties: Mapping[str, str] | None = None,
-        durability: str = "flushed",
+        durability: DurabilityName = "flushed",
         consumed_by: str = "",
         id: str | MessageId | None = None,
+        timeout: float | None = None,
     ) -> Receipt:
-        """Send a message and wait until it is as safe as asked.
+        """Send a message and wait until it is as safe as asked. Parameters as of `Producer.send`.
 
         Raises:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`): then send the same `dmq.Message`
                 again, or give `detail["id"]` as `id`, and it is stored once.
         """
-        deadline = self._deadline()
-        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+        deadline = self._deadline(timeout)
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         if id is not None or type(body) is Message:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            return await self._conclude(await self._sent(message, options, parse_id(id), deadline), deadline)
+            sent = await self._sent(message, options, parse_id(id), deadline)
+            return await self._conclude(sent, deadline, timeout)
         batch, index = None, 0
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             batch = self._core.alone(topic, message, durability, self._clock.monotonic())
@@ -117,18 +119,18 @@ class AioProducer:
                 batch.deadline = deadline
                 self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
         if batch is None:
-            route = self._routes.get(topic) or await self._route(topic)
+            route = self._routes.get(topic) or await self._route(topic, timeout)
             draft = self._core.draft(
                 route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             )
             batch, index = await self._put(draft, deadline)
             self._sender.pump(batch.lane)
-        return await self._conclude(Sent(batch, index, message), deadline)
+        return await self._conclude(Sent(batch, index, message), deadline, timeout)
 
     async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:
         """Put a message on its way, or find it on the way it was put on before."""
         given, message = message, own_message(message)
-        route = self._routes.get(options.topic) or await self._route(options.topic)
+        route = self._routes.get(options.topic) or await self._route(options.topic, self._left(deadline))
         draft, outcomes = self._core.draft(route, message, options), self._core.outcomes
         found = outcomes.find(options.topic, message, name)
         if found is None:
@@ -140,11 +142,11 @@ class AioProducer:
             batch, index = self._sender.resume(found[0], deadline), found[1]
         return Sent(batch, index, message, name, is_object=message is not given)
 
-    async def _conclude(self, sent: Sent, deadline: float | None) -> Receipt:
+    async def _conclude(self, sent: Sent, deadline: float | None, timeout: float | None) -> Receipt:
         """The receipt of a message; or its error, with what makes it known when it is repeated."""
         batch = sent.batch
         try:
-            await self._wait(batch, deadline)
+            await self._wait(batch, deadline, timeout)
             if batch.error is None:
                 return batch.receipt(sent.at)
             raise batch.error_of(sent.at)
@@ -154,7 +156,7 @@ class AioProducer:
     async def send_async(
         self,
         topic: str,
-        body: object,
+        body: Body | Message,
         *,
         key: str | None = None,
         tag: str | None = None,
@@ -165,7 +167,7 @@ class AioProducer:
         deliver_at: float | datetime | None = None,
         ttl: float | None = None,
         properties: Mapping[str, str] | None = None,
-        durability: str = "flushed",
+        durability: DurabilityName = "flushed",
         consumed_by: str = "",
         id: str | MessageId | None = None,
         on_delivery: OnAioDelivery | None = None,
@@ -177,7 +179,7 @@ class AioProducer:
         """
         check_function("on_delivery", on_delivery)
         route = self._routes.get(topic) or await self._route(topic)
-        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
         if id is not None or type(body) is Message:
             batch, index = self._core.watched(await self._sent(message, options, parse_id(id), None))
@@ -200,10 +202,14 @@ class AioProducer:
         *,
         delay: float = 0.0,
         deliver_at: float | datetime | None = None,
-        durability: str = "flushed",
+        durability: DurabilityName = "flushed",
         consumed_by: str = "",
+        timeout: float | None = None,
     ) -> Receipts:
         """Send many messages and wait for all: the fastest way in. All are delayed alike, or none.
+
+        Parameters:
+            timeout: seconds that the answer to each batch may take; the producer's own if left out.
 
         Raises:
             DMQError: the first error; `detail["stored"]` says how many messages are stored nevertheless.
@@ -218,13 +224,13 @@ class AioProducer:
             repeated, places = self._core.repeats(topic, messages)
             fresh = [messages[at] for at in places]
             for part, _ in repeated:
-                part.batch = self._sender.resume(part.batch, self._deadline())
+                part.batch = self._sender.resume(part.batch, self._deadline(timeout))
             parts += repeated
         problem: DMQError | None = None
         try:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
             for batch, indexes in self._core.many(route, fresh, options):
-                batch.deadline = self._deadline()
+                batch.deadline = self._deadline(timeout)
                 await self._enter(batch, batch.deadline)
                 parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
                 self._sender.pump(batch.lane)
@@ -234,7 +240,7 @@ class AioProducer:
         for one, _ in parts:
             batch, is_own = (one.batch, False) if isinstance(one, Repeated) else (one, True)
             try:
-                await self._wait(batch, self._deadline(), is_own=is_own)
+                await self._wait(batch, self._deadline(timeout), timeout, is_own=is_own)
             except DMQError as error:
                 problem = problem or error
             problem = problem or batch.error
@@ -244,18 +250,22 @@ class AioProducer:
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def _deadline(self) -> float | None:
-        timeout = self._options.timeout
+    def _deadline(self, timeout: float | None = None) -> float | None:
+        """When the time of a send is over; it may have one of its own."""
+        if timeout is None:
+            timeout = self._options.timeout
+        else:
+            check_seconds("timeout", timeout, above=True)
         return None if timeout is None else self._clock.monotonic() + timeout
 
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else max(0.0, deadline - self._clock.monotonic())
 
-    async def _route(self, topic: str) -> Route:
+    async def _route(self, topic: str, timeout: float | None = None) -> Route:
         self._core.check_open()
         check_target(topic)
         answer = await self._router.pool_for(topic).request(
-            Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout
+            Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout if timeout is None else timeout
         )
         route = Route.of(decode_response(answer).info.config, self._clock.monotonic())
         self._routes.put(topic, route)
@@ -285,10 +295,13 @@ class AioProducer:
             if self._options.on_full != "block" or not await self._wait_for_room(deadline):
                 raise self._core.full(batch.topic, Message(b""))
 
-    async def _wait(self, batch: SendBatch, deadline: float | None, *, is_own: bool = False) -> None:
+    async def _wait(
+        self, batch: SendBatch, deadline: float | None, timeout: float | None = None, *, is_own: bool = False
+    ) -> None:
         """Wait for a batch; raise if it takes too long.
 
         Parameters:
+            timeout: what the send has of its own.
             is_own: nobody else has messages in it.
         """
         if batch.is_done:
@@ -300,26 +313,28 @@ class AioProducer:
         batch.add_waiter(waiter)
         if await waiter.wait(left):
             return
-        error = self._sender.too_late(batch, self._options.timeout, self._router.timeout)
+        timeouts = (self._options.timeout if timeout is None else timeout, self._router.timeout)
+        error = self._sender.too_late(batch, *timeouts)
         if is_own or batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.ended():
-            timeouts = (self._options.timeout, self._router.timeout)
             patience = min((limit for limit in timeouts if limit is not None), default=0.0)
             raise error if isinstance(error, TimedOut) else TimedOut(unknown_after(patience))
 
-    def transaction(self, topic: str, body: object, **options: Any) -> AioTransaction:
+    def transaction(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> AioTransaction:
         """A transaction with one message, to be entered with `async with` or awaited; see `Producer.transaction`."""
         if self._transactions is None:
             raise InvalidSettings("transactions need a producer group: make the producer with group= and check=")
         return AioTransaction(self._transactions, self._prepare, (topic, body, options), self._options.timeout)
 
-    async def _prepare(self, topic: str, body: object, **options: Any) -> tuple[SendBatch, int]:
+    async def _prepare(
+        self, topic: str, body: Body, *, first: tuple[SendBatch, int] | None = None, **options: Unpack[HalfOptions]
+    ) -> tuple[SendBatch, int]:
         transactions = self._transactions
         assert transactions is not None
         deadline = self._deadline()
         route = self._routes.get(topic) or await self._route(topic)
-        batch, index = await self._put(transactions.draft(route, topic, body, **options), deadline)
+        batch, index = await self._put(transactions.draft(route, topic, body, first=first, **options), deadline)
         self._sender.pump(batch.lane)
         try:
             await self._wait(batch, deadline)

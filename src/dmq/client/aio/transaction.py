@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.producer.accumulator import SendBatch
-from dmq.client.producer.transaction_core import End, Transactions
+from dmq.client.producer.transaction_core import End, HalfOptions, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
 from dmq.event_log import EventLog
-from dmq.model import MessageId
+from dmq.model import Body, MessageId
 from dmq.protocol.produce import TransactionOutcome
 
 # twin: blocking
@@ -98,7 +98,7 @@ class AioTransaction:
         self,
         transactions: Transactions,
         prepare: Prepare,
-        first: tuple[str, object, dict[str, Any]],
+        first: tuple[str, Body, HalfOptions],
         timeout: float | None,
     ) -> None:
         self._transactions = transactions
@@ -143,7 +143,7 @@ class AioTransaction:
         """Whether it was committed or rolled back, or is about to be."""
         return self._end is not None
 
-    async def send(self, topic: str, body: object, **options: Any) -> None:
+    async def send(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> None:
         """Add a message: it becomes visible with the others, or not at all. Parameters as of
         `AioProducer.transaction`."""
         self._check_open()

@@ -33,7 +33,7 @@ from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes, choose_queu
 from dmq.client.producer.sender import Sender
 from dmq.clock import Clock
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
-from dmq.model import DEFAULT_PRIORITY, Durability, Message, check_name
+from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, check_name
 from dmq.records import Compressor, is_plain
 
 __all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed"]
@@ -205,7 +205,7 @@ class Core:
         queue = choose_queue(route, message)
         return self.lane(LaneKey(options.topic, queue, level, is_delayed=is_delayed, group=options.consumed_by))
 
-    def plain_lane(self, topic: str, durability: str, body: object, key: str | None) -> Lane | None:
+    def plain_lane(self, topic: str, durability: DurabilityName, body: object, key: str | None) -> Lane | None:
         """The lane of what is sent most: bytes and at most a key, to a topic that was sent to before.
 
         None if it is not that simple: then `draft` decides. A flood of sends spends a third of its time on that way.
@@ -217,7 +217,7 @@ class Core:
             return None
         return lane
 
-    def alone(self, topic: str, message: Message, durability: str, now: float) -> SendBatch | None:
+    def alone(self, topic: str, message: Message, durability: DurabilityName, now: float) -> SendBatch | None:
         """A batch of one message that may be sent at once, encoded and with its numbers; None if it has to queue.
 
         It is a batch like any other: in the window, with its queue taken, and to be seen through to its end. It is

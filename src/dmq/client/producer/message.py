@@ -13,7 +13,7 @@ import msgspec
 
 from dmq.client.producer.encoder import encode_body
 from dmq.errors import InvalidMessage, MessageTooLarge
-from dmq.model import DURABILITIES, Durability, Message, MessageId
+from dmq.model import DURABILITIES, Durability, DurabilityName, Message, MessageId
 from dmq.records import Attributes, Compressor, encode_attributes, encode_batch
 
 __all__ = [
@@ -37,7 +37,7 @@ class SendOptions(msgspec.Struct, frozen=True, gc=False):
     """Where messages go and how, beside what they are; by the names of `Producer.send`."""
 
     topic: str
-    durability: str = "flushed"
+    durability: DurabilityName = "flushed"
     consumed_by: str = ""
     delay: float = 0.0
     deliver_at: float | datetime | None = None

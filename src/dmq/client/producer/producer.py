@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
-from dmq.client.arguments import check_function
+from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.connection import Connection, Exchange
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
@@ -31,9 +31,9 @@ from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import UNKNOWN, Route
 from dmq.client.producer.sender import Sender
 from dmq.client.producer.transaction import Transaction
-from dmq.client.producer.transaction_core import Transactions, roll_back_late
+from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Message, MessageId, Receipt, check_target
+from dmq.model import DEFAULT_PRIORITY, Body, DurabilityName, Message, MessageId, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import TransactionCheck
@@ -72,7 +72,7 @@ class Producer:
     def send(
         self,
         topic: str,
-        body: object,
+        body: Body | Message,
         *,
         key: str | None = None,
         tag: str | None = None,
@@ -83,9 +83,10 @@ class Producer:
         deliver_at: float | datetime | None = None,
         ttl: float | None = None,
         properties: Mapping[str, str] | None = None,
-        durability: str = "flushed",
+        durability: DurabilityName = "flushed",
         consumed_by: str = "",
         id: str | MessageId | None = None,
+        timeout: float | None = None,
     ) -> Receipt:
         """Send a message and wait until it is as safe as asked.
 
@@ -93,7 +94,7 @@ class Producer:
 
         Parameters:
             topic: where it goes.
-            body: bytes, text, a msgspec struct, a dataclass or a Pydantic model; or a whole `dmq.Message`.
+            body: bytes, text, a dict or list, a msgspec struct, a dataclass or a Pydantic model; or a whole `dmq.Message`.
             key: to find it by.
             tag: to filter by.
             business_id: what it belongs to; with `ordered`, messages of the same one stay in order.
@@ -105,16 +106,17 @@ class Producer:
             durability: `none`, `stored`, `flushed`, `replicated` or `consumed`.
             consumed_by: with `consumed`, the group whose ack is waited for.
             id: a name of your own: what this producer sent under it before is not sent again.
+            timeout: seconds that this send may take; the producer's own if left out.
 
         Raises:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`): then send the same `dmq.Message`
                 again, or give `detail["id"]` as `id`, and it is stored once.
         """
-        deadline = self._deadline()
-        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+        deadline = self._deadline(timeout)
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         if id is not None or type(body) is Message:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            return self._send_known(message, options, id, deadline)
+            return self._send_known(message, options, id, timeout)
         batch, index = None, 0
         if (
             self._spooling is None and not ordered and not delay and deliver_at is None and ttl is None
@@ -130,16 +132,17 @@ class Producer:
             self._wait(batch, deadline)
         if batch.error is None and batch.is_done:
             return batch.receipt(index)
-        return self._conclude(Sent(batch, index, message))
+        return self._conclude(Sent(batch, index, message), timeout)
 
     def _send_known(
-        self, message: Message, options: SendOptions, name: str | MessageId | None, deadline: float
+        self, message: Message, options: SendOptions, name: str | MessageId | None, timeout: float | None
     ) -> Receipt:
         """`send` for a message that may have been sent before, which its object or its `id` tells."""
+        deadline = self._deadline(timeout)
         sent = self._sent(message, options, parse_id(name), deadline, attended=False)
         if not sent.batch.is_done:
             self._wait(sent.batch, deadline)
-        return self._conclude(sent)
+        return self._conclude(sent, timeout)
 
     def _sent(
         self, message: Message, options: SendOptions, name: str | None, deadline: float | None, *, attended: bool
@@ -160,19 +163,19 @@ class Producer:
             batch, index = self._sender.resume(found[0], deadline), found[1]
         return Sent(batch, index, message, name, is_object=message is not given)
 
-    def _conclude(self, sent: Sent) -> Receipt:
+    def _conclude(self, sent: Sent, timeout: float | None) -> Receipt:
         """The receipt of a message whose time is over; or its error, with what makes it known when it is repeated."""
         batch = sent.batch
         try:
             if not batch.is_done:
-                self._give_up(batch)
+                self._give_up(batch, timeout)
             if batch.error is None:
                 return batch.receipt(sent.at)
             raise batch.error_of(sent.at)
         except DMQError as error:
             raise self._core.outcomes.failed(error, sent) from None
 
-    def _send_alone(self, topic: str, message: Message, durability: str, deadline: float) -> SendBatch | None:
+    def _send_alone(self, topic: str, message: Message, durability: DurabilityName, deadline: float) -> SendBatch | None:
         """Send a message in this thread and wait a while for its answer: its batch, settled or not.
 
         None if it is not a case for this way; then nothing was done.
@@ -220,7 +223,7 @@ class Producer:
     def send_async(
         self,
         topic: str,
-        body: object,
+        body: Body | Message,
         *,
         key: str | None = None,
         tag: str | None = None,
@@ -231,7 +234,7 @@ class Producer:
         deliver_at: float | datetime | None = None,
         ttl: float | None = None,
         properties: Mapping[str, str] | None = None,
-        durability: str = "flushed",
+        durability: DurabilityName = "flushed",
         consumed_by: str = "",
         id: str | MessageId | None = None,
         on_delivery: OnDelivery | None = None,
@@ -254,7 +257,7 @@ class Producer:
             if lane is not None:
                 put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
         if put is None:
-            message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)  # type: ignore[arg-type]
+            message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             if id is not None or type(body) is Message:
                 sent = self._sent(message, options, parse_id(id), None, attended=True)
@@ -280,10 +283,14 @@ class Producer:
         *,
         delay: float = 0.0,
         deliver_at: float | datetime | None = None,
-        durability: str = "flushed",
+        durability: DurabilityName = "flushed",
         consumed_by: str = "",
+        timeout: float | None = None,
     ) -> Receipts:
         """Send many messages and wait for all: the fastest way in. All are delayed alike, or none.
+
+        Parameters:
+            timeout: seconds that the answer to each batch may take; the producer's own if left out.
 
         Returns:
             Their receipts, in the order of the messages, each made when it is looked at.
@@ -293,7 +300,7 @@ class Producer:
                 `detail["stored_indexes"]` which; a message that cannot be sent at all raises before anything after it
                 is sent.
         """
-        deadline = self._deadline()
+        deadline = self._deadline(timeout)
         messages = listed(messages)
         if not messages:
             return Receipts((), 0)
@@ -310,7 +317,7 @@ class Producer:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
             for batch, indexes in self._core.many(self._route(topic, deadline), fresh, options):
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
-                deadline = batch.deadline = self._deadline()
+                deadline = batch.deadline = self._deadline(timeout)
                 self._enter(batch, parts, deadline)
                 parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
                 self._sender.pump(batch.lane)
@@ -319,31 +326,27 @@ class Producer:
                     connection.take_ready()
         except DMQError as error:
             problem = error
-        return self._many_sent([*repeated, *parts], problem, messages, deadline)
-
-    def _many_sent(
-        self,
-        parts: Sequence[tuple[SendBatch | Repeated, Sequence[int]]],
-        problem: DMQError | None,
-        messages: Sequence[Message],
-        deadline: float,
-    ) -> Receipts:
-        """Wait for the parts of a `send_many`."""
-        for part, _ in parts:
-            batch, is_own = (part.batch, False) if isinstance(part, Repeated) else (part, True)
-            if not batch.is_done:
-                self._wait(batch, max(deadline, batch.deadline or 0.0))
-                try:
-                    if not batch.is_done:
-                        self._give_up(batch, is_own=is_own)
-                except DMQError as error:
-                    problem = problem or error
-            problem = problem or batch.error
+        sent: list[tuple[SendBatch | Repeated, Sequence[int]]] = [*repeated, *parts]
+        for one, _ in sent:
+            failure = self._wait_for_part(one, deadline, timeout)
+            problem = problem or failure
         if problem is not None:
-            self._core.many_failed(parts, messages)
-        return Receipts.of(parts, problem, len(messages))
+            self._core.many_failed(sent, messages)
+        return Receipts.of(sent, problem, len(messages))
 
-    def transaction(self, topic: str, body: object, **options: Any) -> Transaction:
+    def _wait_for_part(self, part: SendBatch | Repeated, deadline: float, timeout: float | None) -> DMQError | None:
+        """Wait for a part of a `send_many`; its error, if it has one."""
+        batch, is_own = (part.batch, False) if isinstance(part, Repeated) else (part, True)
+        if not batch.is_done:
+            self._wait(batch, max(deadline, batch.deadline or 0.0))
+            try:
+                if not batch.is_done:
+                    self._give_up(batch, timeout, is_own=is_own)
+            except DMQError as error:
+                return error
+        return batch.error
+
+    def transaction(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> Transaction:
         """Prepare a message that nobody sees until its transaction is committed. To be used with `with`: leaving it
         well commits, an exception rolls back.
 
@@ -358,7 +361,7 @@ class Producer:
         half = self._prepare(topic, body, **options)
         return Transaction(transactions, self._prepare, half, self._options.timeout)
 
-    def transaction_async(self, topic: str, body: object, **options: Any) -> Transaction:
+    def transaction_async(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> Transaction:
         """`transaction` without waiting for the broker: its `commit_async` goes out once the message is prepared."""
         transactions = self._transacting()
         route = self._routes.get(topic) or self._route(topic, self._deadline())
@@ -373,7 +376,7 @@ class Producer:
         return self._transactions
 
     def _prepare(
-        self, topic: str, body: object, *, first: tuple[SendBatch, int] | None = None, **options: Any
+        self, topic: str, body: Body, *, first: tuple[SendBatch, int] | None = None, **options: Unpack[HalfOptions]
     ) -> tuple[SendBatch, int]:
         transactions = self._transacting()
         deadline = self._deadline()
@@ -400,13 +403,18 @@ class Producer:
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def _deadline(self) -> float:
-        timeout = self._options.timeout
+    def _deadline(self, timeout: float | None = None) -> float:
+        """When the time of a send is over; it may have one of its own."""
+        if timeout is None:
+            timeout = self._options.timeout
+        else:
+            check_seconds("timeout", timeout, above=True)
         return FOREVER if timeout is None else time.monotonic() + timeout
 
-    def _patience(self) -> float:
+    def _patience(self, timeout: float | None) -> float:
         """How long a send waited at most, to tell the user."""
-        return min(limit for limit in (self._options.timeout, self._router.timeout, FOREVER) if limit is not None)
+        own = self._options.timeout if timeout is None else timeout
+        return min(limit for limit in (own, self._router.timeout, FOREVER) if limit is not None)
 
     def _route(self, topic: str, deadline: float) -> Route:
         self._core.check_open()
@@ -465,7 +473,7 @@ class Producer:
             else:
                 is_over = not self._wait_for_room(batch.bytes, batch.count, deadline)
             if is_over:
-                raise TimedOut(f"the window stayed full for {self._options.timeout:g} s")
+                raise TimedOut("the window stayed full until the time of the send was over")
 
     def _wait(self, batch: SendBatch, deadline: float) -> None:
         """Wait for a batch; read meanwhile if nobody else does."""
@@ -490,22 +498,24 @@ class Producer:
             else:
                 connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
 
-    def _give_up(self, batch: SendBatch, *, is_own: bool = False) -> None:
+    def _give_up(self, batch: SendBatch, timeout: float | None = None, *, is_own: bool = False) -> None:
         """The time of a synchronous send is over: take it back if that is still possible, and raise.
 
         What the spool has ends well.
 
         Parameters:
+            timeout: what the send had of its own.
             is_own: nobody else has messages in it.
         """
+        patience = self._patience(timeout)
         if self._spooling is not None:
-            self._spooling.give_up(batch, self._patience())
+            self._spooling.give_up(batch, patience)
             return
-        error = self._sender.too_late(batch, self._options.timeout, self._router.timeout)
+        error = self._sender.too_late(batch, patience)
         if is_own or batch.count == 1:
             self._sender.withdraw(batch, error)
         if not batch.is_done:
-            raise error if isinstance(error, TimedOut) else TimedOut(unknown_after(self._patience()))
+            raise error if isinstance(error, TimedOut) else TimedOut(unknown_after(patience))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was sent before this call is settled, well or not.

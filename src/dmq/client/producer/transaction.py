@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from dmq.client.connection.threads import FOREVER
 from dmq.client.producer.accumulator import SendBatch
-from dmq.client.producer.transaction_core import End, Transactions
+from dmq.client.producer.transaction_core import End, HalfOptions, Transactions
 from dmq.errors import DMQError, InvalidRequest, TimedOut
 from dmq.event_log import EventLog
-from dmq.model import MessageId
+from dmq.model import Body, MessageId
 from dmq.protocol.produce import TransactionOutcome
 
 __all__ = ["EndFuture", "Transaction"]
@@ -97,7 +97,7 @@ class Transaction:
         """Whether it was committed or rolled back, or is about to be."""
         return self._end is not None
 
-    def send(self, topic: str, body: object, **options: Any) -> None:
+    def send(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> None:
         """Add a message: it becomes visible with the others, or not at all. Parameters as of
         `Producer.transaction`."""
         self._check_open()

@@ -11,9 +11,9 @@ transactions are open.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.connection.link import Link, Links
@@ -26,7 +26,7 @@ from dmq.client.producer.routes import Route, choose_queue
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidSettings, OutOfRetries
 from dmq.event_log import EventLog
-from dmq.model import Durability, Message, MessageId, check_name
+from dmq.model import Body, Durability, Message, MessageId, check_name
 from dmq.offset_runs import offset_runs
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.produce import (
@@ -40,7 +40,7 @@ from dmq.protocol.produce import (
 from dmq.protocol.status import ErrorHeader, error_from_status
 from dmq.records import Attributes, RecordView, encode_attributes
 
-__all__ = ["Check", "End", "Spans", "Transactions", "check_options", "roll_back_late", "spans_of"]
+__all__ = ["Check", "End", "HalfOptions", "Spans", "Transactions", "check_options", "roll_back_late", "spans_of"]
 
 log = EventLog(__name__)
 
@@ -72,6 +72,18 @@ def spans_of(halves: Sequence[tuple[SendBatch, int]]) -> Spans:
     """The numbers of half messages, neighbours together."""
     sequences = sorted(batch.first_sequence + index for batch, index in halves)
     return [(start, stop - start) for start, stop in offset_runs(sequences)]
+
+
+class HalfOptions(TypedDict, total=False):
+    """Options of a message of a transaction, as of `Producer.send`."""
+
+    key: str | None
+    tag: str | None
+    business_id: str | None
+    ordered: bool
+    priority: int
+    ttl: float | None
+    properties: Mapping[str, str] | None
 
 
 class End(Outcome):
@@ -123,22 +135,22 @@ class Transactions:
         self,
         route: Route,
         topic: str,
-        body: object,
+        body: Body,
         *,
-        ttl: float | None = None,
         first: tuple[SendBatch, int] | None = None,
-        **fields: Any,
+        **options: Unpack[HalfOptions],
     ) -> Draft:
         """A half message out of the arguments of `Producer.transaction`.
 
         Parameters:
             first: the first one of its transaction, which is stored, if this is a further one.
-            fields: of `Message`, beside its body.
+            options: of `Message`, beside its body, and its `ttl`.
 
         Raises:
             InvalidMessage, MessageTooLarge: it cannot be sent.
         """
-        message = Message(encode_body(body), **fields)
+        ttl = options.pop("ttl", None)
+        message = Message(encode_body(body), **options)  # type: ignore[misc]  # which mypy does not narrow
         check_message(topic, message, self._core.sender.body_bytes_max)
         choose_queue(route, message)  # refuses what could not be placed at the commit
         lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, group=self.group, is_half=True))

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import dmq
 from dmq.client.client import Client, connect
-from dmq.model import Message
+from dmq.model import DurabilityName, Message
 
 __all__ = [
     "APP",
@@ -49,7 +49,7 @@ class Load:
     messages: int
     size: int
     batch: int
-    durability: str = "stored"
+    durability: DurabilityName = "stored"
     rounds: int = 3
     seed: int = 1
     is_json: bool = False

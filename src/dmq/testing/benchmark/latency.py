@@ -14,6 +14,7 @@ from typing import Final
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.producer.producer import Producer
+from dmq.model import DurabilityName
 from dmq.testing.benchmark.baselines import Echo, fdatasync_seconds
 from dmq.testing.benchmark.benchmark import Figure, Load, Progress, bench_topic, latency_figure, percentile
 
@@ -80,7 +81,7 @@ def _in_turns(count: int, *kinds: Callable[[int], list[float]]) -> list[list[flo
     return taken
 
 
-def _send_timed(producer: Producer, topic: str, body: bytes, durability: str, count: int) -> list[float]:
+def _send_timed(producer: Producer, topic: str, body: bytes, durability: DurabilityName, count: int) -> list[float]:
     taken = []
     for _ in range(count):
         began = time.perf_counter()

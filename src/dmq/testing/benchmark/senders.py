@@ -23,7 +23,7 @@ from typing import IO, Final
 
 import msgspec
 
-from dmq.model import DURABILITIES, Message
+from dmq.model import DURABILITIES, DurabilityName, Message
 from dmq.protocol.batch import pack_batch
 from dmq.protocol.commands import Command, decode_response, request_head
 from dmq.protocol.frame import Frame, FrameParser, seal_frame
@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True):
     connections: int
     messages: int
     size: int
-    durability: str
+    durability: DurabilityName
     seed: int
     is_json: bool
 
