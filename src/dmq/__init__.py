@@ -65,10 +65,14 @@ from dmq.model import Message, MessageId, Receipt, delay_level
 from dmq.version import __version__
 
 if TYPE_CHECKING:
+    from dmq import aio
     from dmq.client.client import Client, connect
     from dmq.client.consumer.consumer import Consumer
     from dmq.client.consumer.handler import RateLimit, Reject, Retry
     from dmq.client.consumer.message import Batch, ReceivedMessage
+    from dmq.client.producer.future import SendFuture
+    from dmq.client.producer.producer import Producer
+    from dmq.client.producer.transaction import Transaction
 
 __all__ = [
     "ArchiveConflict",
@@ -106,6 +110,7 @@ __all__ = [
     "OffsetGone",
     "OutOfRetries",
     "PortTaken",
+    "Producer",
     "ProtocolError",
     "RateLimit",
     "RateLimited",
@@ -114,6 +119,7 @@ __all__ = [
     "RecordCorrupt",
     "Reject",
     "Retry",
+    "SendFuture",
     "SequenceConflict",
     "ServerError",
     "StaleEpoch",
@@ -125,6 +131,7 @@ __all__ = [
     "TimedOut",
     "TooManyFiles",
     "TopicExists",
+    "Transaction",
     "TransactionOver",
     "UnknownCommand",
     "UnknownGroup",
@@ -134,6 +141,7 @@ __all__ = [
     "VersionMismatch",
     "WrongFormat",
     "__version__",
+    "aio",
     "connect",
     "delay_level",
 ]
@@ -143,20 +151,25 @@ _LATER = {
     "Batch": "dmq.client.consumer.message",
     "Client": "dmq.client.client",
     "Consumer": "dmq.client.consumer.consumer",
+    "Producer": "dmq.client.producer.producer",
     "RateLimit": "dmq.client.consumer.handler",
     "ReceivedMessage": "dmq.client.consumer.message",
     "Reject": "dmq.client.consumer.handler",
     "Retry": "dmq.client.consumer.handler",
+    "SendFuture": "dmq.client.producer.future",
+    "Transaction": "dmq.client.producer.transaction",
     "connect": "dmq.client.client",
 }
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
-    if name == "aio":
-        return import_module("dmq.aio")
-    home = _LATER.get(name)
-    if home is None:
-        raise AttributeError(f"module 'dmq' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name == "aio":
+            return import_module("dmq.aio")
+        home = _LATER.get(name)
+        if home is None:
+            raise AttributeError(f"module 'dmq' has no attribute {name!r}")
+        return getattr(import_module(home), name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, Unpack, overload
 
 from dmq.client.admin.admin import Admin
 from dmq.client.admin.registry import Registry
@@ -22,7 +22,8 @@ from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnExcept
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.consumer import Consumer
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.message import T
+from dmq.client.consumer.options import ConsumerOptions, Strategy, SubscribeOptions
 from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
 from dmq.client.producer.producer import Producer
 from dmq.client.producer.routes import Routes
@@ -179,6 +180,19 @@ class Client:
         spool.on_refused = lambda error: self.router.notify(self.listeners.exception, error)
         return make_core(spool, app, options, self._routes, links=self.router, clock=self._clock)
 
+    @overload
+    def consumer(
+        self, topic: str, group: str, *, type: type[T], **options: Unpack[SubscribeOptions]
+    ) -> Consumer[T]: ...
+
+    @overload
+    def consumer(
+        self, topic: str, group: str, *, type: None = None, **options: Unpack[SubscribeOptions]
+    ) -> Consumer[bytes]: ...
+
+    @overload
+    def consumer(self, topic: str, group: str, *, type: Any, **options: Unpack[SubscribeOptions]) -> Consumer[Any]: ...
+
     def consumer(
         self,
         topic: str,
@@ -197,8 +211,8 @@ class Client:
         type: Any = None,
         *,
         prefetch_bytes: int | None = None,
-        strategy: str | None = None,
-    ) -> Consumer:
+        strategy: Strategy | None = None,
+    ) -> Consumer[Any]:
         """A consumer: to iterate over, to `pull` from, or to `run` a handler with.
 
         Parameters:
@@ -231,7 +245,9 @@ class Client:
             batch=batch, parallel=parallel, lease=lease, max_attempts=max_attempts, auto_ack=auto_ack, version=version,
             type=type, prefetch_bytes=prefetch_bytes, strategy=strategy,
         )  # fmt: skip
-        consumer = Consumer(options, next(self._subscriptions), self.router, self._clock, released=self.release)
+        consumer: Consumer[Any] = Consumer(
+            options, next(self._subscriptions), self.router, self._clock, released=self.release
+        )
         self.adopt(consumer)
         return consumer
 

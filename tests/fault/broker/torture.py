@@ -17,6 +17,7 @@ from typing import NamedTuple
 import dmq
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.producer.future import SendFuture
+from dmq.model import DurabilityName
 
 TOPIC = "torture"
 QUEUES = 4
@@ -226,7 +227,9 @@ class Workload:
 
     # --- producing --------------------------------------------------------------------------------------------------
 
-    def _send_ordered(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+    def _send_ordered(
+        self, producer: dmq.Producer, durability: DurabilityName, chance: random.Random, name: str
+    ) -> None:
         while not self._is_over.is_set():
             business_id = f"{name}-{chance.randrange(6)}"
             key, body = self.ledger.next(business_id)
@@ -238,7 +241,7 @@ class Workload:
                 self.ledger.refuse(error)
             self._is_over.wait(chance.uniform(0, 0.01))
 
-    def _send_alone(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+    def _send_alone(self, producer: dmq.Producer, durability: DurabilityName, chance: random.Random, name: str) -> None:
         while not self._is_over.is_set():
             key, body = self.ledger.next(name)
             try:
@@ -247,7 +250,9 @@ class Workload:
                 self.ledger.refuse(error)
             self._is_over.wait(chance.uniform(0, 0.01))
 
-    def _send_and_forget(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+    def _send_and_forget(
+        self, producer: dmq.Producer, durability: DurabilityName, chance: random.Random, name: str
+    ) -> None:
         """Nothing is promised of these but their order and their content."""
         while not self._is_over.is_set():
             _, body = self.ledger.next(name)
@@ -257,7 +262,9 @@ class Workload:
                 self.ledger.refuse(error)
             self._is_over.wait(chance.uniform(0, 0.02))
 
-    def _send_until_consumed(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+    def _send_until_consumed(
+        self, producer: dmq.Producer, durability: DurabilityName, chance: random.Random, name: str
+    ) -> None:
         while not self._is_over.is_set():
             key, body = self.ledger.next(name)
             try:
@@ -268,7 +275,7 @@ class Workload:
                 assert key in self.ledger.known["push"], f"{key} was acknowledged as consumed, and nobody had it"
             self._is_over.wait(chance.uniform(0, 0.02))
 
-    def _send_async(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+    def _send_async(self, producer: dmq.Producer, durability: DurabilityName, chance: random.Random, name: str) -> None:
         futures: list[tuple[Name, SendFuture]] = []
         while not self._is_over.is_set():
             for _ in range(chance.randrange(1, 20)):
@@ -281,7 +288,7 @@ class Workload:
             except dmq.DMQError as error:
                 self.ledger.refuse(error)
 
-    def _send_many(self, producer: dmq.Producer, durability: str, chance: random.Random, name: str) -> None:
+    def _send_many(self, producer: dmq.Producer, durability: DurabilityName, chance: random.Random, name: str) -> None:
         while not self._is_over.is_set():
             pairs = [self.ledger.next(name) for _ in range(chance.randrange(1, 60))]
             messages = [dmq.Message(body, tag="many") for _, body in pairs]

@@ -114,7 +114,7 @@ def test_pushes_come_from_both_brokers_and_acks_go_back_to_each(
     cluster: Cluster, client: Client, options: dict[str, object]
 ) -> None:
     client.producer().send_many("split", spread(300))
-    with client.consumer("split", "billing", prefetch=20, **options) as consumer:  # type: ignore[arg-type]
+    with client.consumer("split", "billing", prefetch=20, **options) as consumer:  # type: ignore[call-overload]
         assert iterated(consumer, 300) == numbered(300)
         assert consumer.queues == (tuple(range(QUEUES)) if "strategy" in options else None)
     assert cluster.unacked("split", "billing") == 0
@@ -125,7 +125,7 @@ def test_pulls_come_from_both_brokers_and_acks_go_back_to_each(
     cluster: Cluster, client: Client, options: dict[str, object]
 ) -> None:
     client.producer().send_many("split", spread(300))
-    with client.consumer("split", "billing", **options) as consumer:  # type: ignore[arg-type]
+    with client.consumer("split", "billing", **options) as consumer:  # type: ignore[call-overload]
         assert pulled(consumer, 300) == numbered(300)
         assert len(consumer.pull(wait=0.1)) == 0
     assert cluster.unacked("split", "billing") == 0

@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from typing import cast
 
 from dmq.client.client import connect
 from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.consumer.options import Strategy
 
 saying = threading.Lock()
 
@@ -46,7 +48,7 @@ def main(url: str, strategy: str, order: str, pace: float) -> None:
             prefetch=20,
             batch=5,
             lease=10.0,
-            strategy=None if strategy == "shared" else strategy,
+            strategy=None if strategy == "shared" else cast("Strategy", strategy),
         )
         threading.Thread(target=follow, args=(consumer,), daemon=True).start()
         consumer.run(handle, workers=2, policy="block")

@@ -19,7 +19,7 @@ class Member:
 
     def __init__(self, url: str, name: str, topic: str, **options: object) -> None:
         self.client = connect(url, app="test", client_id=name, timeout=60.0)
-        self.consumer: Consumer = self.client.consumer(topic, "news", broadcast=True, **options)  # type: ignore[arg-type]
+        self.consumer: Consumer = self.client.consumer(topic, "news", broadcast=True, **options)  # type: ignore[call-overload]
 
     def take(self, count: int) -> list[int]:
         """The next messages, done with."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, Unpack, overload
 
 from dmq.client.aio.admin import AioAdmin
 from dmq.client.aio.consumer import AioConsumer
@@ -23,7 +23,8 @@ from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, RouteTable
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.message import T
+from dmq.client.consumer.options import ConsumerOptions, Strategy, SubscribeOptions
 from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
 from dmq.client.producer.routes import Routes
 from dmq.client.producer.transaction_core import Transactions, check_options
@@ -257,6 +258,21 @@ class AioClient:
     #     return make_core(spool, app, options, self._routes, links=self.router, clock=self._clock)
     #
     # twin: end
+    @overload
+    def consumer(
+        self, topic: str, group: str, *, type: type[T], **options: Unpack[SubscribeOptions]
+    ) -> AioConsumer[T]: ...
+
+    @overload
+    def consumer(
+        self, topic: str, group: str, *, type: None = None, **options: Unpack[SubscribeOptions]
+    ) -> AioConsumer[bytes]: ...
+
+    @overload
+    def consumer(
+        self, topic: str, group: str, *, type: Any, **options: Unpack[SubscribeOptions]
+    ) -> AioConsumer[Any]: ...
+
     def consumer(
         self,
         topic: str,
@@ -275,8 +291,8 @@ class AioClient:
         type: Any = None,
         *,
         prefetch_bytes: int | None = None,
-        strategy: str | None = None,
-    ) -> AioConsumer:
+        strategy: Strategy | None = None,
+    ) -> AioConsumer[Any]:
         """A consumer: to iterate over, to `pull` from, or to `run` a handler with.
 
         Parameters:
@@ -309,7 +325,9 @@ class AioClient:
             batch=batch, parallel=parallel, lease=lease, max_attempts=max_attempts, auto_ack=auto_ack, version=version,
             type=type, prefetch_bytes=prefetch_bytes, strategy=strategy,
         )  # fmt: skip
-        consumer = AioConsumer(options, next(self._subscriptions), self.router, self._clock, released=self.release)
+        consumer: AioConsumer[Any] = AioConsumer(
+            options, next(self._subscriptions), self.router, self._clock, released=self.release
+        )
         self.adopt(consumer)
         return consumer
 

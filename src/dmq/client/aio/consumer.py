@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.aio.connection import AioConnection
@@ -29,7 +29,7 @@ from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.handler import RateLimit
 from dmq.client.consumer.leases import extension
-from dmq.client.consumer.message import parts_to_ack
+from dmq.client.consumer.message import T, parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
 from dmq.client.consumer.puller import TURN_SECONDS, Ask, Puller, unreached
@@ -55,7 +55,7 @@ from dmq.protocol.session import Heartbeat
 __all__ = ["AioConsumer"]
 
 
-class AioConsumer:
+class AioConsumer(Generic[T]):
     """Gets messages. Made by `AioClient.consumer`.
 
     Parameters:
@@ -96,10 +96,10 @@ class AioConsumer:
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> AsyncIterator[AioMessage]:
+    def __aiter__(self) -> AsyncIterator[AioMessage[T]]:
         return self
 
-    async def __anext__(self) -> AioMessage:
+    async def __anext__(self) -> AioMessage[T]:
         """The next message; waits for it.
 
         Raises:
@@ -110,7 +110,7 @@ class AioConsumer:
         taken = await self.take(1)
         if not taken:
             raise StopAsyncIteration
-        message = AioMessage(*taken[0])
+        message: AioMessage[T] = AioMessage(*taken[0])
         if self._options.auto_ack:
             self._previous = message
         return message
@@ -161,7 +161,9 @@ class AioConsumer:
 
     # --- by the batch -----------------------------------------------------------------------------------------------
 
-    async def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> AioBatch:
+    async def pull(
+        self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None
+    ) -> AioBatch[AioMessage[T]]:
         """A batch of messages: the fastest way to consume.
 
         Parameters:
@@ -182,9 +184,9 @@ class AioConsumer:
             self._subscriber.flush()
             parts = await self._pull_now(one, ask, wait) if one is not None else await self._pull_any(ask, wait)
         # twin: async
-        batch = AioBatch(AioMessage, parts, OpenedAioMessage)
+        batch: AioBatch[AioMessage[T]] = AioBatch(AioMessage, parts, OpenedAioMessage)
         # twin: blocking
-        # batch = Batch(ReceivedMessage, parts, OpenedMessage)
+        # batch: Batch[ReceivedMessage[T]] = Batch(ReceivedMessage, parts, OpenedMessage)
         # twin: end
         if one is not None:
             self._puller.read_ahead(one, ask, len(batch))
@@ -294,7 +296,7 @@ class AioConsumer:
 
     async def run(
         self,
-        handler: Callable[[AioMessage], Any],
+        handler: Callable[[AioMessage[T]], Any],
         workers: int = 8,
         policy: str | RateLimit = "caller-runs",
         local_retries: int = 1,

@@ -6,9 +6,9 @@ What always holds: `ack`, `nack` and `reject` never wait: they may be awaited, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
-from dmq.client.consumer.message import Batch, ReceivedMessage
+from dmq.client.consumer.message import Batch, ReceivedMessage, T
 
 __all__ = ["DONE", "AioBatch", "AioMessage", "OpenedAioMessage"]
 
@@ -24,7 +24,7 @@ class _Done:
 DONE: Final = _Done()
 
 
-class AioMessage(ReceivedMessage, eq=False, gc=False):
+class AioMessage(ReceivedMessage[T], Generic[T], eq=False, gc=False):
     """A message on an event loop."""
 
     def ack(self) -> Awaitable[None]:
@@ -40,14 +40,24 @@ class AioMessage(ReceivedMessage, eq=False, gc=False):
         return DONE
 
 
-class OpenedAioMessage(AioMessage, eq=False, gc=False):
+class OpenedAioMessage(AioMessage[Any], eq=False, gc=False):
     """A message whose body and key were taken out with those of others."""
 
     body: Any
     key: str | None
 
 
-class AioBatch(Batch[AioMessage]):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    M = TypeVar("M", bound="AioMessage[Any]", default="AioMessage[Any]")
+else:
+    from typing import TypeVar
+
+    M = TypeVar("M", bound=AioMessage)
+
+
+class AioBatch(Batch[M], Generic[M]):
     """Messages that were pulled together."""
 
     __slots__ = ()

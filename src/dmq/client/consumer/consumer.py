@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.connection import Connection
@@ -24,7 +24,7 @@ from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.executor import Executor
 from dmq.client.consumer.handler import RateLimit
 from dmq.client.consumer.leases import extension
-from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage, parts_to_ack
+from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage, T, parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
 from dmq.client.consumer.puller import TURN_SECONDS, Ask, Puller, unreached
@@ -46,7 +46,7 @@ from dmq.protocol.session import Heartbeat
 __all__ = ["Consumer"]
 
 
-class Consumer:
+class Consumer(Generic[T]):
     """Gets messages. Made by `Client.consumer`.
 
     Parameters:
@@ -70,7 +70,7 @@ class Consumer:
         self._puller = Puller(self._subscriptions)
         self._released = released
         self._state = threading.Lock()  # held for some statements, never while waiting
-        self._previous: ReceivedMessage | Batch[ReceivedMessage] | None = None
+        self._previous: ReceivedMessage | Batch | None = None
         self._executor: Executor | None = None
         self.is_closing = False
         self._subscriptions.refresh()
@@ -87,10 +87,10 @@ class Consumer:
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
+    def __iter__(self) -> Iterator[ReceivedMessage[T]]:
         return self
 
-    def __next__(self) -> ReceivedMessage:
+    def __next__(self) -> ReceivedMessage[T]:
         """The next message; waits for it.
 
         Raises:
@@ -101,7 +101,7 @@ class Consumer:
         taken = self.take(1)
         if not taken:
             raise StopIteration
-        message = ReceivedMessage(*taken[0])
+        message: ReceivedMessage[T] = ReceivedMessage(*taken[0])
         if self._options.auto_ack:
             self._previous = message
         return message
@@ -150,7 +150,7 @@ class Consumer:
 
     # --- by the batch -----------------------------------------------------------------------------------------------
 
-    def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> Batch[ReceivedMessage]:
+    def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> Batch[ReceivedMessage[T]]:
         """A batch of messages: the fastest way to consume.
 
         Parameters:
@@ -170,7 +170,7 @@ class Consumer:
         if not parts:
             self._subscriber.flush()
             parts = self._pull_now(one, ask, wait) if one is not None else self._pull_any(ask, wait)
-        batch = Batch(ReceivedMessage, parts, OpenedMessage)
+        batch: Batch[ReceivedMessage[T]] = Batch(ReceivedMessage, parts, OpenedMessage)
         if one is not None:
             self._puller.read_ahead(one, ask, len(batch))
         if self._options.auto_ack:
@@ -274,7 +274,7 @@ class Consumer:
 
     def run(
         self,
-        handler: Callable[[ReceivedMessage], Any],
+        handler: Callable[[ReceivedMessage[T]], Any],
         workers: int = 8,
         policy: str | RateLimit = "caller-runs",
         local_retries: int = 1,

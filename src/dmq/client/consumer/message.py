@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import msgspec
 
@@ -22,15 +22,24 @@ from dmq.protocol.consume import Outcome
 from dmq.records.attributes import Attributes
 from dmq.records.layout import BODY_AT
 
-__all__ = ["Batch", "OpenedMessage", "ReceivedMessage", "facts_of"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)  # defaults of type variables come with Python 3.13; type checkers know them already
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+__all__ = ["Batch", "OpenedMessage", "ReceivedMessage", "T", "facts_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ACK: Final = Outcome.ACK
 _BLOCK: Final = 128  # opened at a time: so few that their bodies stay in the processor's cache
 
 
-class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
-    """A message on its way out."""
+class ReceivedMessage(msgspec.Struct, Generic[T], eq=False, gc=False):
+    """A message on its way out. `ReceivedMessage[Order]` is one of a consumer with `type=Order`."""
 
     _delivery: Delivery
     _index: int
@@ -38,7 +47,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     # --- what it says -----------------------------------------------------------------------------------------------
 
     @property
-    def body(self) -> Any:
+    def body(self) -> T:
         """The body: bytes as they were sent, or an object of the consumer's `type=`.
 
         Raises:
@@ -47,11 +56,12 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         delivery, index = self._delivery, self._index
         spans = delivery.spans
         if spans is not None and (end := spans[0][index]):
-            return delivery.buffer[delivery.starts[index] + BODY_AT : end]
-        return delivery.body(index)
+            body: Any = delivery.buffer[delivery.starts[index] + BODY_AT : end]
+            return body  # type: ignore[no-any-return]
+        return delivery.body(index)  # type: ignore[no-any-return]
 
     @property
-    def value(self) -> Any:
+    def value(self) -> T:
         """The same as `body`."""
         return self.body
 
@@ -190,14 +200,17 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         return f"<message {self.id} of {self.topic} queue {self.queue} offset {self.offset}, attempt {self.attempt}>"
 
 
-class OpenedMessage(ReceivedMessage, eq=False, gc=False):
+class OpenedMessage(ReceivedMessage[Any], eq=False, gc=False):
     """A message whose body and key were taken out with those of others."""
 
     body: Any
     key: str | None
 
 
-M = TypeVar("M", bound=ReceivedMessage)
+if TYPE_CHECKING:
+    M = TypeVar("M", bound="ReceivedMessage[Any]", default="ReceivedMessage[Any]")
+else:
+    M = TypeVar("M", bound=ReceivedMessage)
 
 
 class Batch(Sequence[M], Generic[M]):

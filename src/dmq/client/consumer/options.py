@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from dmq.client.admin.calls import parse_point
 from dmq.client.arguments import check_tags, check_whole
@@ -19,7 +19,7 @@ from dmq.model import check_name
 from dmq.protocol.consume import LeaseRef, Point, Pull, Subscribe, SubscribeFlag
 from dmq.protocol.header import LIST_MAX
 
-__all__ = ["ConsumerOptions", "parse_tags"]
+__all__ = ["ConsumerOptions", "Strategy", "SubscribeOptions", "parse_tags"]
 
 PREFETCH_MAX: Final = 1 << 20
 LEASES_MIN: Final = 4  # that a prefetch is parted into at least, so that acks return credit in good time
@@ -34,6 +34,27 @@ def parse_tags(tags: Any) -> frozenset[str | None] | None:
     """
     found = check_tags(tags)
     return None if not found or "*" in found else frozenset(found)
+
+
+Strategy: TypeAlias = Literal["average", "circle", "consistent-hash"]
+
+
+class SubscribeOptions(TypedDict, total=False):
+    """Options of `Client.consumer` beside topic, group and type; see there."""
+
+    tags: str
+    ordered: bool
+    broadcast: bool
+    start_from: str | int | float | datetime | timedelta
+    prefetch: int
+    batch: int
+    parallel: int | None
+    lease: float
+    max_attempts: int | None
+    auto_ack: bool
+    version: int
+    prefetch_bytes: int | None
+    strategy: Strategy | None
 
 
 class ConsumerOptions:

@@ -94,7 +94,7 @@ class Producer:
 
         Parameters:
             topic: where it goes.
-            body: bytes, text, a dict or list, a msgspec struct, a dataclass or a Pydantic model; or a whole `dmq.Message`.
+            body: bytes, text, a dict or list, a msgspec struct, a dataclass, a Pydantic model, or a whole `dmq.Message`.
             key: to find it by.
             tag: to filter by.
             business_id: what it belongs to; with `ordered`, messages of the same one stay in order.
@@ -175,7 +175,9 @@ class Producer:
         except DMQError as error:
             raise self._core.outcomes.failed(error, sent) from None
 
-    def _send_alone(self, topic: str, message: Message, durability: DurabilityName, deadline: float) -> SendBatch | None:
+    def _send_alone(
+        self, topic: str, message: Message, durability: DurabilityName, deadline: float
+    ) -> SendBatch | None:
         """Send a message in this thread and wait a while for its answer: its batch, settled or not.
 
         None if it is not a case for this way; then nothing was done.
