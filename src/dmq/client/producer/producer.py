@@ -94,7 +94,7 @@ class Producer:
 
         Parameters:
             topic: where it goes.
-            body: bytes, text, a dict or list, a msgspec struct, a dataclass, a Pydantic model, or a whole `dmq.Message`.
+            body: bytes, text, a dict or list, a msgspec struct, a dataclass, a Pydantic model, or a `dmq.Message`.
             key: to find it by.
             tag: to filter by.
             business_id: what it belongs to; with `ordered`, messages of the same one stay in order.
