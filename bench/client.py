@@ -18,10 +18,20 @@ from multiprocessing.connection import Connection as Pipe
 import dmq
 from dmq.client.producer.accumulator import Accumulator, Draft, LaneKey
 from dmq.model import Durability, TopicConfig
-from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, Header, Kind, decode_request, response_head
+from dmq.protocol import (
+    FRAME_BYTES_MAX,
+    Command,
+    Frame,
+    FrameParser,
+    Header,
+    Kind,
+    decode_request,
+    response_head,
+    seal_frame,
+)
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
 from dmq.protocol.produce import Produce, ProduceReply
-from dmq.protocol.session import Heartbeat, HelloReply, Limits
+from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits
 
 BODY_BYTES = 200
 
@@ -44,7 +54,8 @@ class Stub(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         for frame in self._parser.buffer_updated(nbytes):
             if frame.kind == Kind.REQUEST:
-                self._transport.write(response_head(frame.command, self._reply(frame), frame.correlation))
+                answer = response_head(frame.command, self._reply(frame), frame.correlation)
+                self._transport.write(b"".join(seal_frame(answer)))
 
     def _reply(self, frame: Frame) -> Header:
         if frame.command == Command.PRODUCE:
@@ -52,7 +63,8 @@ class Stub(asyncio.BufferedProtocol):
             self._offset += asked.count
             return ProduceReply(asked.queue, self._offset, 0, Durability.STORED)
         if frame.command == Command.HELLO:
-            return HelloReply("stub", "", 1, Limits(FRAME_BYTES_MAX, 4 << 20, 30_000, 1000, 1 << 24, 30_000))
+            limits = Limits(FRAME_BYTES_MAX, 4 << 20, 30_000, 1000, prefetch_bytes=1 << 24, partial_ms=30_000)
+            return HelloReply("stub", "", 1, limits, features=[FRAME_CRC])
         if frame.command == Command.TOPIC_DESCRIBE:
             return TopicDescribeReply(TopicInfo("bench", TopicConfig()))
         return Heartbeat()

@@ -8,7 +8,7 @@ could notice, so that one which needs the disk can be asked again once another t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeVar
 
 import numpy as np
@@ -377,6 +377,11 @@ class Queries:
     def half(self, message_id: bytes) -> OpenTransaction | None:
         """A half message that is neither committed nor rolled back."""
         return self.derived.state.transactions.get(message_id)
+
+    def half_bytes(self, message_ids: Iterable[bytes]) -> int:
+        """How many bytes the records of half messages have, of those that are open."""
+        found = map(self.derived.state.transactions.get, message_ids)
+        return sum([half.length for half in found if half is not None])
 
     def transaction_first(self, message_id: bytes) -> bytes:
         """The first half message of the transaction that one belongs to; often itself."""

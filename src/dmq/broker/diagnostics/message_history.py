@@ -156,7 +156,7 @@ def _copies(queries: Queries, message_id: MessageId) -> list[Copy]:
                     record.queue,
                     record.queue_offset,
                     journal_offset=int(journal_offset),
-                    stored_at_ms=part.stored_at_ms,
+                    stored_at_ms=int(part.times[index]),
                     sent_at_ms=said.original_send_time_ms or record.send_time_ms,
                     app=record.app,
                     tag=said.tag,

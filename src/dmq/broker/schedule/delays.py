@@ -195,7 +195,7 @@ class Delays:
         queries = self._queries
         places = [found.journal_offset for found in queries.find(message_id=message_id, topic=SCHEDULE_TOPIC)]
         parts, _ = queries.gather(places)
-        for part in reversed(parts):
+        for part in parts:
             for index, offset in enumerate(part.offsets.tolist()):
                 # A retry belongs to its group: cancelling it would lose the message for that group only.
                 if (

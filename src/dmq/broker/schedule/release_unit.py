@@ -8,7 +8,7 @@ dead letter, under the name of its group or of the app that sent it, also when t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -36,13 +36,49 @@ log = EventLog(__name__)
 _NOBODY: Final = "dmq"
 
 
-class _Placed(NamedTuple):
-    """A record on its way into a batch."""
+class _Column:
+    """Records on their way into one batch, their ranks, and the hashes of their ids and keys, 0 where there is none."""
 
-    rank: int
-    record: bytes
-    id_hash: int
-    key_hash: int
+    __slots__ = ("ids", "keys", "ranks", "records")
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.records: list[bytes] = []
+        self.ids: list[int] = []
+        self.keys: list[int] = []
+
+    def add(self, rank: int, record: bytes, message_id: MessageId, key: str | None) -> None:
+        self.ranks.append(rank)
+        self.records.append(record)
+        self.ids.append(id_hash(message_id))
+        self.keys.append(0 if key is None else key_hash(key))
+
+    def add_all(self, ranks: list[int], records: list[bytes], ids: list[int], keys: list[int]) -> None:
+        self.ranks += ranks
+        self.records += records
+        self.ids += ids
+        self.keys += keys
+
+    def batch(self, topic: str, queue: int) -> Batch:
+        """All of them, by rank."""
+        ranks, records = np.array(self.ranks, np.int64), self.records
+        ids, keys = np.array(self.ids, np.uint64), np.array(self.keys, np.uint64)
+        if np.any(ranks[1:] < ranks[:-1]):
+            order = np.argsort(ranks, kind="stable")
+            ids, keys = ids[order], keys[order]
+            records = [records[index] for index in order.tolist()]
+        keyed = np.flatnonzero(keys)
+        owners = np.concatenate([np.arange(len(records)), keyed])
+        order = np.argsort(owners, kind="stable")
+        return Batch(
+            topic=topic,
+            queue=queue,
+            data=b"".join(records),
+            lengths=np.fromiter(map(len, records), np.uint32, len(records)),
+            hash_index=owners[order].astype(np.uint32),
+            hashes=np.concatenate([ids, keys[keyed]])[order],
+            moved=True,
+        )
 
 
 def target_queue(topic: Topic, record: RecordView, wanted: int = ANY_QUEUE) -> int:
@@ -88,17 +124,17 @@ class ReleaseUnit:
         self._sent_at_ms = sent_at_ms
         self._reason = reason
         self._code = code
-        self._batches: dict[tuple[str, int], list[_Placed]] = {}
-        self._letters: dict[str, list[_Placed]] = {}
+        self._batches: dict[tuple[str, int], _Column] = {}
+        self._letters: dict[str, _Column] = {}
         self.moved = 0
         self.dead = 0
 
     def add(self, part: Gathered, order: Mapping[int, int]) -> None:
-        """Records of one batch; `order` gives their rank by their journal offset."""
+        """Records of one producer; `order` gives their rank by their journal offset."""
         part = self._without_corrupt(part, order)
         if not len(part.offsets):
             return
-        ranks = [order[offset] for offset in part.offsets.tolist()]
+        ranks = list(map(order.__getitem__, part.offsets.tolist()))
         if part.is_moved:
             data, ends = bytes(part.buffer), (part.starts + part.lengths).tolist()
             for index, (start, end) in enumerate(zip(part.starts.tolist(), ends, strict=True)):
@@ -106,11 +142,15 @@ class ReleaseUnit:
                     self._add_moved(part.record(index), ranks[index])
             return
         name = part.record(0).topic
-        topic = topic_since(self._queries, name, int(part.offsets[0]))
-        if topic is None:
-            for index, rank in enumerate(ranks):
-                self.add_dead(part.record(index), part.message_id(index), rank)
+        topic = self._topic(name)
+        # A topic of the same name that was made later is another one.
+        since = len(ranks) if topic is None else int(np.searchsorted(part.offsets, topic.created_at))
+        for index in range(since):
+            self.add_dead(part.record(index), part.message_id(index), ranks[index])
+        if topic is None or since == len(ranks):
             return
+        if since:
+            part, ranks = part.without(range(since)), ranks[since:]
         records = moved_many(
             part.buffer,
             part.starts,
@@ -120,16 +160,18 @@ class ReleaseUnit:
             sent_at_ms=self._sent_at_ms,
         )
         hashes = id_hashes(part.row.producer_id, part.sequences).tolist()
-        placed = map(_Placed, ranks, records, hashes, part.hashes.tolist())
+        keys = part.hashes.tolist()
         self.moved += len(records)
         if not topic.config.priority and not _any_ordered(part):
-            self._batch(name, -1).extend(placed)
+            self._batch(name, -1).add_all(ranks, records, hashes, keys)
             return
-        for index, one in enumerate(placed):
-            self._batch(name, target_queue(topic, part.record(index))).append(one)
+        for index, (rank, record, hashed, key) in enumerate(zip(ranks, records, hashes, keys, strict=True)):
+            self._batch(name, target_queue(topic, part.record(index))).add_all([rank], [record], [hashed], [key])
 
     def _without_corrupt(self, part: Gathered, order: Mapping[int, int]) -> Gathered:
         """Those that can be read; the others become dead letters."""
+        if not part.corrupt:
+            return part
         bad = [index for index, offset in enumerate(part.offsets.tolist()) if offset in part.corrupt]
         for index in bad:
             offset = int(part.offsets[index])
@@ -145,10 +187,8 @@ class ReleaseUnit:
         topic = self._topic(name)
         if topic is None or found.queue >= topic.config.queues:
             return False
-        message_id = MessageId.from_bytes(found.message_id)
-        self._batch(name, found.queue).append(
-            _Placed(rank, found.record, id_hash(message_id), 0 if found.key is None else key_hash(found.key.decode()))
-        )
+        key = None if found.key is None else found.key.decode()
+        self._batch(name, found.queue).add(rank, found.record, MessageId.from_bytes(found.message_id), key)
         self.moved += 1
         return True
 
@@ -174,7 +214,7 @@ class ReleaseUnit:
             ),
         )
         queue = target_queue(topic, record, ANY_QUEUE if said.target_queue is None else said.target_queue)
-        self._batch(name, queue).append(_placed(rank, copy, said.message_id, said.key))
+        self._batch(name, queue).add(rank, copy, said.message_id, said.key)
         self.moved += 1
 
     def add_dead(
@@ -202,53 +242,30 @@ class ReleaseUnit:
                 first_error=reason,
             ),
         )
-        self._letters.setdefault(dead_letter_topic_name(owner), []).append(_placed(rank, copy, message_id, said.key))
+        letters = self._letters.setdefault(dead_letter_topic_name(owner), _Column())
+        letters.add(rank, copy, message_id, said.key)
         self.dead += 1
         log.warning("a message became a dead letter", once_for=code, id=str(message_id), reason=reason)
 
     def _topic(self, name: str) -> Topic | None:
         return self._queries.find_topic(name)
 
-    def _batch(self, name: str, queue: int) -> list[_Placed]:
-        return self._batches.setdefault((name, queue), [])
+    def _batch(self, name: str, queue: int) -> _Column:
+        return self._batches.setdefault((name, queue), _Column())
 
     async def items(self) -> list[Batch | Event]:
         """The batches, once the topics of dead letters are there."""
         items: list[Batch | Event] = []
-        for (name, queue), placed in self._batches.items():
+        for (name, queue), column in self._batches.items():
             if queue < 0:
                 queue = self._catalog.choose_queue(self._queries.topic(name))
-            items.append(_batch_of(name, queue, placed))
-        for name, placed in self._letters.items():
+            items.append(column.batch(name, queue))
+        for name, column in self._letters.items():
             await self._catalog.see_to_topic(name, TopicConfig(queues=1, carry_for=DRAIN_GROUP))
-            items.append(_batch_of(name, 0, placed))
+            items.append(column.batch(name, 0))
         return items
 
 
 def _any_ordered(part: Gathered) -> bool:
     flags = np.frombuffer(part.buffer, np.uint8)[part.starts + FLAGS_AT]
     return bool((flags & ORDERED).any())
-
-
-def _placed(rank: int, record: bytes, message_id: MessageId, key: str | None) -> _Placed:
-    return _Placed(rank, record, id_hash(message_id), 0 if key is None else key_hash(key))
-
-
-def _batch_of(topic: str, queue: int, placed: list[_Placed]) -> Batch:
-    placed.sort()
-    columns: Any = zip(*placed, strict=True)
-    _, records, ids, keys = columns
-    key_column = np.array(keys, np.uint64)
-    keyed = np.flatnonzero(key_column)
-    owners = np.concatenate([np.arange(len(records)), keyed])
-    hashes = np.concatenate([np.array(ids, np.uint64), key_column[keyed]])
-    order = np.argsort(owners, kind="stable")
-    return Batch(
-        topic=topic,
-        queue=queue,
-        data=b"".join(records),
-        lengths=np.fromiter(map(len, records), np.uint32, len(records)),
-        hash_index=owners[order].astype(np.uint32),
-        hashes=hashes[order],
-        moved=True,
-    )

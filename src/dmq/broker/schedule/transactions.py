@@ -68,8 +68,8 @@ _UNIT_BYTES: Final = 4 << 20
 _WAITING_MAX: Final = 200_000
 _REMEMBERED_MAX: Final = 100_000
 _CHECKS_AT_ONCE: Final = 256
-_READ_TURN: Final = 64  # half messages are read and copied in one turn of the loop
-_DECIDED_TURN: Final = 4096  # are decided about in one
+_READ_TURN: Final = 128  # half messages are read and copied in one turn of the loop
+_DECIDED_TURN: Final = 2048  # are decided about in one
 _LOOKED_TURN: Final = 64  # that are no longer remembered are looked up in one turn of the loop
 _GROUPS_MAX: Final = 1000
 _AGAIN_MS: Final = 1000
@@ -302,10 +302,9 @@ class Transactions:
             ending = self._waiting.popleft()
             self._waiting_count -= len(ending.ids)
             together.append(ending)
-            ending.ids = self._whole(ending.ids)
+            ending.ids = await self._whole(ending.ids)
             count += len(ending.ids)
-            halves = [self._queries.half(message_id) for message_id in ending.ids]
-            size += sum(half.length for half in halves if half is not None)
+            size += self._queries.half_bytes(ending.ids)
         ends: dict[bytes, str] = {}
         for ending in together:
             await self._decide(ending, ends)
@@ -320,10 +319,15 @@ class Transactions:
         self._is_ending = False
         self._work()
 
-    def _whole(self, ids: Iterable[bytes]) -> list[bytes]:
+    async def _whole(self, ids: Iterable[bytes]) -> list[bytes]:
         """Half messages, and those that end with them."""
-        members = self._queries.transaction_members
-        return [*dict.fromkeys(one for message_id in ids for one in (message_id, *members(message_id)))]
+        whole: dict[bytes, None] = {}
+        for index, message_id in enumerate(ids):
+            if index % _DECIDED_TURN == _DECIDED_TURN - 1:
+                await asyncio.sleep(0)
+            whole[message_id] = None
+            whole.update(dict.fromkeys(self._queries.transaction_members(message_id)))
+        return [*whole]
 
     async def _decide(self, ending: Ending, ends: dict[bytes, str]) -> None:
         """Which of them end now as asked, and why not the others."""
@@ -428,7 +432,9 @@ class Transactions:
                 items.append(TransactionsEnded(b"".join(ids), outcome))
         if items:
             await self._writer.write(items, atomic=True)
-        for message_id, outcome in ends.items():
+        for index, (message_id, outcome) in enumerate(ends.items()):
+            if index % _DECIDED_TURN == _DECIDED_TURN - 1:
+                await asyncio.sleep(0)
             self.checks.ended(message_id)
             self._ended[message_id] = outcome
             self._late += queries.transaction_members(message_id)  # that came while this was written
@@ -526,7 +532,7 @@ class Transactions:
                 one: group
                 for message_id, group in groups.items()
                 if self._queries.is_open(message_id)
-                for one in self._whole([message_id])
+                for one in await self._whole([message_id])
             }
             if still:
                 await self._write(dict.fromkeys(still, GIVEN_UP), still)

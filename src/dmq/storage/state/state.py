@@ -100,8 +100,15 @@ class JoinedTransactions:
             return
         for message_id in message_ids:
             self._forget(message_id)
-            for member in [m for m in self._members.get(message_id, ()) if m not in still_open]:
-                self._forget(member)
+            members = self._members.pop(message_id, None)
+            if members is None:
+                continue
+            kept = {member: None for member in members if member in still_open}
+            if kept:
+                self._members[message_id] = kept
+            for member in members:
+                if member not in kept:
+                    del self._firsts[member]
 
     def _forget(self, member: bytes) -> None:
         first = self._firsts.pop(member, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,31 @@ def test_many_records_by_their_offsets_are_what_each_is_alone(seed: int) -> None
             assert part.dues.tolist()[index : index + 1] == ([NOW + int(alone.record.body)] if is_due else [])
             seen.append(offset)
     assert sorted(seen) == sorted(chosen)
+    store.close()
+
+
+def test_records_of_many_small_units_are_put_together_by_producer_and_topic() -> None:
+    store = MessageStore(MemoryFiles(), clock=FakeClock(NOW))
+    for name in ("orders", "bills"):
+        store.create_topic(name, TopicConfig(queues=1))
+    sequences = {3: 0, 9: 0}
+    wanted: dict[tuple[int, str], list[int]] = {}
+    for number in range(120):
+        topic, producer = ("orders", "bills")[number % 2], (3, 9)[number % 3 == 0]
+        one = batch(topic, 0, 1, producer, sequences[producer])
+        store.append([TransactionGroup(producer, f"g-{number}"), one])
+        store.flush()
+        (stored,) = store.queries.find(message_id=MessageId(producer, sequences[producer]))
+        sequences[producer] += 1
+        wanted.setdefault((producer, topic), []).append(stored.journal_offset)
+    parts, lost = store.queries.gather([offset for offsets in wanted.values() for offset in offsets])
+    assert not lost
+    found = {(part.row.producer_id, part.record(0).topic): part.offsets.tolist() for part in parts}
+    assert len(parts) == 4
+    assert found == wanted
+    for part in parts:
+        assert {part.record(index).topic for index in range(len(part.offsets))} == {part.record(0).topic}
+        assert np.all(np.diff(part.sequences.astype(np.int64)) > 0)
     store.close()
 
 
