@@ -36,14 +36,14 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
     """
     began_ms = time.time() * 1000
     with connect(url, app=app) as client:
-        reply = client.router.home.connection().reply
+        reply = client._router.home.connection().reply
         # The broker read its clock some time between our first byte and its answer.
         skew = reply.now_ms - (began_ms + time.time() * 1000) / 2
         client.admin.stats("store_")
         began = time.perf_counter()
         stats = client.admin.stats("store_", "broker_", "disk_")
         round_trip_ms = (time.perf_counter() - began) * 1000
-        warnings = client.admin.converse(calls.warnings())
+        warnings = client.admin._converse(calls.warnings())
         state = client.admin.cluster()[0].state
     return BrokerView(
         reply.broker,

@@ -85,13 +85,13 @@ class Client:
 
     def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
         self.app: Final = settings.hello.app
-        self.listeners: Final = listeners
+        self._listeners: Final = listeners
         self._clock = settings.clock
         self._routes = Routes()
         self._parts: list[Closable] = []
         self._subscriptions = count(1)
-        self.router: Final = Router(table, settings, listeners)
-        self.admin: Final = Admin(self.router, settings.timeout)
+        self._router: Final = Router(table, settings, listeners)
+        self.admin: Final = Admin(self._router, settings.timeout)
         self.registry: Final = Registry(self.admin)
 
     def open(self) -> Self:
@@ -100,13 +100,13 @@ class Client:
         Raises:
             NotConnected: nobody answers.
         """
-        self.router.open()
+        self._router.open()
         return self
 
     @property
     def client_id(self) -> str:
         """The name of this process, as the broker knows it."""
-        return self.router.home.connection().client_id
+        return self._router.home.connection().client_id
 
     def producer(
         self,
@@ -164,21 +164,21 @@ class Client:
         if group is not None and spool is not None:
             raise Unsupported("a transaction needs the broker's answer: leave spool or group out")
         core = self._core(check_name(app or self.app, "app"), options, spool, spool_bytes_max)
-        transactions = None if group is None else Transactions(core, self.router, self._clock, group, check=check)
-        producer = Producer(core, self.router, self.release, transactions)
-        self.adopt(producer)
+        transactions = None if group is None else Transactions(core, self._router, self._clock, group, check=check)
+        producer = Producer(core, self._router, self._release, transactions)
+        self._adopt(producer)
         return producer
 
     def _core(self, app: str, options: ProducerOptions, path: str | os.PathLike[str] | None, bytes_max: int) -> Core:
         if path is None:
-            return Core.make(app, options, self._routes, self.router, clock=self._clock)
+            return Core.make(app, options, self._routes, self._router, clock=self._clock)
         # Which loads the journal, too, that other programs do not need.
         from dmq.client.spool.sender import make_core
         from dmq.client.spool.spool import Spool
 
         spool = Spool.open(path, bytes_max, self._clock)
-        spool.on_refused = lambda error: self.router.notify(self.listeners.exception, error)
-        return make_core(spool, app, options, self._routes, links=self.router, clock=self._clock)
+        spool.on_refused = lambda error: self._router.notify(self._listeners.exception, error)
+        return make_core(spool, app, options, self._routes, links=self._router, clock=self._clock)
 
     @overload
     def consumer(
@@ -246,21 +246,21 @@ class Client:
             type=type, prefetch_bytes=prefetch_bytes, strategy=strategy,
         )  # fmt: skip
         consumer: Consumer[Any] = Consumer(
-            options, next(self._subscriptions), self.router, self._clock, released=self.release
+            options, next(self._subscriptions), self._router, self._clock, released=self._release
         )
-        self.adopt(consumer)
+        self._adopt(consumer)
         return consumer
 
     def _check_open(self) -> None:
-        error = self.router.closed_by
+        error = self._router.closed_by
         if error is not None:
             raise type(error)(error.message, **error.detail)
 
-    def adopt(self, part: Closable) -> None:
+    def _adopt(self, part: Closable) -> None:
         """Have a producer, a consumer or the like closed with the client."""
         self._parts.append(part)
 
-    def release(self, part: Closable) -> None:
+    def _release(self, part: Closable) -> None:
         """Forget a part that was closed by itself."""
         if part in self._parts:
             self._parts.remove(part)
@@ -269,7 +269,7 @@ class Client:
         """Close everything, the last made first."""
         while self._parts:
             self._parts.pop().close()
-        self.router.close()
+        self._router.close()
 
     def __enter__(self) -> Self:
         return self

@@ -116,7 +116,9 @@ def test_a_transaction_survives_every_death_around_its_end(outcome: TransactionO
         assert len(again.admin.transactions()) == (0 if is_over else 2), f"cut at {place} of {before}-{after}"
         assert again.bodies() == (expected if is_over else [])
         for _ in range(2):  # the producer that got no answer asks again
-            reply: TransactionEndReply = decode_response(again.client.router.home.request(Command.TRANSACTION_END, end))
+            reply: TransactionEndReply = decode_response(
+                again.client._router.home.request(Command.TRANSACTION_END, end)
+            )
             assert reply.refused == []
         assert again.bodies() == expected
         assert again.admin.transactions() == []

@@ -60,7 +60,7 @@ class Cluster:
     def connect(self, listeners: Listeners | None = None) -> Client:
         """A client that is connected to both."""
         client = Client(self, self.settings, listeners or Listeners()).open()
-        eventually(lambda: client.router.link_for("split", QUEUES - 1) is not None)
+        eventually(lambda: client._router.link_for("split", QUEUES - 1) is not None)
         return client
 
     def bodies(self, topic: str) -> tuple[list[bytes], list[bytes]]:

@@ -108,7 +108,7 @@ def test_plain_mode_stays_closed() -> None:
                 producer = client.producer()
                 await producer.send("t", b"x")
                 peer.cut()
-                await eventually(lambda: client.router.home.closed_by)
+                await eventually(lambda: client._router.home.closed_by)
                 with pytest.raises(dmq.NotConnected, match="closed"):
                     await producer.send("t", b"x")
 
@@ -139,7 +139,7 @@ def test_a_rebooting_broker_is_left_for_another() -> None:
                 producer = client.producer()
                 await producer.send("t", b"x")
                 first.push(Command.SERVER_REBOOT, ServerReboot("peer", 500))
-                await eventually(lambda: (c := client.router.home.current()) and c.address.port == second.port)
+                await eventually(lambda: (c := client._router.home.current()) and c.address.port == second.port)
                 await producer.send("t", b"y")
                 assert len(second.produced()) == 1
 

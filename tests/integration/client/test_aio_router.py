@@ -26,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
 async def connected(cluster: Cluster, listeners: Listeners | None = None) -> AsyncIterator[AioClient]:
     client = AioClient(cluster, cluster.settings, listeners or Listeners())
     async with await client.open():
-        await eventually(lambda: client.router.link_for("split", QUEUES - 1) is not None)
+        await eventually(lambda: client._router.link_for("split", QUEUES - 1) is not None)
         yield client
 
 
@@ -191,11 +191,11 @@ def test_pulls_go_on_while_one_broker_is_away(cluster: Cluster) -> None:
             await producer.send_many("split", spread(50))
             assert await pulled(consumer, 50) == numbered(50)
             await asyncio.to_thread(cluster.first.stop)
-            await eventually(lambda: client.router.link_for("split", 0) is None)
+            await eventually(lambda: client._router.link_for("split", 0) is None)
             await producer.send_many("split", [dmq.Message(body) for body in numbered(50, 50)])
             assert await pulled(consumer, 50) == numbered(50, 50)
             await asyncio.to_thread(cluster.first.start)
-            await eventually(lambda: client.router.link_for("split", 0) is not None)
+            await eventually(lambda: client._router.link_for("split", 0) is not None)
             for body in numbered(8, 100):
                 await producer.send("split", body)
             assert await pulled(consumer, 8) == numbered(8, 100)

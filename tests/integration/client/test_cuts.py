@@ -66,7 +66,7 @@ def test_cut_connections_lose_and_double_nothing(client: dmq.Client, broker: Run
         nonlocal cuts
         while time.monotonic() < stop - 0.5:
             time.sleep(chance.uniform(0.05, 0.3))
-            connection = client.router.home.current()
+            connection = client._router.home.current()
             if connection is not None:
                 try:
                     connection._wire.sock.shutdown(socket.SHUT_RDWR)

@@ -93,7 +93,7 @@ def test_a_send_waits_until_the_connection_is_back() -> None:
         producer = client.producer(timeout=None)
         producer.send("t", b"x")
         peer.close()
-        eventually(lambda: client.router.home.current() is None)
+        eventually(lambda: client._router.home.current() is None)
         again: list[Peer] = []
         threading.Timer(0.5, lambda: again.append(Peer(port=peer.port))).start()
         start = time.monotonic()
@@ -109,7 +109,7 @@ def test_with_a_timeout_a_send_raises_while_there_is_no_connection() -> None:
         producer = client.producer(timeout=None)
         producer.send("t", b"x")
         peer.close()
-        eventually(lambda: client.router.home.current() is None)
+        eventually(lambda: client._router.home.current() is None)
         late = producer.send_async("t", b"async")
         start = time.monotonic()
         with pytest.raises(dmq.NotConnected):
@@ -210,14 +210,14 @@ def test_a_rebooting_broker_is_left_for_another_and_comes_back_into_use() -> Non
         producer = client.producer()
         producer.send("t", b"x")
         first.push(Command.SERVER_REBOOT, ServerReboot("peer", 1000))
-        eventually(lambda: (c := client.router.home.current()) and c.address.port == second.port)
+        eventually(lambda: (c := client._router.home.current()) and c.address.port == second.port)
         producer.send("t", b"y")
         assert len(second.produced()) == 1
         assert heard.events == []
         second.push(Command.SERVER_HEALTH, ServerHealth("first", f"127.0.0.1:{first.port}"))
         time.sleep(0.7)
         second.cut()
-        eventually(lambda: (c := client.router.home.current()) and c.address.port == first.port)
+        eventually(lambda: (c := client._router.home.current()) and c.address.port == first.port)
 
 
 def test_hearts_beat_both_ways_and_silence_is_noticed() -> None:
@@ -279,7 +279,7 @@ def test_many_threads_share_one_connection() -> None:
         def work() -> None:
             for _ in range(100):
                 producer.send("t", b"x")
-                client.router.home.request(Command.TOPIC_DESCRIBE, _describe(), timeout=5)
+                client._router.home.request(Command.TOPIC_DESCRIBE, _describe(), timeout=5)
             done.append(1)
 
         threads = [threading.Thread(target=work) for _ in range(6)]

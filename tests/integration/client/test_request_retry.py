@@ -72,7 +72,7 @@ def test_what_is_not_safe_to_repeat_is_asked_once_and_says_what_is_known() -> No
 
 def test_a_call_that_breaks_every_connection_is_given_up() -> None:
     with answer_only_from(999, Command.TOPIC_LIST, Header()) as peer, dmq.connect(peer.url) as client:
-        client.router.home._pause = lambda seconds: None  # type: ignore[method-assign]
+        client._router.home._pause = lambda seconds: None  # type: ignore[method-assign]
         with pytest.raises(dmq.NotConnected, match=f"broke {BREAKS_MAX} times"):
             client.admin.topics()
         assert asked(peer, Command.TOPIC_LIST) == BREAKS_MAX

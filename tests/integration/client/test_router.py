@@ -238,11 +238,11 @@ def test_pulls_go_on_while_one_broker_is_away(cluster: Cluster, client: Client) 
     producer.send_many("split", spread(50))
     assert pulled(consumer, 50) == numbered(50)
     cluster.first.stop()
-    eventually(lambda: client.router.link_for("split", 0) is None)
+    eventually(lambda: client._router.link_for("split", 0) is None)
     producer.send_many("split", [dmq.Message(body) for body in numbered(50, 50)])
     assert pulled(consumer, 50) == numbered(50, 50)
     cluster.first.start()
-    eventually(lambda: client.router.link_for("split", 0) is not None)
+    eventually(lambda: client._router.link_for("split", 0) is not None)
     for body in numbered(8, 100):
         producer.send("split", body)
     assert pulled(consumer, 8) == numbered(8, 100)
@@ -265,6 +265,6 @@ def test_a_broker_has_one_connection_for_all_that_goes_there(cluster: Cluster, c
         producer.send_many(topic, [dmq.Message(body) for body in numbered(20)])
     for consumer in consumers:
         iterated(consumer, 20)
-    assert len(client.router._pools) == 2
-    assert client.router.link_for("orders") is client.router.link_for("split", 0)
-    assert client.router.link_for("bills") is client.router.link_for("split", 3)
+    assert len(client._router._pools) == 2
+    assert client._router.link_for("orders") is client._router.link_for("split", 0)
+    assert client._router.link_for("bills") is client._router.link_for("split", 3)

@@ -35,7 +35,7 @@ def all_stored(client: dmq.Client) -> list[bytes]:
 
 
 def away(client: dmq.Client) -> bool:
-    return client.router.home.current() is None
+    return client._router.home.current() is None
 
 
 def test_with_a_broker_a_receipt_is_as_ever(client: dmq.Client, tmp_path: Path) -> None:

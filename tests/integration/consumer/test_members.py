@@ -109,7 +109,7 @@ def test_a_member_that_died_is_replaced_after_its_grace() -> None:
         dying = broker.connect(reconnect=False)
         held = next(dying.consumer("orders", "billing"))
         assert held.attempt == 1
-        connection = dying.router.home.current()
+        connection = dying._router.home.current()
         assert connection is not None
         connection.close(dmq.NotConnected("pulled the plug"))
         other = client.consumer("orders", "billing")
@@ -190,7 +190,7 @@ def test_a_reset_by_an_operator_replays_too(client: Client) -> None:
 
 
 def cut(client: Client) -> None:
-    connection = client.router.home.current()
+    connection = client._router.home.current()
     assert connection is not None
     connection.close(dmq.NotConnected("cut by a test"))
 
@@ -264,7 +264,7 @@ def test_a_client_that_is_closed_ends_its_consumers(broker: TestBroker) -> None:
 def test_in_plain_mode_a_broken_connection_is_an_error(broker: TestBroker) -> None:
     client = broker.connect(reconnect=False)
     with Handling(client.consumer("orders", "billing"), lambda message: None) as handling:
-        eventually(lambda: client.router.home.current() is not None)
+        eventually(lambda: client._router.home.current() is not None)
         cut(client)
         handling.join()
         assert isinstance(handling.error, dmq.NotConnected)

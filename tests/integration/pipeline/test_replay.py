@@ -203,7 +203,7 @@ def test_a_broker_takes_replayed_messages_from_replays_only(
         MessageId(1, 1).to_bytes(), Message(b"body"), app="a", first_sent_at_ms=1
     )
     asked = msgspec.structs.replace(Produce("refused", 0, 1, 0, 77, 0, 0, flags=REPLAYED), **changed)
-    frame = client.router.home.connection().request(
+    frame = client._router.home.connection().request(
         Command.PRODUCE, asked, [pack_records([len(record)]), record], timeout=SECONDS
     )
     with pytest.raises((InvalidRequest, InvalidMessage), match=problem):

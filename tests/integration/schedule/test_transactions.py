@@ -267,7 +267,7 @@ def ended(client: Client, tx: Transaction, outcome: TransactionOutcome, epoch: i
     """End a transaction once more, over the wire: the statuses of what was refused."""
     assert tx.id is not None
     header = TransactionEnd(tx.id.producer_id, epoch, tx.id.sequence, 1, outcome)
-    reply: TransactionEndReply = decode_response(client.router.home.request(Command.TRANSACTION_END, header))
+    reply: TransactionEndReply = decode_response(client._router.home.request(Command.TRANSACTION_END, header))
     return [refusal.status for refusal in reply.refused]
 
 
@@ -313,7 +313,7 @@ def test_a_late_commit_of_what_a_check_rolled_back_is_refused(broker: TestBroker
 
 def test_an_end_of_what_was_never_prepared_is_refused(client: Client) -> None:
     header = TransactionEnd(77, 0, 5, 2, TransactionOutcome.COMMIT)
-    reply: TransactionEndReply = decode_response(client.router.home.request(Command.TRANSACTION_END, header))
+    reply: TransactionEndReply = decode_response(client._router.home.request(Command.TRANSACTION_END, header))
     assert [(r.sequence, r.status) for r in reply.refused] == [
         (5, Status.UNKNOWN_MESSAGE),
         (6, Status.UNKNOWN_MESSAGE),

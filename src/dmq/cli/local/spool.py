@@ -86,7 +86,7 @@ def resend(
     with connected(url) as client:
         for number in chosen:
             batch = folder.read(number)
-            reply = send_refused(client.router.home.connection(), batch, _SECONDS)
+            reply = send_refused(client._router.home.connection(), batch, _SECONDS)
             folder.drop(number)
             rows.append(
                 {

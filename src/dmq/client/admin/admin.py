@@ -53,7 +53,7 @@ class Admin:
         self._router = router
         self.timeout = timeout
 
-    def converse(self, call: Call[T]) -> T:
+    def _converse(self, call: Call[T]) -> T:
         """Hold a conversation with the broker to its end, and return its result."""
         try:
             command, header = next(call)
@@ -88,7 +88,7 @@ class Admin:
             TopicExists: a topic of that name exists.
             InvalidName, InvalidSettings: the broker refused the name or a setting.
         """
-        return self.converse(
+        return self._converse(
             calls.create_topic(name, {"queues": queues, "priority": priority, "ttl": ttl, **settings}, allow_existing)
         )
 
@@ -96,35 +96,35 @@ class Admin:
         """Change some settings of a topic, by name: `queues`, `ttl`, `carry_for`, `properties`, and
         `can_produce` and `can_consume`, which switch sending to the topic and consuming from it on and off.
         """
-        return self.converse(calls.update_topic(name, settings))
+        return self._converse(calls.update_topic(name, settings))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, its messages and the positions of all groups in it."""
-        self.converse(calls.delete_topic(name))
+        self._converse(calls.delete_topic(name))
 
     def topics(self, prefix: str = "", *, system: bool = False) -> list[Topic]:
         """The topics whose names begin with a prefix, by name; those of DMQ itself only with `system`."""
-        return self.converse(calls.topics(prefix, system))
+        return self._converse(calls.topics(prefix, system))
 
     def topic(self, name: str) -> Topic:
         """One topic, with the groups that consume it."""
-        return self.converse(calls.topic(name))
+        return self._converse(calls.topic(name))
 
     def groups(self, topic: str = "") -> list[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return self.converse(calls.groups(topic))
+        return self._converse(calls.groups(topic))
 
     def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
-        return self.converse(calls.group(name))
+        return self._converse(calls.group(name))
 
     def create_group(self, name: str, topic: str) -> None:
         """Give a group a position in a topic before its first member subscribes."""
-        self.converse(calls.create_group(name, topic))
+        self._converse(calls.create_group(name, topic))
 
     def delete_group(self, name: str, topic: str = "") -> None:
         """Delete a group, or its position in one topic."""
-        self.converse(calls.delete_group(name, topic))
+        self._converse(calls.delete_group(name, topic))
 
     def lag(self, topic: str, group: str) -> Lag:
         """How many messages of a topic a group has not settled; of all topics it consumes if the topic is "".
@@ -132,7 +132,7 @@ class Admin:
         Raises:
             UnknownGroup: the group has no position in the topic.
         """
-        return self.converse(calls.lag(topic, group))
+        return self._converse(calls.lag(topic, group))
 
     def reset(self, topic: str, group: str, to: When, *, queue: int | None = None, dry_run: bool = False) -> list[Move]:
         """Move the position of a group in a topic.
@@ -143,29 +143,29 @@ class Admin:
             queue: move it in this queue only.
             dry_run: change nothing, and return what would be moved.
         """
-        return self.converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
+        return self._converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
 
     def find(
         self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> list[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return self.converse(calls.find(topic, key, id, limit))
+        return self._converse(calls.find(topic, key, id, limit))
 
     def peek(
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
     ) -> list[StoredMessage]:
         """Read messages from a place on, without consuming them."""
-        return self.converse(calls.peek(topic, queue, at, limit, tags=tags))
+        return self._converse(calls.peek(topic, queue, at, limit, tags=tags))
 
     def read(
         self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
     ) -> tuple[list[StoredMessage], int]:
         """Messages of one queue from an offset on, and the offset at which to read on."""
-        return self.converse(calls.read(topic, queue, offset, limit, tags=tags))
+        return self._converse(calls.read(topic, queue, offset, limit, tags=tags))
 
     def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """The first and the next offset of each queue, and the offset of a place in it."""
-        return self.converse(calls.offsets(topic, queue, at))
+        return self._converse(calls.offsets(topic, queue, at))
 
     def archived(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
         """How far the journal of the broker is archived; given an offset, record first that it is archived so far.
@@ -178,11 +178,11 @@ class Admin:
             OffsetGone: the journal has no such offset.
             InvalidRequest: the broker has another journal.
         """
-        return self.converse(calls.archived(journal_id, offset))
+        return self._converse(calls.archived(journal_id, offset))
 
     def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        return self.converse(calls.delays(topic, limit))
+        return self._converse(calls.delays(topic, limit))
 
     def cancel_delay(self, id: MessageId | str) -> None:
         """Cancel a delayed message that is not delivered yet.
@@ -190,11 +190,11 @@ class Admin:
         Raises:
             UnknownMessage: no delayed message has this id: it was delivered or cancelled, or was never delayed.
         """
-        self.converse(calls.cancel_delay(id))
+        self._converse(calls.cancel_delay(id))
 
     def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        return self.converse(calls.transactions(topic, limit))
+        return self._converse(calls.transactions(topic, limit))
 
     def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
         """The history of a message: when it was sent, stored, delivered, acked, retried and so on.
@@ -205,7 +205,7 @@ class Admin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return self.converse(calls.trace(id, group))
+        return self._converse(calls.trace(id, group))
 
     def why(self, id: MessageId | str, group: str = "") -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
@@ -216,11 +216,11 @@ class Admin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return self.converse(calls.why(id, group))
+        return self._converse(calls.why(id, group))
 
     def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""
-        return self.converse(calls.limits(topic, app))
+        return self._converse(calls.limits(topic, app))
 
     def set_limit(
         self,
@@ -245,15 +245,15 @@ class Admin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return self.converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
+        return self._converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
 
     def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""
-        return self.converse(calls.stats(prefixes))
+        return self._converse(calls.stats(prefixes))
 
     def cluster(self) -> list[BrokerReport]:
         """All brokers that are known, the connected one first."""
-        return self.converse(calls.cluster())
+        return self._converse(calls.cluster())
 
     def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:
         """Drain the connected broker: it takes no messages and delivers none, but still takes acks.
@@ -262,19 +262,19 @@ class Admin:
             grace: seconds within which clients are asked to leave.
             reason: what the clients are told.
         """
-        return self.converse(calls.drain(DrainAction.BEGIN, grace, reason))
+        return self._converse(calls.drain(DrainAction.BEGIN, grace, reason))
 
     def undrain(self) -> DrainReport:
         """Put a drained broker back in use."""
-        return self.converse(calls.drain(DrainAction.END, 0.0, ""))
+        return self._converse(calls.drain(DrainAction.END, 0.0, ""))
 
     def drain_progress(self) -> DrainReport:
         """How far the draining of the broker is."""
-        return self.converse(calls.drain(DrainAction.SHOW, 0.0, ""))
+        return self._converse(calls.drain(DrainAction.SHOW, 0.0, ""))
 
     def stop_broker(self, grace: float = 5.0, reason: str = "") -> DrainReport:
         """Stop the process of the connected broker, as SIGTERM does."""
-        return self.converse(calls.drain(DrainAction.STOP, grace, reason))
+        return self._converse(calls.drain(DrainAction.STOP, grace, reason))
 
     def dead_letters(
         self,
@@ -304,7 +304,7 @@ class Admin:
             DatabaseDown: the database of the dead letters cannot be used now.
         """
         wanted = dead_letters.letter_filter(topic, group, reason, state=state, since=since, until=until)
-        return self.converse(dead_letters.listed(wanted, limit, ids, bodies=bodies))
+        return self._converse(dead_letters.listed(wanted, limit, ids, bodies=bodies))
 
     def resend_dead_letters(
         self,
@@ -345,10 +345,10 @@ class Admin:
 
     def _settle_letters(self, call: Call[list[int]], rate: float | None, *, delete: bool) -> list[DeadLetterOutcome]:
         outcomes: list[DeadLetterOutcome] = []
-        numbers = self.converse(call)
+        numbers = self._converse(call)
         for part, seconds in dead_letters.steps(numbers, rate):
             began = time.monotonic()
-            outcomes += self.converse(dead_letters.settle(part, delete=delete))
+            outcomes += self._converse(dead_letters.settle(part, delete=delete))
             left = seconds - (time.monotonic() - began)
             if left > 0 and len(outcomes) < len(numbers):
                 time.sleep(left)

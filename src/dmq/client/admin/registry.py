@@ -33,16 +33,16 @@ class Registry:
             LimitReached: the space is full.
             InvalidName, InvalidSettings: a name, the value or the time cannot be used.
         """
-        self._admin.converse(calls.put(namespace, key, value, ttl))
+        self._admin._converse(calls.put(namespace, key, value, ttl))
 
     def get(self, namespace: str, key: str) -> bytes | None:
         """The value of a key; None if there is no such key."""
-        return self._admin.converse(calls.get(namespace, key))
+        return self._admin._converse(calls.get(namespace, key))
 
     def entries(self, namespace: str, prefix: str = "") -> dict[str, bytes]:
         """All keys of a namespace that begin with a prefix, by name, with their values."""
-        return self._admin.converse(calls.entries(namespace, prefix))
+        return self._admin._converse(calls.entries(namespace, prefix))
 
     def delete(self, namespace: str, key: str) -> bool:
         """Delete a key; whether it existed."""
-        return self._admin.converse(calls.delete(namespace, key))
+        return self._admin._converse(calls.delete(namespace, key))

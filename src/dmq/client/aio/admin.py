@@ -53,7 +53,7 @@ class AioAdmin:
         self._router = router
         self.timeout = timeout
 
-    async def converse(self, call: Call[T]) -> T:
+    async def _converse(self, call: Call[T]) -> T:
         """Hold a conversation with the broker to its end, and return its result."""
         try:
             command, header = next(call)
@@ -88,7 +88,7 @@ class AioAdmin:
             TopicExists: a topic of that name exists.
             InvalidName, InvalidSettings: the broker refused the name or a setting.
         """
-        return await self.converse(
+        return await self._converse(
             calls.create_topic(name, {"queues": queues, "priority": priority, "ttl": ttl, **settings}, allow_existing)
         )
 
@@ -96,35 +96,35 @@ class AioAdmin:
         """Change some settings of a topic, by name: `queues`, `ttl`, `carry_for`, `properties`, and
         `can_produce` and `can_consume`, which switch sending to the topic and consuming from it on and off.
         """
-        return await self.converse(calls.update_topic(name, settings))
+        return await self._converse(calls.update_topic(name, settings))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, its messages and the positions of all groups in it."""
-        await self.converse(calls.delete_topic(name))
+        await self._converse(calls.delete_topic(name))
 
     async def topics(self, prefix: str = "", *, system: bool = False) -> list[Topic]:
         """The topics whose names begin with a prefix, by name; those of DMQ itself only with `system`."""
-        return await self.converse(calls.topics(prefix, system))
+        return await self._converse(calls.topics(prefix, system))
 
     async def topic(self, name: str) -> Topic:
         """One topic, with the groups that consume it."""
-        return await self.converse(calls.topic(name))
+        return await self._converse(calls.topic(name))
 
     async def groups(self, topic: str = "") -> list[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return await self.converse(calls.groups(topic))
+        return await self._converse(calls.groups(topic))
 
     async def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
-        return await self.converse(calls.group(name))
+        return await self._converse(calls.group(name))
 
     async def create_group(self, name: str, topic: str) -> None:
         """Give a group a position in a topic before its first member subscribes."""
-        await self.converse(calls.create_group(name, topic))
+        await self._converse(calls.create_group(name, topic))
 
     async def delete_group(self, name: str, topic: str = "") -> None:
         """Delete a group, or its position in one topic."""
-        await self.converse(calls.delete_group(name, topic))
+        await self._converse(calls.delete_group(name, topic))
 
     async def lag(self, topic: str, group: str) -> Lag:
         """How many messages of a topic a group has not settled; of all topics it consumes if the topic is "".
@@ -132,7 +132,7 @@ class AioAdmin:
         Raises:
             UnknownGroup: the group has no position in the topic.
         """
-        return await self.converse(calls.lag(topic, group))
+        return await self._converse(calls.lag(topic, group))
 
     async def reset(
         self, topic: str, group: str, to: When, *, queue: int | None = None, dry_run: bool = False
@@ -145,29 +145,29 @@ class AioAdmin:
             queue: move it in this queue only.
             dry_run: change nothing, and return what would be moved.
         """
-        return await self.converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
+        return await self._converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
 
     async def find(
         self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> list[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return await self.converse(calls.find(topic, key, id, limit))
+        return await self._converse(calls.find(topic, key, id, limit))
 
     async def peek(
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
     ) -> list[StoredMessage]:
         """Read messages from a place on, without consuming them."""
-        return await self.converse(calls.peek(topic, queue, at, limit, tags=tags))
+        return await self._converse(calls.peek(topic, queue, at, limit, tags=tags))
 
     async def read(
         self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
     ) -> tuple[list[StoredMessage], int]:
         """Messages of one queue from an offset on, and the offset at which to read on."""
-        return await self.converse(calls.read(topic, queue, offset, limit, tags=tags))
+        return await self._converse(calls.read(topic, queue, offset, limit, tags=tags))
 
     async def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
         """The first and the next offset of each queue, and the offset of a place in it."""
-        return await self.converse(calls.offsets(topic, queue, at))
+        return await self._converse(calls.offsets(topic, queue, at))
 
     async def archived(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
         """How far the journal of the broker is archived; given an offset, record first that it is archived so far.
@@ -180,11 +180,11 @@ class AioAdmin:
             OffsetGone: the journal has no such offset.
             InvalidRequest: the broker has another journal.
         """
-        return await self.converse(calls.archived(journal_id, offset))
+        return await self._converse(calls.archived(journal_id, offset))
 
     async def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        return await self.converse(calls.delays(topic, limit))
+        return await self._converse(calls.delays(topic, limit))
 
     async def cancel_delay(self, id: MessageId | str) -> None:
         """Cancel a delayed message that is not delivered yet.
@@ -192,11 +192,11 @@ class AioAdmin:
         Raises:
             UnknownMessage: no delayed message has this id: it was delivered or cancelled, or was never delayed.
         """
-        await self.converse(calls.cancel_delay(id))
+        await self._converse(calls.cancel_delay(id))
 
     async def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        return await self.converse(calls.transactions(topic, limit))
+        return await self._converse(calls.transactions(topic, limit))
 
     async def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
         """The history of a message: when it was sent, stored, delivered, acked, retried and so on.
@@ -207,7 +207,7 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return await self.converse(calls.trace(id, group))
+        return await self._converse(calls.trace(id, group))
 
     async def why(self, id: MessageId | str, group: str = "") -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
@@ -218,11 +218,11 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return await self.converse(calls.why(id, group))
+        return await self._converse(calls.why(id, group))
 
     async def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""
-        return await self.converse(calls.limits(topic, app))
+        return await self._converse(calls.limits(topic, app))
 
     async def set_limit(
         self,
@@ -247,15 +247,15 @@ class AioAdmin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return await self.converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
+        return await self._converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
 
     async def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""
-        return await self.converse(calls.stats(prefixes))
+        return await self._converse(calls.stats(prefixes))
 
     async def cluster(self) -> list[BrokerReport]:
         """All brokers that are known, the connected one first."""
-        return await self.converse(calls.cluster())
+        return await self._converse(calls.cluster())
 
     async def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:
         """Drain the connected broker: it takes no messages and delivers none, but still takes acks.
@@ -264,19 +264,19 @@ class AioAdmin:
             grace: seconds within which clients are asked to leave.
             reason: what the clients are told.
         """
-        return await self.converse(calls.drain(DrainAction.BEGIN, grace, reason))
+        return await self._converse(calls.drain(DrainAction.BEGIN, grace, reason))
 
     async def undrain(self) -> DrainReport:
         """Put a drained broker back in use."""
-        return await self.converse(calls.drain(DrainAction.END, 0.0, ""))
+        return await self._converse(calls.drain(DrainAction.END, 0.0, ""))
 
     async def drain_progress(self) -> DrainReport:
         """How far the draining of the broker is."""
-        return await self.converse(calls.drain(DrainAction.SHOW, 0.0, ""))
+        return await self._converse(calls.drain(DrainAction.SHOW, 0.0, ""))
 
     async def stop_broker(self, grace: float = 5.0, reason: str = "") -> DrainReport:
         """Stop the process of the connected broker, as SIGTERM does."""
-        return await self.converse(calls.drain(DrainAction.STOP, grace, reason))
+        return await self._converse(calls.drain(DrainAction.STOP, grace, reason))
 
     async def dead_letters(
         self,
@@ -306,7 +306,7 @@ class AioAdmin:
             DatabaseDown: the database of the dead letters cannot be used now.
         """
         wanted = dead_letters.letter_filter(topic, group, reason, state=state, since=since, until=until)
-        return await self.converse(dead_letters.listed(wanted, limit, ids, bodies=bodies))
+        return await self._converse(dead_letters.listed(wanted, limit, ids, bodies=bodies))
 
     async def resend_dead_letters(
         self,
@@ -349,10 +349,10 @@ class AioAdmin:
         self, call: Call[list[int]], rate: float | None, *, delete: bool
     ) -> list[DeadLetterOutcome]:
         outcomes: list[DeadLetterOutcome] = []
-        numbers = await self.converse(call)
+        numbers = await self._converse(call)
         for part, seconds in dead_letters.steps(numbers, rate):
             began = time.monotonic()
-            outcomes += await self.converse(dead_letters.settle(part, delete=delete))
+            outcomes += await self._converse(dead_letters.settle(part, delete=delete))
             left = seconds - (time.monotonic() - began)
             if left > 0 and len(outcomes) < len(numbers):
                 await asyncio.sleep(left)

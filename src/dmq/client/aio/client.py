@@ -149,13 +149,13 @@ class AioClient:
 
     def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
         self.app: Final = settings.hello.app
-        self.listeners: Final = listeners
+        self._listeners: Final = listeners
         self._clock = settings.clock
         self._routes = Routes()
         self._parts: list[AioClosable] = []
         self._subscriptions = count(1)
-        self.router: Final = AioRouter(table, settings, listeners)
-        self.admin: Final = AioAdmin(self.router, settings.timeout)
+        self._router: Final = AioRouter(table, settings, listeners)
+        self.admin: Final = AioAdmin(self._router, settings.timeout)
         self.registry: Final = AioRegistry(self.admin)
 
     async def open(self) -> Self:
@@ -164,14 +164,14 @@ class AioClient:
         Raises:
             NotConnected: nobody answers.
         """
-        await self.router.open()
+        await self._router.open()
         return self
 
     # twin: blocking
     # @property
     # def client_id(self) -> str:
     #     """The name of this process, as the broker knows it."""
-    #     return self.router.home.connection().client_id
+    #     return self._router.home.connection().client_id
     #
     # twin: end
     def producer(
@@ -232,15 +232,15 @@ class AioClient:
         # twin: async
         if spool is not None:
             raise Unsupported(_NO_SPOOL)
-        core = Core.make(check_name(app or self.app, "app"), options, self._routes, self.router, clock=self._clock)
+        core = Core.make(check_name(app or self.app, "app"), options, self._routes, self._router, clock=self._clock)
         # twin: blocking
         # if group is not None and spool is not None:
         #     raise Unsupported("a transaction needs the broker's answer: leave spool or group out")
         # core = self._core(check_name(app or self.app, "app"), options, spool, spool_bytes_max)
         # twin: end
-        transactions = None if group is None else Transactions(core, self.router, self._clock, group, check=check)
-        producer = AioProducer(core, self.router, self.release, transactions)
-        self.adopt(producer)
+        transactions = None if group is None else Transactions(core, self._router, self._clock, group, check=check)
+        producer = AioProducer(core, self._router, self._release, transactions)
+        self._adopt(producer)
         return producer
 
     # twin: blocking
@@ -248,14 +248,14 @@ class AioClient:
     #     self, app: str, options: ProducerOptions, path: str | os.PathLike[str] | None, bytes_max: int
     # ) -> Core:
     #     if path is None:
-    #         return Core.make(app, options, self._routes, self.router, clock=self._clock)
+    #         return Core.make(app, options, self._routes, self._router, clock=self._clock)
     #     # Which loads the journal, too, that other programs do not need.
     #     from dmq.client.spool.sender import make_core
     #     from dmq.client.spool.spool import Spool
     #
     #     spool = Spool.open(path, bytes_max, self._clock)
-    #     spool.on_refused = lambda error: self.router.notify(self.listeners.exception, error)
-    #     return make_core(spool, app, options, self._routes, links=self.router, clock=self._clock)
+    #     spool.on_refused = lambda error: self._router.notify(self._listeners.exception, error)
+    #     return make_core(spool, app, options, self._routes, links=self._router, clock=self._clock)
     #
     # twin: end
     @overload
@@ -326,21 +326,21 @@ class AioClient:
             type=type, prefetch_bytes=prefetch_bytes, strategy=strategy,
         )  # fmt: skip
         consumer: AioConsumer[Any] = AioConsumer(
-            options, next(self._subscriptions), self.router, self._clock, released=self.release
+            options, next(self._subscriptions), self._router, self._clock, released=self._release
         )
-        self.adopt(consumer)
+        self._adopt(consumer)
         return consumer
 
     def _check_open(self) -> None:
-        error = self.router.closed_by
+        error = self._router.closed_by
         if error is not None:
             raise type(error)(error.message, **error.detail)
 
-    def adopt(self, part: AioClosable) -> None:
+    def _adopt(self, part: AioClosable) -> None:
         """Have a producer, a consumer or the like closed with the client."""
         self._parts.append(part)
 
-    def release(self, part: AioClosable) -> None:
+    def _release(self, part: AioClosable) -> None:
         """Forget a part that was closed by itself."""
         if part in self._parts:
             self._parts.remove(part)
@@ -349,7 +349,7 @@ class AioClient:
         """Close everything, the last made first."""
         while self._parts:
             await self._parts.pop().close()
-        await self.router.close()
+        await self._router.close()
 
     async def __aenter__(self) -> Self:
         return self

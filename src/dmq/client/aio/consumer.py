@@ -107,7 +107,7 @@ class AioConsumer(Generic[T]):
             DMQError: the subscription was refused or ended, or the client is closed.
         """
         self._ack_previous()
-        taken = await self.take(1)
+        taken = await self._take(1)
         if not taken:
             raise StopAsyncIteration
         message: AioMessage[T] = AioMessage(*taken[0])
@@ -120,7 +120,7 @@ class AioConsumer(Generic[T]):
         if previous is not None:
             previous.ack()
 
-    async def take(
+    async def _take(
         self, limit: int, is_over: Callable[[], object] = lambda: False, *, is_turn: bool = False
     ) -> list[tuple[Delivery, int]]:
         """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
@@ -155,7 +155,7 @@ class AioConsumer(Generic[T]):
             self._subscriptions.is_started = True
         self._subscriptions.begin()
 
-    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
+    def _wake(self, count: int = ALL, *, nudge: bool = False) -> None:
         """Have so many of those who wait for messages look again; also one that reads, if nudged."""
         self._subscriber.wake(count, nudge=nudge)
 
@@ -412,7 +412,7 @@ class AioConsumer(Generic[T]):
     def stop(self) -> None:
         """Begin to close, without waiting: iterators and `run` come to their end."""
         self.is_closing = self._subscriptions.is_closing = True
-        self.wake(nudge=True)
+        self._wake(nudge=True)
 
     async def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""

@@ -31,13 +31,13 @@ class AioSource(Protocol):
 
     is_closing: bool
 
-    async def take(
+    async def _take(
         self, limit: int, is_over: Callable[[], object] = ..., *, is_turn: bool = ...
     ) -> list[tuple[Delivery, int]]: ...
 
     def stop(self) -> None: ...
 
-    def wake(self, count: int = ..., *, nudge: bool = ...) -> None: ...
+    def _wake(self, count: int = ..., *, nudge: bool = ...) -> None: ...
 
 
 class AioExecutor:
@@ -125,12 +125,12 @@ class AioExecutor:
             self._error = self._error or error
         finally:
             self._stopping.set()
-            self._consumer.wake()
+            self._consumer._wake()
 
     async def _take(self) -> list[tuple[Delivery, int]]:
         self._idle += 1
         try:
-            return await self._consumer.take(
+            return await self._consumer._take(
                 ORDERED_TURN_MAX if self._core.options.ordered else 1, self._stopping.is_set, is_turn=True
             )
         finally:

@@ -79,7 +79,8 @@ class AioProducer:
         self._routes = core.routes
         self._clock = core.clock
         self._sender: Sender = core.sender
-        router.watch(self)
+        self._watcher = _RouterWatcher(core, transactions)
+        router.watch(self._watcher)
 
     async def send(
         self,
@@ -373,7 +374,7 @@ class AioProducer:
         except TimedOut:
             pass  # told to each message by its future
         finally:
-            self._router.unwatch(self)
+            self._router.unwatch(self._watcher)
             if self._transactions is not None:
                 self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
@@ -387,7 +388,13 @@ class AioProducer:
     ) -> None:
         await self.close()
 
-    # --- told by the router ---------------------------------------------------------------------------------------
+
+class _RouterWatcher:
+    """What the router tells of connections, for the sender and the transactions of a producer."""
+
+    def __init__(self, core: Core, transactions: Transactions | None) -> None:
+        self._sender: Sender = core.sender
+        self._transactions = transactions
 
     def connected(self, connection: AioConnection) -> None:
         self._sender.connected(connection)

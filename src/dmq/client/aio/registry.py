@@ -32,16 +32,16 @@ class AioRegistry:
             LimitReached: the space is full.
             InvalidName, InvalidSettings: a name, the value or the time cannot be used.
         """
-        await self._admin.converse(calls.put(namespace, key, value, ttl))
+        await self._admin._converse(calls.put(namespace, key, value, ttl))
 
     async def get(self, namespace: str, key: str) -> bytes | None:
         """The value of a key; None if there is no such key."""
-        return await self._admin.converse(calls.get(namespace, key))
+        return await self._admin._converse(calls.get(namespace, key))
 
     async def entries(self, namespace: str, prefix: str = "") -> dict[str, bytes]:
         """All keys of a namespace that begin with a prefix, by name, with their values."""
-        return await self._admin.converse(calls.entries(namespace, prefix))
+        return await self._admin._converse(calls.entries(namespace, prefix))
 
     async def delete(self, namespace: str, key: str) -> bool:
         """Delete a key; whether it existed."""
-        return await self._admin.converse(calls.delete(namespace, key))
+        return await self._admin._converse(calls.delete(namespace, key))

@@ -98,7 +98,7 @@ class Consumer(Generic[T]):
             DMQError: the subscription was refused or ended, or the client is closed.
         """
         self._ack_previous()
-        taken = self.take(1)
+        taken = self._take(1)
         if not taken:
             raise StopIteration
         message: ReceivedMessage[T] = ReceivedMessage(*taken[0])
@@ -111,7 +111,7 @@ class Consumer(Generic[T]):
         if previous is not None:
             previous.ack()
 
-    def take(
+    def _take(
         self, limit: int, is_over: Callable[[], object] = lambda: False, *, is_turn: bool = False
     ) -> list[tuple[Delivery, int]]:
         """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
@@ -144,7 +144,7 @@ class Consumer(Generic[T]):
             self._subscriptions.is_started = True
         self._subscriptions.begin()
 
-    def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
+    def _wake(self, count: int = ALL, *, nudge: bool = False) -> None:
         """Have so many of those who wait for messages look again; also one that reads, if nudged."""
         self._subscriber.wake(count, nudge=nudge)
 
@@ -386,7 +386,7 @@ class Consumer(Generic[T]):
     def stop(self) -> None:
         """Begin to close, without waiting: iterators and `run` come to their end."""
         self.is_closing = self._subscriptions.is_closing = True
-        self.wake(nudge=True)
+        self._wake(nudge=True)
 
     def close(self) -> None:
         """Finish what runs, report it, and give the rest back. Safe to call twice, and from a handler."""

@@ -39,13 +39,13 @@ class Source(Protocol):
 
     is_closing: bool
 
-    def take(
+    def _take(
         self, limit: int, is_over: Callable[[], object] = ..., *, is_turn: bool = ...
     ) -> list[tuple[Delivery, int]]: ...
 
     def stop(self) -> None: ...
 
-    def wake(self, count: int = ..., *, nudge: bool = ...) -> None: ...
+    def _wake(self, count: int = ..., *, nudge: bool = ...) -> None: ...
 
 
 class Executor:
@@ -130,7 +130,7 @@ class Executor:
     def _stop(self) -> None:
         self._is_stopping = True
         self._stopping.set()
-        self._consumer.wake(nudge=True)
+        self._consumer._wake(nudge=True)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Executor:
             self._idle += 1
         try:
             wanted = limit if self._core.options.ordered else min(limit, fair)
-            return self._consumer.take(wanted, self._stopping.is_set, is_turn=True)
+            return self._consumer._take(wanted, self._stopping.is_set, is_turn=True)
         finally:
             with self._lock:
                 self._idle -= 1

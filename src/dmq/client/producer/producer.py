@@ -65,7 +65,8 @@ class Producer:
         self._clock = core.clock
         self._sender: Sender = core.sender
         self._spooling = core.spooling
-        router.watch(self)
+        self._watcher: Final = _RouterWatcher(core, transactions)
+        router.watch(self._watcher)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -556,7 +557,7 @@ class Producer:
         except TimedOut:
             pass  # told to each message by its future
         finally:
-            self._router.unwatch(self)
+            self._router.unwatch(self._watcher)
             if self._transactions is not None:
                 self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
             self._sender.close(NotConnected("the producer is closed: make another one with client.producer()"))
@@ -572,7 +573,14 @@ class Producer:
     ) -> None:
         self.close()
 
-    # --- told by the router ---------------------------------------------------------------------------------------
+
+class _RouterWatcher:
+    """What the router tells of connections, for the sender, the spool and the transactions of a producer."""
+
+    def __init__(self, core: Core, transactions: Transactions | None) -> None:
+        self._sender: Sender = core.sender
+        self._spooling = core.spooling
+        self._transactions = transactions
 
     def forked(self, reason: NotConnected) -> None:
         self._sender.closed_by = reason

@@ -136,7 +136,7 @@ class AioInbox:
                 # twin: blocking
                 # self._confirm = ConfirmService(self._engine, self.recorder, client.registry, confirm)
                 # twin: end
-            client.adopt(self)
+            client._adopt(self)
 
     @property
     def confirm(self) -> ConfirmService | None:
@@ -377,7 +377,7 @@ class AioInbox:
         if self._producer is not None:
             await self._producer.close()
         if self._client is not None:
-            self._client.release(self)
+            self._client._release(self)
 
 
 def _engine_of(sessions: async_sessionmaker[AsyncSession]) -> AsyncEngine:

@@ -103,7 +103,7 @@ class Inbox:
         if client is not None:
             if confirm is not None:
                 self._confirm = ConfirmService(self._engine, self.recorder, client.registry, confirm)
-            client.adopt(self)
+            client._adopt(self)
 
     @property
     def confirm(self) -> ConfirmService | None:
@@ -320,7 +320,7 @@ class Inbox:
         if self._producer is not None:
             self._producer.close()
         if self._client is not None:
-            self._client.release(self)
+            self._client._release(self)
 
 
 def _engine_of(sessions: sessionmaker[Session]) -> Engine:

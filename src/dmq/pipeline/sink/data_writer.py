@@ -80,7 +80,7 @@ class _Broker:
     """`BrokerMemory` over a client, and the routes of topics."""
 
     def __init__(self, client: Client, timeout: float) -> None:
-        self._router = client.router
+        self._router = client._router
         self._timeout = timeout
         self._routes: dict[str, Route] = {}
 
@@ -115,7 +115,7 @@ class _Partition:
         self._writer = writer
         self._options = options
         self._broker = _Broker(client, options.timeout)
-        self._sender = LaneSender(client.router, options.timeout, on_stored=_check_new, on_late=self._late)
+        self._sender = LaneSender(client._router, options.timeout, on_stored=_check_new, on_late=self._late)
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
         self._encoder = Encoder(options.app, options.ordered, compressor)
         self._clock = SystemClock()
@@ -146,7 +146,7 @@ class _Partition:
         return course
 
     def _send(self, place: Place, numbered: NumberedRows) -> None:
-        limits = self._client.router.home.connection().limits
+        limits = self._client._router.home.connection().limits
         made, dues = self._encoder.encode(
             place, numbered.rows, numbered.mark, self._clock.now_ms(), body_bytes_max=limits.body_bytes_max
         )
