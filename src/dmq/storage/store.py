@@ -375,7 +375,7 @@ class MessageStore:
             self.flush()
             if self._is_catching_up:
                 return None
-        self._derived.state.producers.expire(self._clock.now_ms())
+        self._derived.state.forget_producers(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
         writer = self._writer
         plan = self._checkpointer.begin(

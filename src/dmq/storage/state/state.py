@@ -491,6 +491,21 @@ class State:
         if len(self.transaction_groups) > _TRANSACTION_GROUPS_MAX:
             del self.transaction_groups[next(iter(self.transaction_groups))]
 
+    def forget_producers(self, now_ms: int) -> None:
+        """Forget anonymous producers that were silent for long, and the groups of those that are not remembered.
+
+        A producer that comes back names its group again; what it has open has its group itself.
+        """
+        before = len(self.producers)
+        self.producers.expire(now_ms)
+        if len(self.producers) < before or len(self.transaction_groups) > before:
+            known = self.producers.epoch_of
+            self.transaction_groups = {
+                producer_id: group
+                for producer_id, group in self.transaction_groups.items()
+                if known(producer_id) is not None
+            }
+
     # --- as bytes ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, before: int) -> bytes:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dmq.model import SCHEDULE_TOPIC, Message, MessageId, TopicConfig
 from dmq.records import encode_batch, key_hash
+from dmq.settings import StoreSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import TransactionGroup
 from dmq.storage.store import MessageStore
@@ -109,4 +110,21 @@ def test_the_group_of_a_producer_outlives_a_restart() -> None:
     store.append([batch("%HALF%", 1, 1, 9, 2)])
     store.flush()
     assert [half.group for half in store.queries.transactions().values()] == ["pay"] * 3
+    store.close()
+
+
+def test_the_group_of_a_producer_that_is_forgotten_goes_with_it() -> None:
+    clock = FakeClock(NOW)
+    store = MessageStore(MemoryFiles(), clock=clock, settings=StoreSettings(producer_expiry_hours=1.0))
+    store.append([TransactionGroup(9, "pay"), batch("%HALF%", 1, 1, 9, 0)])
+    store.flush()
+    clock.advance(1800.0)
+    store.append([TransactionGroup(8, "ship"), batch("%HALF%", 1, 1, 8, 0)])
+    store.checkpoint()
+    assert [store.queries.transaction_group(producer) for producer in (9, 8)] == ["pay", "ship"]
+    clock.advance(1801.0)
+    store.checkpoint()
+    assert [store.queries.transaction_group(producer) for producer in (9, 8)] == [None, "ship"]
+    # What is open was told its group when it was stored.
+    assert {one.producer_id: half.group for one, half in store.queries.transactions().items()} == {9: "pay", 8: "ship"}
     store.close()
