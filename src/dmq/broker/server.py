@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
+from dmq.broker.dead_letters.dead_letters import drop_spent_topics
 from dmq.broker.dead_letters.letter_thread import open_letters
 from dmq.broker.diagnostics.disk_report import disk_refusal
 from dmq.broker.diagnostics.exposition import Exposition
@@ -156,6 +157,7 @@ class BrokerServer:
             checkpoint_inline=False,
             new_epoch=True,
         )
+        drop_spent_topics(store)
         broker = Broker(store, settings, self._clock, self.dispatcher, outbox=self.dispatcher.outbox, letters=letters)
         self.dispatcher.attach(broker)
         if self._sweeper is not None:

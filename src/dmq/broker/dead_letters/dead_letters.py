@@ -18,20 +18,22 @@ from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import Busy, DatabaseDown, DeadLettered, DMQError, InvalidRequest
 from dmq.event_log import EventLog
-from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId
+from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId, dead_letter_topic_name
 from dmq.records import DeadReason, RecordView, moved_record
 from dmq.records.attributes import Attributes
 from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.state.events import TopicDropped
 from dmq.storage.state.lag_table import Pair
 from dmq.storage.state.state import Topic
+from dmq.storage.store import MessageStore
 from dmq.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from dmq.deadletters.letter import LetterFilter
     from dmq.deadletters.store import DeadLetterStore, Page
 
-__all__ = ["DeadLetters"]
+__all__ = ["DeadLetters", "drop_spent_topics"]
 
 log = EventLog(__name__)
 
@@ -49,6 +51,33 @@ class _Refused(NamedTuple):
     first_id: MessageId
     reason: DeadReason
     error: str
+
+
+def drop_spent_topics(store: MessageStore) -> None:
+    """Take away dead-letter topics of groups that are no more, and of apps, whose letters are all past the retention.
+
+    There is one for every group and every app that ever had a dead letter, and they would stay for good. One that a
+    group consumes stays. To be called before anything else is written: the next letter makes its topic anew.
+    """
+    queries = store.queries
+    groups = [group for group in queries.groups() if group != DRAIN_GROUP]
+    owned = set(map(dead_letter_topic_name, groups))
+    consumed = {place[0] for group in groups for place in queries.positions_of(group)}
+    spent = []
+    for topic in queries.topics():
+        if topic.name.startswith(DLQ_PREFIX) and topic.name not in owned and topic.id not in consumed:
+            bounds = [queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
+            if all(first == following for first, following in bounds):
+                spent.append(topic)
+    if not spent:
+        return
+    try:
+        store.append([TopicDropped(topic.id) for topic in spent])
+        store.flush()
+    except DMQError as error:
+        log.warning("empty dead-letter topics stay until the next start", count=len(spent), error=error)
+    else:
+        log.info("empty dead-letter topics dropped", count=len(spent), topics=[topic.name for topic in spent[:8]])
 
 
 class DeadLetters:
