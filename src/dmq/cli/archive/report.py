@@ -16,7 +16,7 @@ import typer
 
 from dmq.cli.archive.options import Tables, needs_spark_extra
 from dmq.cli.options import parse_moment
-from dmq.errors import InvalidSettings
+from dmq.errors import StorageError
 
 if TYPE_CHECKING:
     from dmq.pipeline.report.model import Report
@@ -58,7 +58,7 @@ def report(
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidSettings(f"the report cannot be written to {output}: {error.strerror}") from error
+        raise StorageError(f"the report cannot be written to {output}: {error.strerror}") from error
     typer.echo(f"{output} written", err=True)
 
 

@@ -454,13 +454,17 @@ class Accumulator:
             not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
         )
 
-    def add(self, batch: SendBatch) -> None:
-        """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
-        lane = batch.lane
+    def seal(self, lane: Lane) -> None:
+        """Let nothing more into the batch that gathers."""
         if lane.gathering is not None:
             lane.gathering.is_sealed = True
             lane.ready.append(lane.gathering)
             lane.gathering = None
+
+    def add(self, batch: SendBatch) -> None:
+        """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
+        lane = batch.lane
+        self.seal(lane)
         batch.is_sealed = True
         lane.ready.append(batch)
         self._unsettled[batch] = None

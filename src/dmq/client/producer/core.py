@@ -265,11 +265,21 @@ class Core:
             return self.accumulator.lane(key)
 
     def put(self, draft: Draft, *, attended: bool, deadline: float | None) -> tuple[SendBatch, int] | None:
-        """Put a message into its lane: its batch and its place there; None if the window is full."""
+        """Put a message into its lane: its batch and its place there; None if the window is full.
+
+        While no broker is connected, a message that somebody waits for has a batch of its own: it can be taken back
+        when its time is over, and its sender be told that it was not sent.
+        """
+        key = draft.lane.key
+        is_alone = not attended and self._links.link_for(key.topic, key.queue) is None
         with self.lock:
             if self.sender.closed_by is not None or not self.accumulator.has_room(draft.size, 1):
                 return None
+            if is_alone:
+                self.accumulator.seal(draft.lane)
             batch = self.accumulator.append(draft)
+            if is_alone:
+                self.accumulator.seal(draft.lane)
             if attended:
                 batch.is_attended, batch.deadline = True, None
             elif not batch.is_attended and deadline is not None:

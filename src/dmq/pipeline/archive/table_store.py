@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from dmq.errors import ArchiveConflict, InvalidSettings, Unsupported
+from dmq.errors import ArchiveConflict, InvalidSettings, StorageError, Unsupported
 from dmq.pipeline.archive.folder import Folder, normal_uri
 from dmq.pipeline.archive.parquet import DT, Written
 from dmq.pipeline.tables import SCHEMAS
@@ -306,7 +306,7 @@ class Archive:
         """The archive in a folder of this machine, to look into.
 
         Raises:
-            InvalidSettings: there is none.
+            StorageError: there is none.
             Unsupported: it lies in an object store.
         """
         place = normal_uri(uri)
@@ -314,7 +314,7 @@ class Archive:
             raise Unsupported(f"{place} is not a folder of this machine: mount it, or read the tables with Spark")
         archive = cls(place)
         if not archive.exists():
-            raise InvalidSettings(f"there is no archive at {place}: `dmq archive run --tables …` makes one")
+            raise StorageError(f"there is no archive at {place}: `dmq archive run --tables …` makes one")
         return archive
 
     def table(self, name: str) -> Table:

@@ -56,7 +56,7 @@ class Lookup:
         fresh_seconds: for how long the list of a table's files is taken for true.
 
     Raises:
-        InvalidSettings, Unsupported: there is no archive, or it is not here; see `Archive.open`.
+        StorageError, Unsupported: there is no archive, or it is not here; see `Archive.open`.
     """
 
     def __init__(self, uri: str, *, fresh_seconds: float = _FRESH_SECONDS) -> None:
@@ -171,7 +171,7 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
     Raises:
         InvalidRequest: it is no SELECT, or cannot be understood.
         LimitReached, TimedOut: it takes more than the bounds allow.
-        InvalidSettings, Unsupported: there is no archive, or it is not here; see `Archive.open`.
+        StorageError, Unsupported: there is no archive, or it is not here; see `Archive.open`.
     """
     archive = Archive.open(uri)
     with Engine(bounds) as engine:

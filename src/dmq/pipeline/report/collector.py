@@ -60,7 +60,8 @@ def collect(tables: str, now: datetime, since: datetime | None = None, until: da
         since, until: the period; without them the last 24 hours that the archive has, or less if it has less.
 
     Raises:
-        InvalidSettings: there is no archive, or the period ends before it begins.
+        StorageError: there is no archive.
+        InvalidSettings: the period ends before it begins.
         Unsupported: the archive lies in an object store.
     """
     archive = Archive.open(tables)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmq.errors import InvalidRequest, InvalidSettings, Unsupported
+from dmq.errors import InvalidRequest, StorageError, Unsupported
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup import key_lookup
@@ -175,7 +175,7 @@ def test_a_list_of_files_is_taken_for_true_for_a_while(tmp_path: Path) -> None:
 
 
 def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="there is no archive at"):
+    with pytest.raises(StorageError, match="there is no archive at"):
         Lookup(str(tmp_path))
 
 

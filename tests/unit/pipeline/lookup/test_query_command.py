@@ -84,7 +84,7 @@ def test_sql_is_answered_as_far_as_the_limit_goes(tables: str, capsys: pytest.Ca
     assert (rows[0]["body"], rows[4]["body"]) == ("body 0", "/wA=")
     assert err == "only the first 5 rows are shown: --limit shows more\n"
     code, _, err = run(capsys, "query", "--tables", tables, "--sql", "DROP TABLE message")
-    assert (code, err) == (1, "dmq: one SELECT is allowed, and nothing else: the archive is only read here\n")
+    assert (code, err) == (2, "dmq: one SELECT is allowed, and nothing else: the archive is only read here\n")
 
 
 @pytest.mark.parametrize(

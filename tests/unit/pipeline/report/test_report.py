@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dmq.cli import main
-from dmq.errors import InvalidSettings
+from dmq.errors import InvalidSettings, StorageError
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.report.charts import bars, lines, nice_ticks, scaled, time_ticks
 from dmq.pipeline.report.collector import collect
@@ -140,7 +140,7 @@ def test_missing_tables_are_named_with_the_job_that_makes_them(tmp_path: Path) -
 
 
 def test_no_archive_and_no_period_are_told_in_a_sentence(tables: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="there is no archive at"):
+    with pytest.raises(StorageError, match="there is no archive at"):
         collect(str(tmp_path / "nothing"), NOW)
     with pytest.raises(InvalidSettings, match="is not before"):
         collect(tables, NOW, NOW, NOW)
