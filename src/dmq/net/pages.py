@@ -1,13 +1,14 @@
 """A tiny HTTP server for pages a machine or a person reads: metrics, health, status. GET only, one answer each.
 
-What always holds: a request is at most 8 KiB and must arrive within a few seconds; nothing is read from a body.
+What always holds: a request is at most 8 KiB and must arrive within a few seconds; nothing is read from a body; the
+loop does other work after each part of a page.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -22,9 +23,13 @@ _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method
 
 
 class Page(NamedTuple):
-    """What is answered."""
+    """What is answered.
 
-    text: str
+    Attributes:
+        text: all of it, or its parts, which are written one by one.
+    """
+
+    text: str | Sequence[str]
     status: int = 200
     kind: str = "text/plain; charset=utf-8"
 
@@ -57,16 +62,16 @@ class PageServer:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
                 page = await self._page(head)
-                body = page.text.encode()
-                size = len(body)
-                if head.startswith(b"HEAD "):
-                    body = b""
+                parts = [part.encode() for part in ((page.text,) if isinstance(page.text, str) else page.text)]
                 reason = _REASONS.get(page.status, "")
                 writer.write(
-                    f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.kind}\r\nContent-Length: {size}\r\n"
-                    "Connection: close\r\n\r\n".encode()
-                    + body
+                    f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.kind}\r\n"
+                    f"Content-Length: {sum(map(len, parts))}\r\nConnection: close\r\n\r\n".encode()
                 )
+                for part in () if head.startswith(b"HEAD ") else parts:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client is gone, or asked for too much

@@ -20,13 +20,38 @@ from dmq.outbox.states import OPEN, SendState
 __all__ = ["SENDER_COUNTS", "Counts", "TopicStatus", "exposition", "status", "waiting"]
 
 
+_COUNTS: Final = {
+    "sent": "Messages that a broker took.",
+    "sent_directly": "Of those, messages sent right after their commit.",
+    "relayed": "Of those, messages that the relay found in the table.",
+    "refused": "Rows that a broker refused.",
+    "held_back": "Rows that waited behind another of their business id.",
+    "database_errors": "Tries that failed because of the database.",
+    "resent": "Rows that were sent and are to be sent again.",
+    "results": "Results that were consumed.",
+    "results_unknown": "Results of rows that do not exist.",
+    "results_ignored": "Refusals that changed nothing.",
+    "results_unreadable": "Messages among the results that are not results.",
+    "result_errors": "Tries that failed on the way to results.",
+    "done": "Rows that ended well.",
+    "rolled_back": "Rows whose business was refused.",
+    "reversed": "Of those, rows whose business was reversed.",
+    "reverse_failed": "Tries of a reverse business that failed.",
+    "alerts_send": "Alerts of rows that could not be sent.",
+    "alerts_reverse": "Alerts of rows that could not be reversed.",
+    "alerts_no_result": "Alerts of rows without a result.",
+    "asked": "Rows that the compensator asked about.",
+}
+_GAUGES: Final = {
+    "waiting_new": "Rows that no broker has yet.",
+    "waiting_sent": "Rows that wait for results.",
+    "waiting_alerted": "Rows that somebody must look at.",
+    "waiting_failing": "Rows that no broker has yet because they were refused.",
+    "oldest_seconds": "Age of the oldest row that has not ended.",
+}
+
 # What a sender counts: there from the beginning, so that a rate over them is right from the beginning, too.
-SENDER_COUNTS: Final = (
-    "sent", "sent_directly", "relayed", "refused", "held_back", "database_errors", "resent",
-    "results", "results_unknown", "results_ignored", "results_unreadable", "result_errors",
-    "done", "rolled_back", "reversed", "reverse_failed",
-    "alerts_send", "alerts_reverse", "alerts_no_result",
-)  # fmt: skip
+SENDER_COUNTS: Final = (*(name for name in _COUNTS if name != "asked"),)
 
 
 class Counts:
@@ -59,10 +84,14 @@ def exposition(counts: Mapping[str, int], gauges: Mapping[str, float], app: str)
     labels = f'{{app="{escaped}"}}'
     lines: list[str] = []
     for name, value in sorted(counts.items()):
-        lines += [f"# TYPE dmq_outbox_{name}_total counter", f"dmq_outbox_{name}_total{labels} {value}"]
+        lines += _sample(f"dmq_outbox_{name}_total", "counter", _COUNTS[name], f"{labels} {value}")
     for name, level in sorted(gauges.items()):
-        lines += [f"# TYPE dmq_outbox_{name} gauge", f"dmq_outbox_{name}{labels} {level:g}"]
+        lines += _sample(f"dmq_outbox_{name}", "gauge", _GAUGES[name], f"{labels} {level:g}")
     return "\n".join(lines) + "\n"
+
+
+def _sample(name: str, kind: str, text: str, sample: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name}{sample}"]
 
 
 class TopicStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import urllib.error
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 import dmq
+from dmq.broker.diagnostics.exposition import _Text
 from dmq.broker.diagnostics.metrics import FIGURES, SERIES
 from dmq.broker.server import BrokerServer
 from dmq.errors import NotAllowed
@@ -86,7 +88,7 @@ def test_redeliveries_retries_and_dead_letters_are_counted_for_their_group(broke
 
 
 def test_the_page_is_bounded_and_the_detail_has_everything_in_slices() -> None:
-    with ServedBroker(metrics_series_max=3) as broker, dmq.connect(broker.url) as client:
+    with ServedBroker(metrics_series_max=3, status_port=0) as broker, dmq.connect(broker.url) as client:
         for number in range(5):
             topic = f"topic-{number}"
             client.admin.create_topic(topic, queues=2)
@@ -114,6 +116,34 @@ def test_the_page_is_bounded_and_the_detail_has_everything_in_slices() -> None:
         assert [topics[f'dmq_topic_kept_messages{{topic="topic-{n}"}}'] for n in range(5)] == [1, 2, 3, 4, 5]
         assert get(broker.server.metrics_port, "/metrics/detail?of=queues")[0] == 400
         assert get(broker.server.metrics_port, "/metrics/detail?after=-1")[0] == 400
+        status = get(broker.server.status_port, "/")[2]
+        rows = Tables(status).rows
+        assert [row[0] for row in rows["Topics"][1:]] == ["topic-4", "topic-3", "topic-2"]
+        assert sorted(row[5] for row in rows["Groups"][1:]) == ["4", "5", "5"]
+        assert "2 more topics" in status
+        assert "7 more groups" in status
+
+
+def test_what_is_leased_is_counted_until_it_is_settled_or_gone() -> None:
+    with ServedBroker() as broker, dmq.connect(broker.url) as client:
+        for topic in ("orders", "gone", "again"):
+            client.admin.create_topic(topic, queues=1)
+            client.producer().send_many(topic, [dmq.Message(b"x")] * 4)
+            assert len(client.consumer(topic, "billing").pull(4)) == 4
+        assert metrics(broker)["dmq_leased_messages"] == 12
+        client.admin.delete_topic("gone")
+        eventually(lambda: metrics(broker)["dmq_leased_messages"] == 8)
+        client.admin.reset("again", "billing", "latest")
+        eventually(lambda: metrics(broker)["dmq_leased_messages"] == 4)
+
+
+def test_a_long_page_comes_in_parts() -> None:
+    text, metric = _Text(), SERIES["dmq_topic_kept_messages"]
+    for number in range(1000):
+        text.add(metric, number, f'{{topic="t{number}"}}')
+    parts = asyncio.run(text.parts())
+    assert max(part.count("\n") for part in parts) <= 250
+    assert len(checked_samples("".join(parts))) == 1000
 
 
 def test_every_figure_is_in_the_list(broker: ServedBroker) -> None:

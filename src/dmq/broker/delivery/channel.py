@@ -682,6 +682,8 @@ class Channel:
 
     def close(self) -> None:
         """The group or the topic is gone: whatever waits is answered."""
+        for cursor in self.cursors.values():
+            cursor.close()
         pulls, self._pulls = self._pulls, deque()
         for pull in pulls:
             if not pull.is_done:

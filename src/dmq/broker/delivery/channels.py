@@ -17,6 +17,7 @@ from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.delivery.channel import RETRY, Channel, ChannelParts, FailureMover, Traffic
 from dmq.broker.delivery.cursor import LeaseNumbers
 from dmq.broker.delivery.group import BroadcastCursors, Group, Member, Pulse, kept_subscription
+from dmq.broker.delivery.lease import Tally
 from dmq.broker.delivery.rebalance import Rebalance
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.histogram import Histogram
@@ -71,6 +72,7 @@ class Channels:
         self.open: dict[tuple[str, str], Channel] = {}
         self.quiet: set[Pulse] = set()
         self.traffic, self.waits = Traffic(), Histogram()
+        self._tally = Tally()
         self._kept: dict[tuple[str, str], Traffic] = {}  # of channels that are idle and may come back
         self._by_topic: dict[str, list[Channel]] = {}
         self._pumping: set[Channel] = set()
@@ -78,7 +80,7 @@ class Channels:
         self._loop = asyncio.get_running_loop()
         self._parts = ChannelParts(
             self.queries,
-            LeaseNumbers(self.queries.epoch, itertools.count(1)),
+            LeaseNumbers(self.queries.epoch, itertools.count(1), self._tally),
             self.writer.write_lazily,
             failures,
             pump_soon=self.pump_soon,
@@ -205,7 +207,7 @@ class Channels:
     @property
     def out(self) -> int:
         """How many messages are leased."""
-        return sum(channel.out for channel in self.open.values())
+        return self._tally.out
 
     # --- pumping ----------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 
 from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges
 from dmq.broker.delivery.dequeue_log import FILTERED, CursorKey, DequeueLog
-from dmq.broker.delivery.lease import Held, Holder, Lease, LeaseTable, Redelivery, RedeliveryList, redelivery
+from dmq.broker.delivery.lease import Held, Holder, Lease, LeaseTable, Redelivery, RedeliveryList, Tally, redelivery
 from dmq.errors import LeaseLost
 from dmq.offset_runs import mask_runs
 from dmq.storage.state.events import Outcome, Settled
@@ -105,10 +105,12 @@ class LeaseNumbers(NamedTuple):
     Attributes:
         epoch: the broker's; leases of older epochs are those of before a restart.
         numbers: one counter for all cursors of the broker.
+        tally: counts what is leased in all of them.
     """
 
     epoch: int
     numbers: Iterator[int]
+    tally: Tally | None = None
 
 
 class HandOutRules(NamedTuple):
@@ -150,7 +152,7 @@ class Cursor:
         visible_next: int = 0,
         rules: HandOutRules = _RULES,
     ) -> None:
-        self.epoch, self._numbers = leases
+        self.epoch, self._numbers, self._tally = leases
         self.ordered, self.parallel, self._window = rules
         self._visible = visible_next
         self._log = DequeueLog(key)
@@ -161,7 +163,7 @@ class Cursor:
     def _begin(self, position: Position) -> None:
         self._position = position
         self._next = position.floor
-        self._leases = LeaseTable()
+        self._leases = LeaseTable(self._tally)
         self._redeliveries = RedeliveryList(ordered=self.ordered)
         self._proposals: set[Proposal] = set()
         self._reserved = 0  # messages that the proposals may turn into leases
@@ -643,6 +645,11 @@ class Cursor:
             return [self._move(lease, lease.mask, lease.attempt, now_ms, now_ms=now_ms) for lease in leases]
         ending = _UNTRIED if holder.is_silent else _TRIED
         return [self._return(lease, ending, now_ms) for lease in leases]
+
+    def close(self) -> None:
+        """The group or the topic is gone: what is out does not count any more."""
+        self._leases.leave()
+        self._tally = None
 
     def seek(self, offset: int) -> None:
         """Begin anew at an offset, with nothing out and nothing settled above it; the caller writes `PositionSet`."""

@@ -22,7 +22,7 @@ import msgspec
 from dmq.broker.delivery.bitmap import Ranges, lowest
 from dmq.offset_runs import mask_runs
 
-__all__ = ["Held", "Holder", "Lease", "LeaseTable", "Pages", "Redelivery", "RedeliveryList", "redelivery"]
+__all__ = ["Held", "Holder", "Lease", "LeaseTable", "Pages", "Redelivery", "RedeliveryList", "Tally", "redelivery"]
 
 
 _PAGE_BITS: Final = 8
@@ -131,11 +131,25 @@ class Pages(Generic[H]):
         return set().union(*pages)
 
 
-class LeaseTable:
-    """The leases of one cursor."""
+class Tally:
+    """How many messages are leased in all tables that share it."""
+
+    __slots__ = ("out",)
 
     def __init__(self) -> None:
         self.out = 0
+
+
+class LeaseTable:
+    """The leases of one cursor.
+
+    Parameters:
+        tally: of all cursors together.
+    """
+
+    def __init__(self, tally: Tally | None = None) -> None:
+        self.out = 0
+        self._tally = tally or Tally()
         self._leases: dict[int, Lease] = {}
         self._by_holder: dict[Holder, dict[int, Lease]] = {}
         self._pages: Pages[Lease] = Pages()
@@ -169,6 +183,7 @@ class LeaseTable:
             held[number] = lease
         count = lease.mask.bit_count()
         self.out += count
+        self._tally.out += count
         holder.messages_out += count
         holder.bytes_out += lease.size
         self._pages.add(lease)
@@ -185,6 +200,7 @@ class LeaseTable:
         holder.messages_out -= count
         holder.bytes_out -= share
         self.out -= count
+        self._tally.out -= count
         if count == before:
             del self._leases[lease.number]
             held = self._by_holder[holder]
@@ -193,6 +209,11 @@ class LeaseTable:
             else:
                 del held[lease.number]
             self._pages.remove(lease)
+
+    def leave(self) -> None:
+        """Count no longer with the others: the cursor is given up."""
+        self._tally.out -= self.out
+        self._tally = Tally()
 
     # --- time -------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ __all__ = ["Exposition"]
 
 SLICE_MAX: Final = 500
 _TURN: Final = 25
+_PART_LINES: Final = 250
 _READS_MAX: Final = 32
 _TIMES_MAX: Final = 16_384
 _NOTHING: Final = Traffic()
@@ -61,8 +62,16 @@ class _Text:
             lines = self._samples[metric.name] = head
         return lines
 
-    def __str__(self) -> str:
-        return "".join(f"{line}\n" for name in sorted(self._samples) for line in self._samples[name])
+    async def parts(self) -> list[str]:
+        """The text; the loop does other work between its parts."""
+        parts: list[str] = []
+        for name in sorted(self._samples):
+            lines = self._samples[name]
+            for start in range(0, len(lines), _PART_LINES):
+                parts.append("\n".join((*lines[start : start + _PART_LINES], "")))
+                if len(lines) > _PART_LINES:
+                    await asyncio.sleep(0)
+        return parts
 
 
 class Exposition:
@@ -72,7 +81,7 @@ class Exposition:
         self.broker = broker
         self._times: OrderedDict[Head, int] = OrderedDict()  # when messages were stored that groups wait for
 
-    async def metrics(self) -> str:
+    async def metrics(self) -> list[str]:
         """The broker, its fullest topics, and the groups that are behind most."""
         broker, text = self.broker, _Text()
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
@@ -91,9 +100,9 @@ class Exposition:
         text.add(hidden, max(0, len(table) - len(pairs)), _labels(hidden, "groups"))
         await self._add_topics(text, topics)
         await self._add_pairs(text, pairs)
-        return str(text)
+        return await text.parts()
 
-    async def detail(self, asked: Mapping[str, str]) -> str:
+    async def detail(self, asked: Mapping[str, str]) -> list[str]:
         """A slice of all topics or of all groups.
 
         Parameters:
@@ -116,8 +125,8 @@ class Exposition:
             found = table.slots[start:stop]
             await self._add_pairs(text, [pair for pair in found if pair is not None and self._shown(pair.topic_id)])
             size = len(table.slots)
-        following = f"# next: /metrics/detail?of={of}&after={stop}&limit={stop - start}\n" if stop < size else ""
-        return str(text) + following
+        following = [f"# next: /metrics/detail?of={of}&after={stop}&limit={stop - start}\n"] if stop < size else []
+        return await text.parts() + following
 
     def _shown(self, topic_id: int) -> Topic | None:
         topic = self.broker.queries.topic_by_id(topic_id)

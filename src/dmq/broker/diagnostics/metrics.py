@@ -7,13 +7,16 @@ What always holds: what counts up never falls while the broker runs; no figure i
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final, NamedTuple
 
 from dmq.broker.broker import Broker
 from dmq.broker.diagnostics.disk_report import disk_figures
 from dmq.broker.maintenance import Audience
+from dmq.model import SYSTEM_PREFIX
+from dmq.storage.state.state import Topic
 
-__all__ = ["FIGURES", "SERIES", "Metric", "lags", "numbers"]
+__all__ = ["FIGURES", "SERIES", "Metric", "lags", "numbers", "shown_pairs", "shown_topics"]
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -145,7 +148,11 @@ SERIES: Final[dict[str, Metric]] = {
     for metric in (
         Metric("dmq_build_info", GAUGE, "Always 1; what runs stands in the labels.", ("version", "python", "loop")),
         Metric("dmq_start_time_seconds", GAUGE, "When the broker was started, in seconds since 1970."),
-        Metric("dmq_produce_seconds", HISTOGRAM, "Time from a request until its answer, for each turn of the loop."),
+        Metric(
+            "dmq_produce_seconds",
+            HISTOGRAM,
+            "Time from a request until its answer; one turn of the loop in eight is measured.",
+        ),
         Metric("dmq_delivery_seconds", HISTOGRAM, "Time from when a message was stored until it was first handed out."),
         Metric("dmq_series_hidden", GAUGE, "Topics and groups that only /metrics/detail shows.", ("of",)),
         Metric("dmq_topic_produced_messages_total", COUNTER, "Messages stored for producers.", TOPIC),
@@ -201,6 +208,33 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
     values |= {f"broker_{name}": value for name, value in broker.delays.figures().items()}
     values |= {f"broker_{name}": value for name, value in broker.transactions.figures().items()}
     return values
+
+
+def shown_topics(broker: Broker) -> list[Topic]:
+    """The topics that are shown one by one: those with the most messages, as many as the settings allow."""
+    most, queries = broker.settings.metrics_series_max, broker.queries
+    found = dict.fromkeys(queries.lags.fullest(most + 2))
+    # Topics that never had a message nor a group are in no table.
+    found |= {topic.id: None for topic in islice(queries.derived.state.topics.values(), most + 2)}
+    topics = [topic for topic_id in found if (topic := _by_id(broker, topic_id)) is not None]
+    return topics[:most]
+
+
+def shown_pairs(broker: Broker) -> dict[tuple[str, str], tuple[Topic, int]]:
+    """The groups that are shown one by one, those with the largest lags: their topics and lags, by topic and group."""
+    table = broker.queries.lags
+    found: dict[tuple[str, str], tuple[Topic, int]] = {}
+    for pair in table.largest(broker.settings.metrics_series_max):
+        topic = _by_id(broker, pair.topic_id)
+        if topic is not None and not pair.group.startswith(SYSTEM_PREFIX):
+            live = broker.channels.open.get((topic.name, pair.group))
+            found[topic.name, pair.group] = (topic, table.of(pair) if live is None else live.lag())
+    return found
+
+
+def _by_id(broker: Broker, topic_id: int) -> Topic | None:
+    topic = broker.queries.topic_by_id(topic_id)
+    return None if topic is None or topic.name.startswith(SYSTEM_PREFIX) else topic
 
 
 def lags(broker: Broker) -> dict[tuple[str, str], int]:

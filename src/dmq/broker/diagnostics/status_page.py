@@ -1,19 +1,19 @@
 """One plain page for a person: topics, groups, lag, rates, counters. Read only.
 
-What always holds: it remembers a bounded number of samples, however often somebody looks.
+What always holds: it remembers a bounded number of samples, however often somebody looks, and shows at most
+`broker.metrics_series_max` topics and groups: it costs the same with a hundred and with a hundred thousand.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from typing import Final, NamedTuple
 
 from dmq.broker.broker import Broker
-from dmq.broker.diagnostics.metrics import lags, numbers
-from dmq.model import SYSTEM_PREFIX
+from dmq.broker.diagnostics.metrics import numbers, shown_pairs, shown_topics
 
 __all__ = ["StatusPage"]
 
@@ -55,33 +55,27 @@ class StatusPage:
     def __call__(self) -> str:
         """The whole page."""
         broker = self._broker()
-        consumed = {key: lag for key, lag in lags(broker).items() if not key[1].startswith(SYSTEM_PREFIX)}
-        queues = {
-            topic.name: topic.config.queues
-            for topic in broker.store.queries.topics()
-            if not topic.name.startswith(SYSTEM_PREFIX)
-        }
-        kept = {name: [broker.queries.bounds(name, queue) for queue in range(count)] for name, count in queues.items()}
+        table = broker.queries.lags
+        shown, pairs = shown_topics(broker), shown_pairs(broker)
+        amounts = {topic.name: broker.catalog.amounts(topic) for topic in shown}
         values = numbers(broker.audience, broker)
-        ever = {name: sum(following for _, following in bounds) for name, bounds in kept.items()}
-        done = {key: ever[key[0]] - lag for key, lag in consumed.items() if key[0] in ever}
+        ever = {name: stored for name, (_, stored) in amounts.items()}
+        done = {key: table.stored_in(topic.id) - lag for key, (topic, lag) in pairs.items()}
         now = Sample(broker.clock.wall.monotonic(), values, ever, done)
         before = self._before(now)
         rate = partial(_rate, max(now.at - before.at, 0.0))
-        counts = Counter(topic for topic, _ in consumed)
         topics = [
             (
-                name,
-                count,
-                sum(following - first for first, following in kept[name]),
-                ever[name],
-                rate(before.ever.get(name), ever[name]),
-                counts[name],
+                topic.name,
+                topic.config.queues,
+                *amounts[topic.name],
+                rate(before.ever.get(topic.name), ever[topic.name]),
+                table.groups_in(topic.id),
             )
-            for name, count in queues.items()
+            for topic in shown
         ]
         groups = []
-        for (name, group), lag in sorted(consumed.items()):
+        for (name, group), (_, lag) in sorted(pairs.items()):
             live = broker.channels.open.get((name, group))
             members = 0 if live is None else len(live.group.members)
             out = 0 if live is None else live.out
@@ -95,7 +89,9 @@ class StatusPage:
             f"<p>{escape(broker.audience.address)}, epoch {broker.queries.epoch}, {len(broker.audience)} clients</p>"
             + _table("Rates", ("what", "per second"), rates)
             + _table("Topics", ("topic", "queues", "messages kept", "messages ever", "in per second", "groups"), topics)
+            + _rest(broker.queries.topic_count - len(topics), "topics", "with fewer messages")
             + _table("Groups", ("group", "topic", "members", "out", "consumed per second", "lag"), groups)
+            + _rest(len(table) - len(groups), "groups of topics", "with smaller lags")
             + _table("Numbers", ("name", "value"), [(name, f"{value:g}") for name, value in sorted(values.items())])
         )
 
@@ -114,6 +110,11 @@ def _rate(seconds: float, before: float | None, now: float) -> int | str:
     if before is None or seconds < APART_SECONDS:
         return "-"
     return round(max(now - before, 0) / seconds)
+
+
+def _rest(count: int, what: str, which: str) -> str:
+    """That not all are shown; nothing if they are. The topics and groups of DMQ itself are counted, too."""
+    return "" if count <= 0 else f"<p>{count} more {what}, {which} or of DMQ itself, are not shown</p>"
 
 
 def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:

@@ -159,6 +159,10 @@ class LagTable:
         slot = self._topics.get(topic_id)
         return 0 if slot is None else self._stored[slot]
 
+    def groups_in(self, topic_id: int) -> int:
+        """How many groups consume a topic."""
+        return len(self._groups.get(topic_id, ()))
+
     def of(self, pair: Pair) -> int:
         """The lag of a group in a topic."""
         slot = self._slots[pair]

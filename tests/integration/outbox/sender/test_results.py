@@ -11,6 +11,7 @@ from dmq.client.client import Client
 from dmq.outbox import Alert, AlertKind, BusinessState, OutboxMessage, Result, SendState
 from dmq.outbox.sender.envelope import result_topic
 from dmq.testing import TestBroker
+from tests.exposition_format import checked_samples
 from tests.integration.outbox.effects import effect, effects, until
 from tests.integration.outbox.shop import TABLES, answer, arrived, order, shop, states
 
@@ -194,5 +195,6 @@ def test_metrics_count_what_was_done_and_what_waits(plain: Engine, client: Clien
         found = service.metrics()
         assert (found["sent"], found["done"], found["waiting_sent"], found["waiting_new"]) == (2, 1, 1, 0)
         text = service.metrics_text()
-    assert 'dmq_outbox_sent_total{app="shop"} 2\n' in text
-    assert 'dmq_outbox_waiting_sent{app="shop"} 1\n' in text
+    samples = checked_samples(text)
+    assert samples['dmq_outbox_sent_total{app="shop"}'] == 2
+    assert samples['dmq_outbox_waiting_sent{app="shop"}'] == 1
