@@ -184,7 +184,7 @@ def test_many_are_resent_and_deleted_by_what_they_are(client: Client) -> None:
         client.admin.resend_dead_letters()
     with pytest.raises(dmq.InvalidRequest, match="is not a message id"):
         client.admin.resend_dead_letters(["nonsense"])
-    with pytest.raises(dmq.InvalidRequest, match="has no dead letter that waits"):
+    with pytest.raises(dmq.UnknownMessage, match="has no dead letter that waits"):
         client.admin.resend_dead_letters([deleted[0].id])
 
 
