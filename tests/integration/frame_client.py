@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import dmq
 from dmq.model import Durability
-from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, FrameParser, Header, Kind, pack_batch, request_head
+from dmq.protocol import (
+    FRAME_BYTES_MAX,
+    Command,
+    Frame,
+    FrameParser,
+    Header,
+    Kind,
+    pack_batch,
+    request_head,
+    seal_frame,
+)
 from dmq.protocol.produce import Produce
-from dmq.protocol.session import Hello
+from dmq.protocol.session import FRAME_CRC, Hello
 from dmq.records import encode_batch
 
 PATIENCE = 30.0
@@ -26,9 +37,18 @@ class RawClient:
     Parameters:
         app: said in the hello; None says none.
         receive_bytes: of the socket's own buffer, to make it full soon.
+        features: offered in the hello; with `frame-crc` every frame has its checksum.
     """
 
-    def __init__(self, port: int, app: str | None = "raw", *, receive_bytes: int = 0, client_id: str = "") -> None:
+    def __init__(
+        self,
+        port: int,
+        app: str | None = "raw",
+        *,
+        receive_bytes: int = 0,
+        client_id: str = "",
+        features: Sequence[str] = (),
+    ) -> None:
         self.sock = socket.socket()
         if receive_bytes:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -37,8 +57,9 @@ class RawClient:
         self._parser = FrameParser(FRAME_BYTES_MAX)
         self._frames: list[Frame] = []
         self._correlation = 0
+        self._seals = FRAME_CRC in features
         if app is not None:
-            assert self.ask(Command.HELLO, Hello(app, client_id)).status == 0
+            assert self.ask(Command.HELLO, Hello(app, client_id, features=[*features])).status == 0
 
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
@@ -46,7 +67,8 @@ class RawClient:
     def request(self, command: int, header: Header, body: bytes = b"") -> int:
         """Send a request; returns its correlation."""
         self._correlation += 1
-        self.send(request_head(command, header, self._correlation, len(body)) + body)
+        frame = [request_head(command, header, self._correlation, len(body)), body]
+        self.send(b"".join(map(bytes, seal_frame(*frame) if self._seals else frame)))
         return self._correlation
 
     def ask(self, command: int, header: Header, body: bytes = b"") -> Frame:

@@ -33,7 +33,7 @@ class Audience(Protocol):
 
     Attributes:
         address: where they reach it.
-        counters: connections, requests and errors so far.
+        counters: connections, requests, errors and damaged frames so far.
     """
 
     address: str

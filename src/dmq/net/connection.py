@@ -36,6 +36,10 @@ class Peer(Protocol):
 
     def received(self, connection: Connection, frame: Frame) -> None: ...
 
+    def refused(self, connection: Connection, error: DMQError) -> None:
+        """What came is no frame, or a damaged one: the connection ends."""
+        ...
+
     def writable(self, connection: Connection) -> None:
         """Output has drained; more may be pushed."""
         ...
@@ -200,6 +204,7 @@ class Connection(asyncio.BufferedProtocol):
             reason=error.message,
             address=self.whence,
         )
+        self._peer.refused(self, error)
         self.send(error_frame(error))
         self.close()
 

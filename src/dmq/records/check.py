@@ -45,6 +45,8 @@ _MAGIC: Final = layout.U16.pack(layout.MAGIC)
 _CHECKED: Final = struct.Struct(f">IHB2xB{layout.BODY_SIZE_AT - layout.JOURNAL_OFFSET_AT}xI")
 assert _CHECKED.size == layout.BODY_AT
 _ALL_FLAGS: Final = 0xFF & ~layout.RESERVED_FLAGS
+_BODY_CRC_AT: Final = layout.CRC_AT + 4  # the low half
+_BODY_CRC_AND_SIZE: Final = struct.Struct(">II")
 _LONE: Final = (0,)  # where a record begins that is alone
 _ENTRY_BYTES: Final = attrs.ENTRY.size
 
@@ -203,6 +205,29 @@ def find_corrupt(
         except RecordCorrupt as error:
             found[index] = error.message.replace(" at byte 0", "", 1)  # a place that means nothing to others
     return found
+
+
+def checked_bodies(buffer: bytes, bounds: Sequence[int] | npt.NDArray[np.int64]) -> list[bytes] | None:
+    """The bodies of some records, as they are stored; None if one fails its checksum.
+
+    For records whose frame came as it was sent: their producer may have sealed what was damaged already.
+
+    Parameters:
+        bounds: where each record begins, and where the last one ends.
+    """
+    if not isinstance(bounds, np.ndarray):
+        few: list[bytes] = []
+        for start in bounds[:-1]:
+            crc, size = _BODY_CRC_AND_SIZE.unpack_from(buffer, start + _BODY_CRC_AT)
+            few.append(body := buffer[start + layout.BODY_AT : start + layout.BODY_AT + size])
+            if crc32c(body) != crc:
+                return None
+        return few
+    starts = bounds[:-1]
+    begins = starts + layout.BODY_AT
+    ends = begins + layout.gather(buffer, starts, layout.BODY_SIZE_AT, ">u4")
+    bodies = [buffer[at:end] for at, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return bodies if [*map(crc32c, bodies)] == layout.gather(buffer, starts, _BODY_CRC_AT, ">u4").tolist() else None
 
 
 def _read_all(record: RecordView, size: int, check_crc: bool) -> None:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pytest
 
 import dmq
 import dmq.aio
 from dmq.protocol import Command
-from dmq.protocol.frame import HEAD, is_sealed
+from dmq.protocol.frame import HEAD, HEAD_BYTES, is_sealed
 from dmq.testing.processes import BrokerProcess
 from tests.bit_proxy import BitProxy, Choose, Passage, some_of
 from tests.patience import eventually
@@ -27,7 +27,16 @@ pytestmark = pytest.mark.sampled
 
 # A length that grew is waited for: not for long here, and in the short run only where a test says nothing else.
 FIRST_BIT = 0 if IS_SOAK else 32
-SETTINGS = ["--set", "broker.partial_seconds=1", "--set", "broker.grace_seconds=0.1", "--set", "broker.lease_seconds=5"]
+SETTINGS = [
+    "--set",
+    "broker.partial_seconds=1",
+    "--set",
+    "broker.grace_seconds=0.1",
+    "--set",
+    "broker.lease_seconds=5",
+    "--set",
+    "broker.retry_table=0.1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +237,55 @@ def test_an_asyncio_client_sends_and_gets_the_same(direct: dmq.Client, proxy: Bi
     assert asyncio.run(run()) == bodies
     assert Counter(body for _, body in stored(direct, topic, count)) == Counter(bodies)
     assert len(proxy.turned) > count / 20
+
+
+def in_records(commands: Collection[int], *, is_to_broker: bool) -> Choose:
+    """Turn a bit in the body of some frames, where records are: nothing but their own checksums can tell."""
+
+    def choose(passage: Passage, rng: random.Random) -> int | None:
+        assert not is_sealed(passage.frame), passage
+        begin = HEAD_BYTES + HEAD.unpack_from(passage.frame)[7]
+        is_meant = passage.is_to_broker == is_to_broker and passage.command in commands and rng.random() < 0.3
+        return rng.randrange(begin * 8, len(passage.frame) * 8) if is_meant and begin < len(passage.frame) else None
+
+    return choose
+
+
+def test_records_are_checked_where_a_peer_has_no_checksums_over_frames(
+    direct: dmq.Client, proxy: BitProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that is acknowledged is stored otherwise than sent, and no handler gets another body than is stored."""
+    monkeypatch.setattr("dmq.client.connection.session.FEATURES", frozenset())
+    topic, count = "plain", sample_size(share=100, whole=3000)
+    direct.admin.create_topic(topic, queues=2)
+    bodies = {f"k-{number}": b"%d " % number * (number % 30 + 1) for number in range(count)}
+    sure: set[str] = set()
+    refused = 0
+    seen: dict[str | None, bytes] = {}
+    with dmq.connect(proxy.url, app="shop", timeout=60) as client:
+        producer = client.producer()
+        proxy.choose = in_records({Command.PRODUCE}, is_to_broker=True)
+        for key, body in bodies.items():
+            try:
+                producer.send(topic, body, key=key)
+                sure.add(key)
+            except dmq.DMQError:
+                refused += 1
+        proxy.choose = None
+        assert refused
+        assert dict(stored(direct, topic, len(sure))) == {key: bodies[key] for key in sure}
+        turned = len(proxy.turned)
+        commands = {Command.PULL, Command.CONSUMER_PUSH}
+        proxy.choose = in_records(commands, is_to_broker=False)
+        with client.consumer(topic, "group", start_from="earliest", prefetch=10, max_attempts=None) as consumer:
+            while len(seen) < len(sure):
+                message = next(consumer)
+                assert bodies[message.key or ""] == message.body
+                seen[message.key] = message.body
+                message.ack()
+            proxy.choose = None
+    assert len(proxy.turned) - turned > 5
+    assert not [*direct.admin.dead_letters(topic=topic)]
 
 
 def test_a_hello_is_understood_as_it_was_said_or_not_at_all(proxy: BitProxy) -> None:

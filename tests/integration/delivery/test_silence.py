@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -69,7 +70,7 @@ def bodies(*those: Member) -> set[int]:
     return {body for member in those for body, _ in member.done}
 
 
-@pytest.mark.parametrize("how", ["push", "pull"])
+@pytest.mark.parametrize("how", ["push", "pull", "asyncio", "ordered"])
 def test_what_a_stopped_member_had_is_handled_by_the_other_and_nothing_is_lost(
     how: str, broker: BrokerProcess, client: Client
 ) -> None:
@@ -96,6 +97,15 @@ def test_what_a_stopped_member_had_is_handled_by_the_other_and_nothing_is_lost(
         scene.send(*range(last, last + 60))
         eventually(lambda: bodies(stopped, idle) >= set(range(last + 60)))
         assert {attempt for _, attempt in (*stopped.done, *idle.done)} == {1}
+        if how == "push":
+            idle.signal(signal.SIGSTOP)
+            receipts = scene.send(*range(last + 60, last + 100))  # more than one member takes
+            eventually(lambda: all(silences(scene)))
+            why = client.admin.why(receipts[-1].id)
+            assert "all its connected members (2) are silent" in str(why)
+            group = ["group", "show", GROUP, "--url", broker.url, "--format", "json"]
+            said = json.loads(subprocess.check_output([sys.executable, "-m", "dmq.cli", *group]))
+            assert [row["silent"] for row in said["member_details"] if row["topic"] == scene.topic] == [True, True]
     assert not [*client.admin.dead_letters(group=GROUP)]
 
 

@@ -39,6 +39,11 @@ FIGURES: Final[dict[str, Metric]] = {
         ("broker_connections", "dmq_connections_total", "Connections that clients opened."),
         ("broker_requests", "dmq_requests_total", "Requests of clients."),
         ("broker_errors", "dmq_request_errors_total", "Requests that were answered with an error."),
+        (
+            "broker_frames_damaged",
+            "dmq_damaged_frames_total",
+            "Frames that were damaged on their way from a client; each ended its connection.",
+        ),
         ("broker_sessions", "dmq_clients", "Clients that are connected."),
         ("broker_messages_in", "dmq_produced_messages_total", "Messages stored for producers."),
         ("broker_bytes_in", "dmq_produced_bytes_total", "Bytes of the records stored for producers."),

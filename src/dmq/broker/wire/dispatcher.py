@@ -22,7 +22,7 @@ from dmq.broker.maintenance import ClientRow
 from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session, SessionVoice
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest
+from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest
 from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
@@ -86,7 +86,7 @@ class Dispatcher:
         self.address = ""
         self.outbox = WriteCoalescer()
         self.sessions: set[Session] = set()
-        self.counters = dict.fromkeys(("connections", "requests", "errors"), 0)
+        self.counters = dict.fromkeys(("connections", "requests", "errors", "frames_damaged"), 0)
 
     # --- the broker -------------------------------------------------------------------------------------------------
 
@@ -117,6 +117,9 @@ class Dispatcher:
 
     def connected(self, connection: Connection) -> None:
         self.counters["connections"] += 1
+
+    def refused(self, connection: Connection, error: DMQError) -> None:
+        self.counters["frames_damaged"] += isinstance(error, FrameCorrupt)
 
     def begin(self, session: Session) -> None:
         """A connection has said hello."""

@@ -15,7 +15,7 @@ What always holds:
   from a moment at which the broker cannot have given it yet, and is longer only once the broker has said so: a process
   that stood still knows less than the broker, never more.
 - No user gets a record that fails its checksums: the broker looks at it again, and delivers it anew or makes it a dead
-  letter.
+  letter. Over frames with checksums the bodies of what is pushed are checked; what is pulled in bulk is not looked at.
 - Untouched messages of a consumer that makes no progress go back before their lease is over, so that others get them
   and no attempt is counted.
 - A message whose body is not of the consumer's `type` is rejected at once, and the user gets the next one.
@@ -67,6 +67,7 @@ class ConsumerCore:
         """The time that leases run by."""
         self._prefetch = Prefetch(is_ordered=options.ordered, is_free=self._is_free, is_over=self._drop)
         self._is_plain = not options.ordered and options.type is None  # a message is taken as it is
+        self._has_packed = False  # a body came that has to be expanded
         self._turns: set[tuple[int, str, int]] = set()  # of an ordered group, the queues that a handler works on
         self._books: list[LeaseBook] = []
         self._said = 0  # of how many messages since the last report, about
@@ -107,18 +108,23 @@ class ConsumerCore:
         body: Buffer,
         since: float | None = None,
         without: Container[int] = (),
+        *,
+        is_for_handlers: bool = False,
     ) -> int:
         """A broker pushed messages, or they were pulled ahead; returns how many wait now.
 
         Parameters:
             since: from when on their leases run at the latest; now if left out.
             without: leases that are lost, by their index.
+            is_for_handlers: they are handled one by one, and each body is checked, also behind a frame's checksum.
 
         Raises:
             InvalidRequest: the frame does not add up.
         """
         with self.lock:
-            for delivery in self._deliveries(book, leases, body, since=since, without=without):
+            for delivery in self._deliveries(
+                book, leases, body, since=since, without=without, is_for_handlers=is_for_handlers
+            ):
                 chosen = self._chosen(delivery)
                 if self.room is not None:
                     chosen = self._refuse(delivery, chosen, self.room() - self._prefetch.count)
@@ -160,6 +166,7 @@ class ConsumerCore:
         *,
         since: float | None,
         without: Container[int] = (),
+        is_for_handlers: bool = False,
     ) -> Iterable[Delivery]:
         lengths, data = unpack_records(body, sum(lease.count for lease in leases))
         bounds = bounds_of(lengths)
@@ -177,9 +184,10 @@ class ConsumerCore:
             book.held[delivery.key] = delivery
             if book.is_moved(lease):
                 self._begin_anew(delivery)
-            if not book.is_vouched:
+            if not (book.is_vouched and (not is_for_handlers or delivery.check_bodies())):
                 edges = np.asarray(mine, np.int64)
                 delivery.corrupt = find_corrupt(buffer, edges[:-1], np.diff(edges))
+            self._has_packed |= delivery.is_packed
             yield delivery
 
     def _begin_anew(self, delivery: Delivery) -> None:
@@ -270,9 +278,9 @@ class ConsumerCore:
             self._has_progress = True
             taken = self._prefetch.take(limit, self.now())
             self._taken += len(taken)
-            if self._is_plain:
+            if self._is_plain and not self._has_packed:
                 return taken
-            while self.options.type is not None and taken and not (taken := self._readable(taken)):
+            while self._must_read and taken and not (taken := self._readable(taken)):
                 taken = self._prefetch.take(limit, self.now())
                 self._taken += len(taken)
             if taken and is_turn and self.options.ordered:
@@ -280,8 +288,13 @@ class ConsumerCore:
         self._tell_unreadable()
         return taken
 
+    @property
+    def _must_read(self) -> bool:
+        """Whether bodies have to be made of what came, which may fail."""
+        return self._has_packed or self.options.type is not None
+
     def _readable(self, taken: list[tuple[Delivery, int]]) -> list[tuple[Delivery, int]]:
-        """Those whose bodies are of the consumer's type. No attempt will help the others: they are rejected."""
+        """Those whose bodies expand, and are of the consumer's type. No attempt helps the others: they are rejected."""
         readable = []
         for delivery, index in taken:
             why = delivery.why_unreadable(index)
@@ -293,7 +306,7 @@ class ConsumerCore:
         return readable
 
     def _readable_parts(self, parts: list[Part]) -> list[Part]:
-        if self.options.type is None:
+        if not self._must_read:
             return parts
         found: list[Part] = []
         for delivery, indexes in parts:

@@ -22,11 +22,12 @@ import numpy.typing as npt
 
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.producer.encoder import decode_body
-from dmq.errors import InvalidMessage
+from dmq.errors import InvalidMessage, RecordCorrupt
 from dmq.model import MessageId
 from dmq.offset_runs import offset_runs
 from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
+from dmq.records.check import checked_bodies
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
 from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
 
@@ -43,6 +44,7 @@ _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 
 # From this many records on, finding all spans at once is cheaper than looking at one record after another.
 _MANY: Final = 16
+_SMALL_BYTES: Final = 4096  # of a record, on average
 _MISSING: Final = object()
 
 
@@ -86,6 +88,7 @@ class Delivery:
         "_run_ends",
         "acks",
         "attempt",
+        "bodies",
         "bounds",
         "broker",
         "buffer",
@@ -126,6 +129,7 @@ class Delivery:
         self.is_dirty = False
         self.is_pulled = False
         self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
+        self.bodies: list[Any] | None = None  # if they are at hand as they were sent
         self._decoded: dict[int, Any] = {}
         self._records: list[RecordView | None] | None = None
         self.spans: Spans | None = None  # of bodies and keys, once somebody looks at one and there are many
@@ -164,11 +168,28 @@ class Delivery:
         self._look_at_many()
         return self.raw_body(index)
 
+    def check_bodies(self) -> bool:
+        """Whether all bodies match their checksums. Small ones are kept then: they had to be taken out for that."""
+        bodies = checked_bodies(self.buffer, self.bounds)
+        if bodies is None:
+            return False
+        is_plain = self.core.options.type is None and not self.is_packed
+        if is_plain and len(self.buffer) <= self.count * _SMALL_BYTES:
+            self.bodies = bodies
+        return True
+
     def why_unreadable(self, index: int) -> str:
-        """Why a body is not of the consumer's type; "" if it is. The object is kept for the first who asks for it."""
+        """Why a body does not expand, or is not of the consumer's type; "" if it is as it should be.
+
+        What was made of it is kept: the object for the first who asks for it, and what was expanded with its record.
+        """
+        type_ = self.core.options.type
         try:
-            self._decoded[index] = decode_body(self.core.options.type, self.raw_body(index))
-        except InvalidMessage as error:
+            if type_ is not None:
+                self._decoded[index] = decode_body(type_, self.raw_body(index))
+            elif self.buffer[self.starts[index] + FLAGS_AT] & COMPRESSED:
+                self.raw_body(index)
+        except (InvalidMessage, RecordCorrupt) as error:
             return error.message
         except Exception:
             pass  # the mistake is not the body's, and whoever asks for it learns of it
@@ -226,6 +247,14 @@ class Delivery:
 
     def priority(self, index: int) -> int:
         return self.buffer[self.starts[index] + PRIORITY_AT]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether there is a body that is compressed."""
+        buffer, bounds = self.buffer, self.bounds
+        if isinstance(bounds, np.ndarray):
+            return bool((np.frombuffer(buffer, np.uint8)[bounds[:-1] + FLAGS_AT] & COMPRESSED).any())
+        return any(buffer[start + FLAGS_AT] & COMPRESSED for start in bounds[:-1])
 
     def priorities(self) -> bytes:
         """The priorities of all messages."""

@@ -54,7 +54,9 @@ class ReceivedMessage(msgspec.Struct, Generic[T], eq=False, gc=False):
             InvalidMessage: the bytes do not hold such an object; they are in `raw`.
         """
         delivery, index = self._delivery, self._index
-        spans = delivery.spans
+        bodies, spans = delivery.bodies, delivery.spans
+        if bodies is not None:
+            return bodies[index]  # type: ignore[no-any-return]
         if spans is not None and (end := spans[0][index]):
             body: Any = delivery.buffer[delivery.starts[index] + BODY_AT : end]
             return body  # type: ignore[no-any-return]

@@ -289,7 +289,7 @@ class Subscription(Generic[P]):
             self._core.release_waiting(self.book)  # it drains: what nobody has begun can wait for its return
 
     def _take(self, leases: Sequence[Lease], body: Buffer, since: float, without: Container[int] = ()) -> None:
-        count = self._core.received(self.book, leases, body, since, without=without)
+        count = self._core.received(self.book, leases, body, since, without=without, is_for_handlers=True)
         if count:
             self._all.look_later()
         self._give_back_stray(leases)

@@ -81,6 +81,7 @@ def test_what_came_before_the_damaged_frame_is_served() -> None:
             await rig.settle()
             assert rig.bodies() == [b"good"]
             assert peer.wire.is_closed
+            assert rig.dispatcher.counters["frames_damaged"] == 1
 
     asyncio.run(run())
 

@@ -60,6 +60,15 @@ def test_in_order_what_lies_before_it_is_handled_first_and_what_lies_behind_goes
     assert sorted(said(again.reports(book(again)))) == [(1, "NACK", [(2, 1)]), (1, "RELEASE", [(3, 1)])]
 
 
+@pytest.mark.parametrize("names", ["abc", "abcdefghijklmnopqrstuvwxyz"])
+def test_over_a_link_with_a_checksum_bodies_are_looked_at_before_a_handler_gets_them(names: str) -> None:
+    made = core()
+    book(made).is_vouched = True
+    made.received(book(made), *spoilt(1, names, "b"), is_for_handlers=True)
+    assert taken(made) == [name.encode() for name in names if name != "b"]
+    assert said(made.reports(book(made))) == [(1, "NACK", [(1, 1)])]
+
+
 def test_over_a_link_with_a_checksum_nothing_is_looked_at_twice() -> None:
     made = core()
     book(made).is_vouched = True
