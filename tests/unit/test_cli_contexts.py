@@ -12,6 +12,7 @@ import pytest
 from dmq.cli import main
 from dmq.cli.contexts import Contexts
 from dmq.errors import DMQError, InvalidName, InvalidSettings
+from dmq.pipeline.archive.run import Run, RunOptions
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,38 @@ def test_a_url_comes_from_the_strongest_source(
     assert url_row(capsys) == ("dmq://environment:3", "environment DMQ_URL")
     assert url_row(capsys, "--context", "test") == ("dmq://test:2", f"context test ({file})")
     assert url_row(capsys, "--url", "dmq://flag:4") == ("dmq://flag:4", "flag --url")
+
+
+def test_the_archive_takes_contexts_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def brokers(*arguments: str) -> list[str]:
+        """Where `archive run` would go."""
+        asked: list[tuple[str, ...]] = []
+
+        def begin(self: object, options: RunOptions, progress: object) -> None:
+            asked.append(options.brokers)
+            raise DMQError("far enough")
+
+        monkeypatch.setattr(Run, "__init__", begin)
+        with pytest.raises(SystemExit):
+            main(["archive", "run", "--tables", str(tmp_path / "tables"), *arguments])
+        assert "far enough" in capsys.readouterr().err
+        return [*asked[0]]
+
+    assert brokers() == []
+    run(capsys, "context", "add", "prod", "dmq://prod:1", "--use")
+    run(capsys, "context", "add", "test", "dmq://test:2")
+    assert brokers() == ["dmq://prod:1"]
+    assert brokers("--context", "test") == ["dmq://test:2"]
+    assert brokers("--broker", "dmq://a:1", "--broker", "dmq://b:1") == ["dmq://a:1", "dmq://b:1"]
+    monkeypatch.setenv("DMQ_URL", "dmq://environment:3")
+    assert brokers() == ["dmq://environment:3"]
+    assert brokers("--context", "test") == ["dmq://test:2"]
+    with pytest.raises(SystemExit) as ended:
+        main(["archive", "run", "--tables", "t", "--broker", "dmq://a:1", "--context", "test"])
+    assert ended.value.code == 2
+    assert "--broker and --context exclude each other" in " ".join(capsys.readouterr().err.split())
 
 
 def test_contexts_are_listed_changed_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:

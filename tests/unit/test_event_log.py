@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
+import dmq
 from dmq.cli.process.server_process import JsonLines, TextLines
 from dmq.event_log import EventLine, EventLog, LineLimiter
 from dmq.testing import FakeClock
@@ -102,6 +105,13 @@ def test_a_line_below_the_level_is_not_counted(
 
 def record_of(event: str, **facts: str | int) -> logging.LogRecord:
     return logging.LogRecord("dmq.broker", logging.WARNING, "f.py", 1, EventLine(event, facts), None, None)
+
+
+def test_nobody_logs_past_it() -> None:
+    source = Path(dmq.__file__).parent
+    plain = re.compile(r"^\s*(import logging|from logging)|getLogger", re.MULTILINE)
+    found = {str(file.relative_to(source)) for file in source.rglob("*.py") if plain.search(file.read_text())}
+    assert found == {"event_log.py", "cli/process/server_process.py"}, "use dmq.event_log.EventLog"
 
 
 def test_lines_are_text_or_json() -> None:

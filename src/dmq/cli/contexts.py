@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from dmq.errors import DMQError, InvalidName, InvalidSettings
 
-__all__ = ["Contexts", "UrlSource", "choose_url", "context_option", "url_source"]
+__all__ = ["Contexts", "UrlSource", "choose_url", "choose_urls", "context_option", "url_source"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CHOSEN = "dmq.context"
@@ -141,24 +141,23 @@ def _template(
 
 
 def context_option() -> Any:
-    """The parameter `--context`, which every command with a `--url` gets."""
+    """The parameter `--context`, which every command with a `--url` or `--broker` gets."""
     app = typer.Typer(add_completion=False)
     app.command()(_template)
     return next(option for option in get_command(app).params if "--context" in option.opts)
 
 
-def choose_url(context: typer.Context, value: str) -> str:
-    """The URL that a command takes: the callback of `--url`."""
+def choose_url(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """The URL that a command takes: the callback of `--url`, and of a `--broker`."""
     chosen = context.meta.get(_CHOSEN)
-    given = context.get_parameter_source("url")
-    kind = given.name if given is not None else "DEFAULT"
+    kind, flag = _given(context, parameter), parameter.opts[0]
     if chosen is not None:
         if kind == "COMMANDLINE":
-            raise typer.BadParameter("--url and --context exclude each other: give one of them")
+            raise typer.BadParameter(f"{flag} and --context exclude each other: give one of them")
         contexts = Contexts()
         found = UrlSource(contexts.url(chosen), f"context {chosen} ({contexts.file})")
     elif kind == "COMMANDLINE":
-        found = UrlSource(value, "flag --url")
+        found = UrlSource(value, f"flag {flag}")
     elif kind == "ENVIRONMENT":
         found = UrlSource(value, "environment DMQ_URL")
     else:
@@ -168,6 +167,20 @@ def choose_url(context: typer.Context, value: str) -> str:
             found = UrlSource(contexts.url(contexts.current), f"context {contexts.current} ({contexts.file})")
     context.meta[_SOURCE] = found
     return found.url
+
+
+def choose_urls(context: typer.Context, parameter: typer.CallbackParam, value: list[str] | None) -> list[str]:
+    """The same for a `--broker` that may be given again, and has no default."""
+    if value and context.meta.get(_CHOSEN) is None:
+        return value
+    found = choose_url(context, parameter, "")
+    return [found] if found else []
+
+
+def _given(context: typer.Context, parameter: typer.CallbackParam) -> str:
+    """Where the value of an option comes from."""
+    source = context.get_parameter_source(str(parameter.name))
+    return source.name if source is not None else "DEFAULT"
 
 
 def url_source(context: typer.Context) -> UrlSource:

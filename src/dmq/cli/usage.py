@@ -73,7 +73,7 @@ class PlainOption(TyperOption):
 
 
 def make_plain(command: Any) -> Any:
-    """Have a command, and all below it, speak plainly; those with a `--url` take a `--context` as well."""
+    """Have a command, and all below it, speak plainly; with a `--url` or `--broker` it takes a `--context` too."""
     for subcommand in command.commands.values() if isinstance(command, TyperGroup) else ():
         make_plain(subcommand)
     assert isinstance(command, TyperGroup | TyperCommand)
@@ -82,7 +82,9 @@ def make_plain(command: Any) -> Any:
             parameter.__class__ = PlainArgument
         elif isinstance(parameter, TyperOption):
             parameter.__class__ = PlainOption
-    at = next((n for n, found in enumerate(command.params) if "--url" in found.opts and found.default), None)
+    at = next(
+        (n for n, p in enumerate(command.params) if "--broker" in p.opts or ("--url" in p.opts and p.default)), None
+    )
     if at is not None:
         option = context_option()
         option.__class__ = PlainOption

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import sqlite3
 import threading
 import time
@@ -141,6 +142,9 @@ def test_a_database_that_goes_and_comes_back_gets_what_it_missed(
         eventually(lambda: figures(client)["broker_dead_letters_database_down"] == 0)
         _, out, _ = dmq_command("doctor", "--data", str(tmp_path / "data"), "--url", broker.url)
         assert "their database takes them" in out
+        told = re.findall(r" (ERROR|WARNING) +the database of dead letters is (gone|back)", broker.log)
+        assert told == [("ERROR", "gone"), ("WARNING", "back")]
+        assert "s3cret" not in broker.log
 
 
 def test_a_message_too_large_for_the_database_stays_in_the_journal_and_the_others_go(

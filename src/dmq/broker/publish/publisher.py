@@ -219,13 +219,14 @@ class Publisher:
             readiness.check_running()
         if special or waits or name[0] == SYSTEM_PREFIX:
             _check(asked)
+        if name not in self._queries.derived.state.topics:
+            self._check_content(request)  # what is refused creates no topic
         topic = self._catalog.topic(name)
         if not topic.config.can_produce:
             raise _switched_off(topic)
         if waits:
             self._check_watch(topic, asked.group)
-        rules = _replay_rules if flags & _REPLAYED else _rules
-        check_batch(packed.data, packed.lengths, rules(name, self._body_bytes_max, request.check_crc))
+        self._check_content(request)
         hash_index, hashes = packed.hash_index, packed.hashes
         before: Sequence[Event] = ()
         if special:
@@ -266,6 +267,14 @@ class Publisher:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
+    def _check_content(self, request: PublishRequest) -> None:
+        """Raises if a batch cannot be taken, whatever its topic is."""
+        asked, packed = request.asked, request.batch
+        rules = _replay_rules if asked.flags & _REPLAYED else _rules
+        check_batch(packed.data, packed.lengths, rules(asked.topic, self._body_bytes_max, request.check_crc))
+        if asked.flags & _DUES:
+            self._delays.check_due(int(max(packed.dues)))
+
     def _check_watch(self, topic: Topic, group: str) -> None:
         """Raises if a producer cannot wait for the acks of a group."""
         check_name(group, "group")
@@ -282,7 +291,6 @@ class Publisher:
         if request.asked.flags & _HALF:
             request._half_ids, before = self._transactions.prepare(request.asked, request.batch)
             return HALF_TOPIC, before
-        self._delays.check_due(int(max(request.batch.dues)))
         return SCHEDULE_TOPIC, []
 
     def _passes(self, request: PublishRequest, batch: Batch) -> bool:

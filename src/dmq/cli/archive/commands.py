@@ -14,6 +14,7 @@ from dmq.cli.archive.options import Tables, needs_spark_extra
 from dmq.cli.archive.query import query
 from dmq.cli.archive.replay import replay
 from dmq.cli.archive.report import report
+from dmq.cli.contexts import choose_urls
 from dmq.cli.options import make_app, parse_pairs, parse_seconds
 
 if TYPE_CHECKING:
@@ -32,7 +33,13 @@ def run(
     tables: Tables,
     broker: Annotated[
         list[str] | None,
-        typer.Option("--broker", envvar="DMQ_URL", metavar="URL", help="Broker to archive; several if given again."),
+        typer.Option(
+            "--broker",
+            envvar="DMQ_URL",
+            metavar="URL",
+            callback=choose_urls,
+            help="Broker to archive; several if given again.",
+        ),
     ] = None,
     job: Annotated[
         list[str] | None, typer.Option("--job", metavar="NAME", help="Only this job; several if given again.")

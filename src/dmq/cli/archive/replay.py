@@ -11,6 +11,7 @@ import typer
 
 from dmq.cli.archive.options import Tables, needs_spark_extra
 from dmq.cli.archive.query import plain
+from dmq.cli.contexts import choose_url
 from dmq.cli.message.messages import body_text
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id, parse_moment
 from dmq.cli.output import cut, show_facts, show_rows
@@ -26,7 +27,9 @@ __all__ = ["replay"]
 _SHOWN_CHARS = 60
 _SHOW_SECONDS = 1.0
 
-Broker = Annotated[str, typer.Option("--broker", envvar="DMQ_URL", metavar="URL", help="Where the broker is.")]
+Broker = Annotated[
+    str, typer.Option("--broker", envvar="DMQ_URL", metavar="URL", callback=choose_url, help="Where the broker is.")
+]
 
 
 def replay(

@@ -120,18 +120,17 @@ class AioProducer:
                 batch.deadline = deadline
                 self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
         if batch is None:
-            route = self._routes.get(topic) or await self._route(topic, timeout)
-            draft = self._core.draft(
-                route, message, SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            )
-            batch, index = await self._put(draft, deadline)
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+            route = self._routes.get(topic) or await self._route(topic, timeout, options, message)
+            batch, index = await self._put(self._core.draft(route, message, options), deadline)
             self._sender.pump(batch.lane)
         return await self._conclude(Sent(batch, index, message), deadline, timeout)
 
     async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:
         """Put a message on its way, or find it on the way it was put on before."""
         given, message = message, own_message(message)
-        route = self._routes.get(options.topic) or await self._route(options.topic, self._left(deadline))
+        topic, left = options.topic, self._left(deadline)
+        route = self._routes.get(topic) or await self._route(topic, left, options, message)
         draft, outcomes = self._core.draft(route, message, options), self._core.outcomes
         found = outcomes.find(options.topic, message, name)
         if found is None:
@@ -179,12 +178,12 @@ class AioProducer:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
         check_function("on_delivery", on_delivery)
-        route = self._routes.get(topic) or await self._route(topic)
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
         if id is not None or type(body) is Message:
             batch, index = self._core.watched(await self._sent(message, options, parse_id(id), None))
         else:
+            route = self._routes.get(topic) or await self._route(topic, None, options, message)
             batch, index = await self._put(self._core.draft(route, message, options), None)
         future = AioSendFuture(batch, index)
         if on_delivery is not None:
@@ -218,7 +217,8 @@ class AioProducer:
         messages = listed(messages)
         if not messages:
             return Receipts((), 0)
-        route = self._routes.get(topic) or await self._route(topic)
+        options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
+        route = self._routes.get(topic) or await self._route(topic, None, options, messages=messages)
         parts: list[tuple[SendBatch | Repeated, Sequence[int]]] = []
         fresh, places = messages, None
         if self._core.outcomes.has_objects:
@@ -229,7 +229,6 @@ class AioProducer:
             parts += repeated
         problem: DMQError | None = None
         try:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
             for batch, indexes in self._core.many(route, fresh, options):
                 batch.deadline = self._deadline(timeout)
                 await self._enter(batch, batch.deadline)
@@ -262,9 +261,18 @@ class AioProducer:
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else max(0.0, deadline - self._clock.monotonic())
 
-    async def _route(self, topic: str, timeout: float | None = None) -> Route:
+    async def _route(
+        self,
+        topic: str,
+        timeout: float | None = None,
+        options: SendOptions | None = None,
+        message: Message | None = None,
+        messages: Sequence[Message] = (),
+    ) -> Route:
         self._core.check_open()
         check_target(topic)
+        if options is not None:
+            self._core.check(options, message, messages)
         answer = await self._router.pool_for(topic).request(
             Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout if timeout is None else timeout
         )

@@ -46,6 +46,7 @@ WINDOW_MESSAGES: Final = 1_000_000
 MANY_BYTES: Final = 1 << 20
 SPOOLED_BYTES: Final = 256 << 10  # the same with a spool, which may be no larger than that
 MANY_MESSAGES: Final = 2048
+_ANY_TOPIC: Final = Route(1, False, 0.0)
 _ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
 
 
@@ -199,6 +200,26 @@ class Core:
         now_ms = self.clock.now_ms()
         extra, due = expiry(options.ttl, now_ms), due_ms(options.delay, options.deliver_at, now_ms)
         return Draft(self._lane(route, message, options, is_delayed=bool(due)), message, size, due, extra=extra)
+
+    def check(self, options: SendOptions, message: Message | None, messages: Sequence[Message] = ()) -> None:
+        """Refuse what no topic takes, before its topic is asked for: a broker may create one that is.
+
+        Parameters:
+            message: of a `send`.
+            messages: of a `send_many`; as many as one batch takes are looked at.
+
+        Raises:
+            InvalidMessage, MessageTooLarge: it cannot be sent.
+        """
+        if message is None:
+            next(self.many(_ANY_TOPIC, messages, options), None)
+            return
+        _level(options)
+        now_ms = self.clock.now_ms()
+        expiry(options.ttl, now_ms)
+        due_ms(options.delay, options.deliver_at, now_ms)
+        message = message if type(message.body) is bytes else with_bytes(message)
+        check_message(options.topic, message, self.sender.body_bytes_max)
 
     def _lane(self, route: Route, message: Message, options: SendOptions, *, is_delayed: bool) -> Lane:
         level = _level(options)

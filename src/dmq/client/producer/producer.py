@@ -126,7 +126,7 @@ class Producer:
             batch = self._send_alone(topic, message, durability, deadline)
         if batch is None:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            draft = self._core.draft(self._route(topic, deadline), message, options)
+            draft = self._core.draft(self._route(topic, deadline, options, message), message, options)
             batch, index = self._put(draft, False, deadline)
             self._sender.pump(batch.lane)
         if not batch.is_done:
@@ -150,7 +150,7 @@ class Producer:
     ) -> Sent:
         """Put a message on its way, or find it on the way it was put on before."""
         given, message = message, own_message(message)
-        route = self._route(options.topic, deadline or self._deadline())
+        route = self._route(options.topic, deadline or self._deadline(), options, message)
         draft, outcomes = self._core.draft(route, message, options), self._core.outcomes
         with outcomes.lock:
             found = outcomes.find(options.topic, message, name)
@@ -266,7 +266,7 @@ class Producer:
                 sent = self._sent(message, options, parse_id(id), None, attended=True)
                 put = self._core.watched(sent)
             else:
-                route = self._routes.get(topic) or self._route(topic, self._deadline())
+                route = self._routes.get(topic) or self._route(topic, self._deadline(), options, message)
                 put = self._put(self._core.draft(route, message, options), True, None)
         batch, index = put
         future = SendFuture(batch, index)
@@ -318,7 +318,8 @@ class Producer:
         problem: DMQError | None = None
         try:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
-            for batch, indexes in self._core.many(self._route(topic, deadline), fresh, options):
+            route = self._routes.get(topic) or self._route(topic, deadline, options, messages=fresh)
+            for batch, indexes in self._core.many(route, fresh, options):
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
                 deadline = batch.deadline = self._deadline(timeout)
                 self._enter(batch, parts, deadline)
@@ -419,12 +420,22 @@ class Producer:
         own = self._options.timeout if timeout is None else timeout
         return min(limit for limit in (own, self._router.timeout, FOREVER) if limit is not None)
 
-    def _route(self, topic: str, deadline: float) -> Route:
+    def _route(
+        self,
+        topic: str,
+        deadline: float,
+        options: SendOptions | None = None,
+        message: Message | None = None,
+        messages: Sequence[Message] = (),
+    ) -> Route:
+        """What is known of a topic; the broker is asked for one that is not known, if it takes what is to be sent."""
         self._core.check_open()
         route = self._routes.get(topic)
         if route is not None:
             return route
         check_target(topic)
+        if options is not None:
+            self._core.check(options, message, messages)
         if self._spooling is not None and self._router.link_for(topic) is None:
             return UNKNOWN  # the spool takes it, and the broker says later
         left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
