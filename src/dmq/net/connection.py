@@ -18,7 +18,7 @@ from dmq.clock import Clock
 from dmq.errors import DMQError, FrameCorrupt, ProtocolError
 from dmq.event_log import EventLog
 from dmq.protocol.commands import error_frame
-from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser, seal_frame
+from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser, seal_frame, seal_whole
 
 __all__ = ["Connection", "Peer", "WriteCoalescer"]
 
@@ -166,13 +166,16 @@ class Connection(asyncio.BufferedProtocol):
         """Send one frame, in pieces, its head first; what is sent in one turn of the loop goes out together."""
         if not self.is_open:
             return
-        if self.parser.is_checked:
-            buffers = seal_frame(*buffers)
         if not self._pending:
             self._outbox.add(self)
-        self._pending.extend(buffers)
-        for buffer in buffers:
-            self._pending_bytes += len(buffer)
+        if len(buffers) == 1:  # most answers
+            whole = seal_whole(buffers[0]) if self.parser.is_checked else buffers[0]
+            self._pending.append(whole)
+            self._pending_bytes += len(whole)
+        else:
+            pieces = seal_frame(*buffers) if self.parser.is_checked else buffers
+            self._pending += pieces
+            self._pending_bytes += sum(map(len, pieces))
         if self._pending_bytes >= _JOIN_BYTES:
             self.flush()
 

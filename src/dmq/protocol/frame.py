@@ -84,6 +84,7 @@ __all__ = [
     "frame_head",
     "is_sealed",
     "seal_frame",
+    "seal_whole",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -198,15 +199,20 @@ def seal_frame(*buffers: Buffer) -> tuple[Buffer, ...]:
         buffers: the frame in pieces; the first has its whole head.
     """
     if len(buffers) == 1:
-        # The length counts all but its own four bytes, and the checksum's four come on top.
-        frame = _pack_u32(len(buffers[0])) + buffers[0][LENGTH_BYTES:]
-        return (frame + _pack_u32(crc32c(frame)),)
+        return (seal_whole(buffers[0]),)
     head, *pieces = buffers
     head = _pack_u32(sum(map(len, buffers))) + head[LENGTH_BYTES:]
     crc = crc32c(head)
     for piece in pieces:
         crc = crc32c(piece, crc)
     return (head, *pieces, _pack_u32(crc))
+
+
+def seal_whole(frame: Buffer) -> bytes:
+    """A small frame in one piece with its checksum."""
+    # The length counts all but its own four bytes, and the checksum's four come on top.
+    sealed = _pack_u32(len(frame)) + frame[LENGTH_BYTES:]
+    return sealed + _pack_u32(crc32c(sealed))
 
 
 def is_sealed(frame: Buffer) -> bool:
@@ -433,7 +439,7 @@ class FrameParser:
             body_at = start + HEAD_BYTES + header_bytes
             if crc_bytes or (command == _HELLO and stop > body_at):
                 stop -= CRC_BYTES
-                if stop < body_at or _unpack_crc(buffer, stop) != (crc32c(buffer[start:stop]),):
+                if stop < body_at or _unpack_crc(buffer, stop)[0] != crc32c(buffer[start:stop]):
                     raise _corrupt("its checksum does not fit")
                 if not crc_bytes:
                     self.is_checked, crc_bytes = True, CRC_BYTES

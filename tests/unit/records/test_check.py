@@ -15,7 +15,7 @@ from dmq.errors import InvalidMessage, RecordCorrupt
 from dmq.model import Message, MessageId
 from dmq.records import Attributes, RecordView, attributes, batch_rules, check_batch, encode_batch, layout
 from dmq.records.builder import build_record, name_bytes, record_head
-from dmq.records.check import VERIFY_MANY_MIN, find_corrupt, placeholder, stand_in
+from dmq.records.check import VERIFY_MANY_MIN, find_corrupt, placeholder, stand_in, verify_few
 from dmq.records.move import moved_record
 from tests.unit.records.samples import SENT_AT_MS, batches
 
@@ -122,6 +122,37 @@ def test_a_bit_that_turned_is_refused_or_changes_nothing(messages: list[Message]
     starts = [0, *accumulate(lengths.tolist())][:-1]
     within = min(bit // 8 - start for start in starts if start <= bit // 8)
     assert layout.JOURNAL_OFFSET_AT <= within < layout.SEND_TIME_AT or 47 <= within < layout.CRC_AT
+
+
+def verdict(data: bytes, lengths: list[int], *, one_by_one: bool) -> tuple[type[Exception], object] | None:
+    """What the check says of a batch: the kind of error, and the record it is about."""
+    try:
+        if one_by_one:
+            verify_few(data, [0, *accumulate(lengths)][:-1], lengths, PLAIN)
+        else:
+            check_batch(data, np.array(lengths, np.uint32), PLAIN)
+    except (RecordCorrupt, InvalidMessage) as error:
+        return type(error), error.detail["index"]
+    return None
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([1, 2, VERIFY_MANY_MIN - 1, VERIFY_MANY_MIN, 3 * VERIFY_MANY_MIN]),
+    st.sampled_from([0, 1, 5]),
+    st.data(),
+)
+def test_records_made_alike_are_checked_as_strictly_as_any(count: int, key_digits: int, data: st.DataObject) -> None:
+    """Whatever byte is changed, at any of the ways a batch is looked at, the verdict is that of a close look."""
+    keys = [str(number)[-key_digits:] if key_digits else "" for number in range(count)]
+    made = [record(ENTRY.pack(1, len(key)) + key.encode() if key else b"") for key in keys]
+    lengths = [*map(len, made)]
+    changed = bytearray(b"".join(made))
+    assert verdict(bytes(changed), lengths, one_by_one=False) is None
+    which = data.draw(st.integers(0, count - 1))
+    within = data.draw(st.sampled_from([*range(7), 9, *range(layout.BODY_SIZE_AT, lengths[which])]))
+    changed[sum(lengths[:which]) + within] = data.draw(st.integers(0, 255))
+    assert verdict(bytes(changed), lengths, one_by_one=False) == verdict(bytes(changed), lengths, one_by_one=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, VERIFY_MANY_MIN + 3])

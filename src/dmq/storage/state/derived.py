@@ -91,10 +91,10 @@ class Derived:
 
     def _apply_batch(self, unit: Unit, row: Row, columns: tuple[Any, Any, Any], at: int, due_at: int) -> None:
         _, _, _, records, topic_id, queue, _, _, first, _, _ = row
-        key = topic_id << 8 | queue
-        expected = self.state.next.get(key, 0)
-        if not self.state.apply_batch(unit, row):
+        expected = self.state.apply_batch(row)
+        if expected is None:
             return
+        key = topic_id << 8 | queue
         if first != expected:
             self._lose(key, expected, first)
         if records == 1 and topic_id > HALF_ID:

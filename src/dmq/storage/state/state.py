@@ -444,19 +444,20 @@ class State:
         for place in [place for place in self.sought if place[1] == topic_id]:
             del self.sought[place]
 
-    def apply_batch(self, unit: Unit, row: Row) -> bool:
-        """Take in one batch of messages; returns whether its topic is still there."""
-        if row.topic_id not in self.topics_by_id:
-            return False
-        key = queue_key(row.topic_id, row.queue)
-        following = row.first_queue_offset + row.records
-        if self.lags is not None:
-            self.lags.stored(key, following - self.next.get(key, 0))
+    def apply_batch(self, row: Row) -> int | None:
+        """Take in one batch of messages; returns where its queue ended before, None if its topic is gone."""
+        _, _, _, records, topic_id, queue, flags, _, first, _, _ = row  # for every batch: each name is read once
+        if topic_id not in self.topics_by_id:
+            return None
+        key = topic_id << 8 | queue
+        before, following = self.next.get(key, 0), first + records
         self.next[key] = following
-        if row.flags & EXPIRING:
-            self.expiring.add(row.topic_id)
-        self.retrying.arrived(key, row.records)
-        return True
+        if self.lags is not None:
+            self.lags.stored(key, following - before)
+        if flags & EXPIRING:
+            self.expiring.add(topic_id)
+        self.retrying.arrived(key, records)
+        return before
 
     def remember_producers(self, unit: Unit) -> None:
         """Keep what makes resent batches of a unit recognisable."""
