@@ -144,7 +144,8 @@ def open_engine(url: str, option: str) -> Engine:
         option: what the user calls it, for the messages.
 
     Raises:
-        InvalidSettings: the URL can never work, or names a SQLite file that is not there.
+        InvalidSettings: the URL can never work.
+        DatabaseDown: it names a SQLite file that is not there.
     """
     from pathlib import Path
 
@@ -153,7 +154,7 @@ def open_engine(url: str, option: str) -> Engine:
     full = check_url(url, option)
     parsed = make_url(full)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        raise InvalidSettings(f"{option} names no database: there is no file {parsed.database or ':memory:'}")
+        raise DatabaseDown(f"{option} names no database: there is no file {parsed.database or ':memory:'}")
     return make_engine(full)
 
 

@@ -78,7 +78,7 @@ def test_a_relay_in_a_process_of_its_own_sends_and_ends_on_sigterm(
 def test_what_is_wrong_is_one_sentence(plain: Engine, tmp_path: Path) -> None:
     url = str(plain.url)
     for arguments, code, said in (
-        (["status", "--database", "nonsense"], 1, "--database is not a database URL"),
+        (["status", "--database", "nonsense"], 2, "--database is not a database URL"),
         (["status", "--database", f"sqlite:///{tmp_path}/none.db"], 1, "there is no file"),
         (["status", "--database", url, "--prefix", "x_"], 1, "the table x_msgsend is missing"),
         (["status", "--database", "postgresql://u:p@127.0.0.1:1/d"], 1, "cannot be used"),

@@ -20,6 +20,7 @@ from dmq.cli import main
 from dmq.errors import Damaged, DirectoryInUse, DMQError, WrongFormat
 from dmq.storage.offline.backup import Backup, BackupSource, backups, prune, restore, take
 from dmq.testing.processes import BrokerProcess
+from tests.patience import eventually
 
 SIZES = ("store.segment_bytes=256KiB", "store.unit_bytes_max=64KiB", "store.body_bytes_max=8KiB")
 SMALL = [word for size in SIZES for word in ("--set", size)]
@@ -202,6 +203,58 @@ def test_a_segment_that_retention_takes_away_meanwhile_is_in_the_backup(
     backup = take(BackupSource(source), tmp_path / "backups")
     assert f"journal/{first.name}" in backup.files
     backup.check()
+
+
+def test_an_open_transaction_is_open_in_what_is_restored(tmp_path: Path) -> None:
+    quick = ["--set", "broker.transaction_first_check_seconds=0.2"]
+    with BrokerProcess(tmp_path / "data", SMALL) as broker, dmq.connect(broker.url) as client:
+        client.admin.create_topic("orders", 1)
+        with client.producer(group="shop", check=lambda message: "unknown") as producer:
+            with producer.transaction("orders", b"1 done"):
+                pass
+            transaction = producer.transaction("orders", b"2 open")
+            backup = take(BackupSource(tmp_path / "data"), tmp_path / "backups")
+            transaction.rollback()
+    restore(backup, tmp_path / "restored")
+    with BrokerProcess(tmp_path / "restored", [*SMALL, *quick]) as broker, dmq.connect(broker.url) as client:
+        assert [found.group for found in client.admin.transactions()] == ["shop"]
+        asked = []
+
+        def answer(message: dmq.Message) -> str:
+            asked.append(message.body)
+            return "commit"
+
+        with client.producer(group="shop", check=answer):
+            eventually(lambda: not client.admin.transactions())
+        assert asked == [b"2 open"]
+        assert consume_all(broker.url, "all") == [1, 2]
+
+
+@pytest.mark.soak  # retention looks every ten seconds
+def test_a_broker_that_drops_segments_meanwhile_is_backed_up(tmp_path: Path) -> None:
+    dropping = ["--set", "store.retention_bytes=512KiB", "--set", "store.keep_unconsumed=false"]
+    with BrokerProcess(tmp_path / "data", [*SMALL, *dropping]) as broker:
+        with dmq.connect(broker.url) as client:
+            client.admin.create_topic("orders", 1)
+        traffic = Traffic(broker.url)
+        oldest = ""
+
+        def was_dropped() -> bool:
+            nonlocal oldest, backup
+            traffic.wait_for(len(traffic.acknowledged) + 50)
+            backup = take(BackupSource(tmp_path / "data"), tmp_path / "backups")
+            backup.check()
+            before, oldest = oldest, min(name for name in backup.files if name.startswith("journal/"))
+            prune(tmp_path / "backups", 2)
+            return "" < before < oldest
+
+        backup = take(BackupSource(tmp_path / "data"), tmp_path / "backups")
+        eventually(was_dropped, "nothing was dropped between two backups")
+        traffic.stop()
+    restore(backup, tmp_path / "restored")
+    with BrokerProcess(tmp_path / "restored", SMALL) as broker:
+        found = consume_all(broker.url, "all")
+    assert found == [*range(found[0], found[-1] + 1)]
 
 
 def test_the_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,16 +43,26 @@ def opened(database: str, prefix: str) -> tuple[Engine, OutboxTables]:
     return open_engine(database, DATABASE), tables(prefix)
 
 
+def _check(engine: Engine, wanted: tuple[Any, ...]) -> None:
+    """What was named and is not there is no wrong call."""
+    from dmq.errors import DatabaseDown, InvalidSettings
+    from dmq.outbox.schema import check_tables
+
+    try:
+        check_tables(engine, wanted)
+    except InvalidSettings as error:
+        raise DatabaseDown(error.message) from None
+
+
 @app.command()
 def status(database: Database, prefix: Prefix = "m_", form: Formatted = Format.TABLE) -> None:
     """Show, by topic, what is not sent yet and what waits for its results."""
     from dmq.outbox.engines import usable
     from dmq.outbox.metrics import status as look
-    from dmq.outbox.schema import check_tables
 
     engine, tables = opened(database, prefix)
     with usable(engine):
-        check_tables(engine, (tables.send,))
+        _check(engine, (tables.send,))
         found = look(engine, tables, time.time_ns() // 1_000_000)
     rows = [
         {
@@ -87,7 +97,6 @@ def relay(
     Several may run side by side, and beside the processes that insert.
     """
     from dmq.outbox.engines import usable
-    from dmq.outbox.schema import check_tables
     from dmq.outbox.sender.relay import Relay
 
     engine, tables = opened(database, prefix)
@@ -95,7 +104,7 @@ def relay(
     after = parse_seconds(result_after)
     set_up_logs(log_settings(log_level, log_format))
     with usable(engine):
-        check_tables(engine, (tables.send,))
+        _check(engine, (tables.send,))
         with connected(url, app="dmq-outbox-relay") as client:
             running = Relay(engine, client, tables=tables, batch=batch, poll=seconds, result_after=after)
             _run_until_signal(running, f"relaying from {prefix}msgsend to {url}")
@@ -120,14 +129,13 @@ def compensate(
     """
     from dmq.outbox.engines import usable
     from dmq.outbox.repair.compensator import Compensator
-    from dmq.outbox.schema import check_tables
     from dmq.outbox.sender.service import MessageService
 
     engine, tables = opened(database, prefix)
     again_seconds, poll_seconds = parse_seconds(again), parse_seconds(poll)
     set_up_logs(log_settings(log_level, log_format))
     with usable(engine):
-        check_tables(engine, (tables.send, tables.result))
+        _check(engine, (tables.send, tables.result))
         with connected(url, app="dmq-outbox-compensate") as client:
             service = MessageService(engine, client, tables=tables, relay=False, results=False)
             running = Compensator(service, again=again_seconds, tries=tries, poll=poll_seconds, passes_on=True)

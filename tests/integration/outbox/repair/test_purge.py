@@ -177,6 +177,6 @@ def test_the_command_counts_and_deletes_only_when_told_to(plain: Engine) -> None
     assert [row["deleted"] for row in json.loads(out)] == [1, 1, 0]
     assert states(plain) == {}
     code, _, err = command(*arguments, "--older-than", "1h")
-    assert code == 1
+    assert code == 2
     assert "too young" in err
     assert "Traceback" not in err

@@ -70,14 +70,24 @@ def test_an_engine_of_asyncio_gets_one_that_blocks_beside_it(tmp_path: Path) -> 
         ("nonsense", "--database is not a database URL"),
         ("oracle://u@h/x", "--database names 'oracle', which our tables cannot be kept in"),
         ("postgresql://u@h", "--database names no database"),
-        ("sqlite:////no/such/file.db", "there is no file /no/such/file.db"),
-        ("sqlite://", "there is no file :memory:"),
     ],
 )
 def test_a_url_that_can_never_work_is_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidSettings) as raised:
         open_engine(url, "--database")
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:////no/such/file.db", "there is no file /no/such/file.db"),
+        ("sqlite://", "there is no file :memory:"),
+    ],
+)
+def test_a_file_that_is_not_there_is_told(url: str, said: str) -> None:
+    with pytest.raises(DatabaseDown, match=said):
+        open_engine(url, "--database")
 
 
 def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
