@@ -237,7 +237,7 @@ def test_a_broker_that_drops_segments_meanwhile_is_backed_up(tmp_path: Path) -> 
         with dmq.connect(broker.url) as client:
             client.admin.create_topic("orders", 1)
         traffic = Traffic(broker.url)
-        oldest = ""
+        oldest, backup = "", take(BackupSource(tmp_path / "data"), tmp_path / "backups")
 
         def was_dropped() -> bool:
             nonlocal oldest, backup
@@ -248,7 +248,6 @@ def test_a_broker_that_drops_segments_meanwhile_is_backed_up(tmp_path: Path) -> 
             prune(tmp_path / "backups", 2)
             return "" < before < oldest
 
-        backup = take(BackupSource(tmp_path / "data"), tmp_path / "backups")
         eventually(was_dropped, "nothing was dropped between two backups")
         traffic.stop()
     restore(backup, tmp_path / "restored")
