@@ -296,10 +296,13 @@ class JournalWriter:
             submitted = self._refuse_events(submitted)
         self._outbox.hold()
         try:
-            for durability in (Durability.STORED, Durability.FLUSHED):
-                asked = [s for s in submitted if s.durability is durability]
-                if asked:
-                    self._write_asked(asked, durability)
+            if len(submitted) == 1 and not submitted[0].atomic:  # as below: a lone message waits for nothing else
+                self._write(submitted, submitted[0].durability)
+            else:
+                for durability in (Durability.STORED, Durability.FLUSHED):
+                    asked = [s for s in submitted if s.durability is durability]
+                    if asked:
+                        self._write_asked(asked, durability)
             if self.probe.began and not self.probe.end:
                 self.probe.end = self.store.queries.end
             self._advance()
@@ -318,7 +321,9 @@ class JournalWriter:
 
     def _write(self, together: list[Submission], durability: Durability) -> None:
         """Write what has nothing to do with each other: who is at fault is told so, and harms no other."""
-        items = [item for submission in together for item in submission.items]
+        items: Sequence[Batch | Event] = (
+            together[0].items if len(together) == 1 else [item for submission in together for item in submission.items]
+        )
         try:
             outcomes = self.store.append_each(items, durability)
         except DMQError as error:

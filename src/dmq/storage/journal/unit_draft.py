@@ -88,12 +88,6 @@ _Fresh: TypeAlias = dict[tuple[int, int], list[int]]
 _EVENT_ROW: Final = Row._make((0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0))
 
 
-def part_bytes(part: Part) -> int:
-    """What a part adds to the length of its unit."""
-    row, data, _, _, _, hashes, dues, _ = part
-    return ROW_BYTES + 4 * row[3] + 12 * len(hashes) + 8 * len(dues) + len(data)
-
-
 def event_part(event: Event, now_ms: int) -> Part:
     """An event as a part of a unit."""
     data = encode_system(EVENT_TOPIC, encode_event(event), now_ms)
@@ -163,8 +157,10 @@ class Drafter:
                 part = _part(item, topic_id, first, now_ms, anything_expires=bool(state.expiring))
             else:
                 part = event_part(item, now_ms)
-            size = part_bytes(part)
-            has_room = part.room is not None
+            row, data, _, _, _, hashes, dues, room = part
+            # What it adds to the length of its unit.
+            size = ROW_BYTES + 4 * row[3] + 12 * len(hashes) + 8 * len(dues) + len(data)
+            has_room = room is not None
             if draft.parts and not atomic and (draft.size + size > self._unit_bytes_max or has_room or is_full):
                 draft = Draft()
                 drafts.append(draft)
