@@ -1,7 +1,7 @@
-"""A member of a group in a process of its own, to be stopped: `python member_process.py URL TOPIC HOW PACE`.
+"""A member of a group in a process of its own, to be stopped: `member_process.py URL TOPIC HOW PACE PREFETCH`.
 
-It consumes by push, by pull, ordered (a push as well) or by asyncio. It says `BODY ATTEMPT` of each message that it
-has handled.
+It consumes by push, by pull, ordered (a push as well) or by asyncio. It says `BODY ATTEMPT BEGUN ENDED` of each message
+that it has handled.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ async def run_on_a_loop(url: str, topic: str, handle: Any, options: dict[str, An
         await client.consumer(topic, GROUP, **options).run(handle_it)
 
 
-def main(url: str, topic: str, how: str, pace: float) -> None:
+def main(url: str, topic: str, how: str, pace: float, prefetch: int) -> None:
     def handle(message: ReceivedMessage) -> None:
+        begun = time.monotonic()
         time.sleep(pace)
-        sys.stdout.write(f"{message.body.decode()} {message.attempt}\n")
+        sys.stdout.write(f"{message.body.decode()} {message.attempt} {begun} {time.monotonic()}\n")
         sys.stdout.flush()
 
-    options: dict[str, Any] = {"prefetch": 20, "lease": LEASE_SECONDS, "max_attempts": MAX_ATTEMPTS}
+    options: dict[str, Any] = {"prefetch": prefetch, "lease": LEASE_SECONDS, "max_attempts": MAX_ATTEMPTS}
     if how == "asyncio":
         asyncio.run(run_on_a_loop(url, topic, handle, options))
         return
@@ -50,4 +51,4 @@ def main(url: str, topic: str, how: str, pace: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,8 +12,10 @@ import pytest
 import dmq
 from dmq.client.client import Client
 from dmq.records import layout
+from dmq.settings import StoreSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.offline.verification import verify
+from dmq.testing import FakeClock
 from tests.integration.broken_records import key, record, spoil
 from tests.integration.broker_thread import ServedBroker
 
@@ -145,6 +148,32 @@ def look_at(client: Client, message_id: dmq.MessageId) -> None:
     assert client.admin.find(id=message_id)[0].damage
     assert "stored damaged" in client.admin.trace(message_id).notes[0]
     assert "CORRUPT" in str(client.admin.why(message_id))
+
+
+@pytest.mark.parametrize("spoilt", ["the size of an attribute", "a bit of the body"])
+def test_what_nobody_can_read_is_carried_forward_by_retention_as_all_else(spoilt: str) -> None:
+    clock = FakeClock(int(time.time() * 1000))
+    store = StoreSettings(segment_bytes=64 << 10, unit_bytes_max=16 << 10, body_bytes_max=4 << 10, retention_hours=1.0)
+    with ServedBroker(clock=clock, store=store) as broker, dmq.connect(broker.url, app="shop") as client:
+        client.admin.create_topic("late", queues=1)
+        producer = client.producer(group="shop", check=lambda message: "unknown")
+        for name in ("good-0", "bad-1", "good-2"):
+            producer.send("late", b"body", key=name, delay=3 * 3600.0)
+        bad, good = producer.transaction("late", b"body", key="bad-5"), producer.transaction("late", b"b", key="good-4")
+        with bad, good:
+            spoil_bad(broker, SPOILT[spoilt])
+            client.admin.create_topic("other", queues=1)
+            for _ in range(60):
+                producer.send("other", os.urandom(3000))
+
+            async def retain() -> int:
+                return broker.broker.store.retain()
+
+            clock.advance(2 * 3600.0)
+            assert asyncio.run_coroutine_threadsafe(retain(), broker.loop).result(PATIENCE)
+            broker.restart()
+            stats = broker.broker.store.stats()
+            assert (stats["delays"], stats["transactions"]) == (3, 2)
 
 
 def test_delayed_and_prepared_messages_that_nobody_can_read_are_dead_letters_when_their_time_comes(

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dmq.errors import DiskFull
@@ -13,6 +14,7 @@ from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.ballast import BALLAST
 from dmq.storage.files import DiskUsage, OsFiles
+from dmq.storage.journal.unit_draft import Placement
 from dmq.storage.state.events import PositionSet
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
@@ -80,6 +82,29 @@ def test_over_the_mark_messages_of_a_turn_are_refused_and_its_events_are_written
     assert [isinstance(outcome, DiskFull) for outcome in outcomes] == [True, False, True]
     assert store.queries.position("g", "orders", 0) is not None
     assert store.queries.bounds("orders", 0) == (0, 0)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, NO_MARKS])
+def test_a_resend_of_what_is_stored_is_answered_by_a_disk_that_takes_no_message(settings: StoreSettings) -> None:
+    store, files = opened(settings)
+    first, second = (
+        msgspec.structs.replace(batch(body), producer_id=7, producer_epoch=1, first_sequence=number)
+        for number, body in enumerate((b"x", b"y"))
+    )
+    (placed,) = store.append([first])
+    another_fills(files, 0.92 if settings is SETTINGS else 1.0)
+    store.space.look()
+    if settings is NO_MARKS:
+        store.space.ran_out()
+    assert store.space.is_refusing
+    again, refused = store.append_each([first, second], Durability.FLUSHED)
+    assert isinstance(again, Placement)
+    assert (again.duplicate, again.first_offset) == (True, placed.first_offset)
+    assert isinstance(refused, DiskFull)
+    assert [one.duplicate for one in store.append([first])] == [True]
+    with pytest.raises(DiskFull):
+        store.append([second])
+    store.close()
 
 
 def test_a_full_disk_has_room_for_events_and_none_for_messages_until_there_is_space() -> None:

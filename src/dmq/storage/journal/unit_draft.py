@@ -23,7 +23,7 @@ from dmq.storage.state.events import Event, encode_event
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import HALF_ID, State, queue_key
 
-__all__ = ["Batch", "Draft", "Drafter", "Placement", "event_part"]
+__all__ = ["Batch", "Draft", "Drafter", "Placement", "event_part", "was_written"]
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -180,6 +180,15 @@ class Drafter:
                 f"{count} transactions are open, and store.transactions_max is {limit}: end some, or raise it",
                 limit=limit,
             )
+
+
+def was_written(batch: Batch, state: State) -> bool:
+    """Whether a batch is the resend of one that stands in the journal."""
+    try:
+        _, key = _queue_of(batch, state)
+        return batch.producer_id != 0 and _earlier_place((), batch, key, {}, state=state) is not None
+    except DMQError:
+        return False
 
 
 def _earlier_place(

@@ -19,7 +19,7 @@ from dmq.storage.disk_space import DiskSpace
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import CHECKED, SNAPSHOT, Part, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
-from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part
+from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part, was_written
 from dmq.storage.journal.visibility import Visibility
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.state.derived import Derived
@@ -148,8 +148,12 @@ class Writer:
         refused: dict[int, DMQError] | None,
     ) -> dict[int, Placement]:
         """Append what is written although the disk is too full for messages; the rest is refused."""
-        is_full = self._space.is_full
-        turned_away = [i for i, item in enumerate(items) if isinstance(item, Batch) and (is_full or _is_sent(item))]
+        is_full, state = self._space.is_full, self.derived.state
+        turned_away = [
+            index
+            for index, item in enumerate(items)
+            if isinstance(item, Batch) and (is_full or _is_sent(item)) and not was_written(item, state)
+        ]
         if not turned_away:
             return self._append_all(items, durability, atomic=atomic, refused=refused)
         error = self._space.refusal()

@@ -290,7 +290,10 @@ class Retention:
 
 
 def _holds(derived: Derived, firsts: dict[int, int], limit: int | None = None) -> list[Hold]:
-    """Groups that have something to consume below these offsets. Costs about 10 ms for 100,000 positions."""
+    """Groups that have something to consume below these offsets.
+
+    100,000 positions cost some 10 ms while none holds, and 3 µs more for each that does.
+    """
     found: list[Hold] = []
     topics = derived.state.topics_by_id
     for group, positions in derived.state.positions.groups().items():
