@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of, has_packed
 from dmq.client.consumer.leases import LeaseBook, settlements_of
 from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.client.consumer.options import ConsumerOptions
@@ -173,6 +173,8 @@ class ConsumerCore:
         # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
         buffer = bytes(data)
         begun = self.now() if since is None else since
+        is_packed = has_packed(buffer, bounds)  # for all of them at once
+        self._has_packed |= is_packed
         at = 0
         for number, lease in enumerate(leases):
             mine = bounds if len(leases) == 1 else bounds[at : at + lease.count + 1]
@@ -181,13 +183,13 @@ class ConsumerCore:
                 continue
             delivery = Delivery(self, book.broker, lease, buffer, bounds=mine)
             delivery.deadline = begun + lease.lease_ms / 1000
+            delivery.is_packed = is_packed
             book.held[delivery.key] = delivery
             if book.is_moved(lease):
                 self._begin_anew(delivery)
             if not (book.is_vouched and (not is_for_handlers or delivery.check_bodies())):
                 edges = np.asarray(mine, np.int64)
                 delivery.corrupt = find_corrupt(buffer, edges[:-1], np.diff(edges))
-            self._has_packed |= delivery.is_packed
             yield delivery
 
     def _begin_anew(self, delivery: Delivery) -> None:

@@ -31,7 +31,7 @@ from dmq.records.check import checked_bodies
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
 from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
 
-__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "Holder", "LeaseKey", "bounds_of"]
+__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "Holder", "LeaseKey", "bounds_of", "has_packed"]
 
 Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
 LeaseKey: TypeAlias = tuple[int, str, int, int, int]  # broker, topic, queue, epoch, number
@@ -98,6 +98,7 @@ class Delivery:
         "deadline",
         "failed",
         "is_dirty",
+        "is_packed",
         "is_pulled",
         "lease",
         "left",
@@ -129,6 +130,7 @@ class Delivery:
         self.is_dirty = False
         self.is_pulled = False
         self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
+        self.is_packed = True  # a body may be compressed: whoever knows better says so
         self.bodies: list[Any] | None = None  # if they are at hand as they were sent
         self._decoded: dict[int, Any] = {}
         self._records: list[RecordView | None] | None = None
@@ -248,14 +250,6 @@ class Delivery:
     def priority(self, index: int) -> int:
         return self.buffer[self.starts[index] + PRIORITY_AT]
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether there is a body that is compressed."""
-        buffer, bounds = self.buffer, self.bounds
-        if isinstance(bounds, np.ndarray):
-            return bool((np.frombuffer(buffer, np.uint8)[bounds[:-1] + FLAGS_AT] & COMPRESSED).any())
-        return any(buffer[start + FLAGS_AT] & COMPRESSED for start in bounds[:-1])
-
     def priorities(self) -> bytes:
         """The priorities of all messages."""
         buffer, bounds = self.buffer, self.bounds
@@ -350,6 +344,14 @@ class Delivery:
     def __repr__(self) -> str:
         lease = self.lease
         return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
+
+
+def has_packed(buffer: bytes, bounds: Bounds) -> bool:
+    """Whether there is a body that is compressed."""
+    if isinstance(bounds, np.ndarray):
+        flags = np.frombuffer(buffer, np.uint8).take(bounds[:-1] + FLAGS_AT, mode="clip")
+        return bool(int(np.bitwise_or.reduce(flags)) & COMPRESSED)
+    return any(buffer[start + FLAGS_AT] & COMPRESSED for start in bounds[:-1])
 
 
 def bounds_of(lengths: Any) -> Bounds:

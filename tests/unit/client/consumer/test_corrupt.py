@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dmq.client.consumer.delivery import bounds_of, has_packed
 from dmq.model import Message
 from dmq.protocol.consume import Lease, Outcome
-from dmq.records.layout import BODY_AT
+from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, ORDERED, RECORD_BYTES_MIN
 from tests.unit.client.deliveries import bodies, book, core, frame, said, taken
 
 
@@ -75,3 +77,16 @@ def test_over_a_link_with_a_checksum_nothing_is_looked_at_twice() -> None:
     leases, body = frame(1, [Message(b"a")])
     made.received(book(made), leases, body)
     assert taken(made) == [b"a"]
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+@pytest.mark.parametrize("packed", [0, -1, None])
+def test_a_compressed_body_is_seen_among_few_and_among_many(count: int, packed: int | None) -> None:
+    """Both ways of looking find the same."""
+    made = [bytearray(RECORD_BYTES_MIN + number) for number in range(count)]
+    for one in made:
+        one[FLAGS_AT] = ORDERED
+    if packed is not None:
+        made[packed][FLAGS_AT] |= COMPRESSED
+    buffer, bounds = b"".join(made), bounds_of([*map(len, made)])
+    assert has_packed(buffer, bounds) == has_packed(buffer, np.array(bounds)) == (packed is not None)
