@@ -9,10 +9,11 @@ import pytest
 import dmq
 from dmq.errors import NotConnected, OffsetGone, UnknownTopic
 from dmq.pipeline.decode.journal_reader import FETCH_BYTES, JournalReader
-from dmq.pipeline.decode.rows import message_batch
+from dmq.pipeline.decode.rows import MESSAGE_COLUMNS, message_batch
 from dmq.pipeline.decode.units import decode_units
 from dmq.testing.processes import free_port
 from tests.integration.broker_thread import ServedBroker
+from tests.integration.delivery.test_corrupt_records import GOOD, SPOILT, fill, spoil_bad
 
 
 @pytest.fixture
@@ -108,3 +109,28 @@ def test_what_the_journal_does_not_have_is_said(served: ServedBroker) -> None:
 def test_nobody_there_is_said_within_the_timeout() -> None:
     with pytest.raises(NotConnected):
         JournalReader(f"127.0.0.1:{free_port()}", timeout=0.3)
+
+
+def longer_topic(raw: bytes) -> bytes:
+    """The sizes of a record's parts do not add up."""
+    return raw.replace(b"\x05plain", b"\xf5plain")
+
+
+@pytest.mark.parametrize("spoilt", [*SPOILT, "the size of a name"])
+def test_records_that_nobody_can_read_are_rows_as_far_as_they_go(served: ServedBroker, spoilt: str) -> None:
+    with dmq.connect(served.url, app="shop") as client:
+        client.admin.create_topic("plain", queues=1)
+        fill(client, "plain")
+    spoil_bad(served, SPOILT.get(spoilt, longer_topic))
+    with JournalReader(served.url) as reader:
+        offsets = reader.offsets("plain")
+        first, visible = offsets.first_journal_offset, offsets.visible_journal_offset
+        for columns in (("body",), MESSAGE_COLUMNS):
+            rows = [
+                row
+                for fetched in reader.units(first, visible)
+                for row in message_batch(decode_units(fetched.body, columns=columns), columns).to_pylist()
+            ]
+            assert len(rows) == 5
+            assert [row["body"] for row in rows[::2]] == [b"body"] * 3
+            assert [row.get("key") for row in rows[::2]] in (GOOD, [None] * 3)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmq.errors import Damaged, RecordCorrupt
+from dmq.event_log import EventLog
 from dmq.pipeline.decode.attributes import NOTHING, Found, walk
 from dmq.pipeline.decode.journal_reader import Fetched, Peeked
 from dmq.records import layout
@@ -38,6 +39,7 @@ from dmq.records.attributes import (
     TARGET_TOPIC,
 )
 from dmq.records.layout import gather
+from dmq.records.view import RecordView
 from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, is_intact, read_header
 
 __all__ = [
@@ -51,6 +53,8 @@ __all__ = [
     "decode_peeked",
     "decode_units",
 ]
+
+log = EventLog(__name__)
 
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -246,10 +250,9 @@ class UnitRows:
     # --- the variable part ------------------------------------------------------------------------------------------
 
     def _part(self, number: int) -> Positions:
-        """Where each body's size, topic, app, business id, attributes begin, all at their lengths.
+        """Where each topic, app, business id and the attributes begin, all at their lengths.
 
-        Raises:
-            RecordCorrupt: a record's sizes do not add up.
+        Of a record whose sizes do not add up, everything behind its fixed part is its body.
         """
         if self._parts is None:
             octets = np.frombuffer(self.buffer, np.uint8)
@@ -262,11 +265,20 @@ class UnitRows:
                 is_bad = attributes_at + 2 + gather(self.buffer, attributes_at, 0, ">u2") != self.ends
             except IndexError:
                 is_bad = np.ones(1, np.bool_)
-            if is_bad.any():
-                offset = int(self.journal_offset()[int(is_bad.argmax())])
-                raise RecordCorrupt(f"the parts of the record at journal offset {offset} do not add up", offset=offset)
-            self._parts = (topic_at, app_at, business_at, attributes_at)
+            self._parts = self._parts_of_bad() if is_bad.any() else (topic_at, app_at, business_at, attributes_at)
         return self._parts[number]
+
+    def _parts_of_bad(self) -> tuple[Positions, ...]:
+        """The same one by one, where a record's sizes do not add up."""
+        found = []
+        for row, (start, end) in enumerate(zip(self.starts.tolist(), self.ends.tolist(), strict=True)):
+            try:
+                found.append(RecordView(self.buffer, start, end).parts()[:4])
+            except RecordCorrupt as error:
+                found.append((end - 5, end - 4, end - 3, end - 2))  # a byte of each name's length, two of attributes
+                offset = int(self.journal_offset()[row])
+                log.warning("a record cannot be read", once_for=__name__, offset=offset, reason=error.message)
+        return tuple(np.array(found, np.int64).T)
 
     def stored_bodies(self) -> tuple[Positions, Positions]:
         """Where each body begins and ends, as it is stored: it may be compressed."""
@@ -274,9 +286,7 @@ class UnitRows:
         if self._parts is not None:
             return at, self._parts[0]
         ends = at + gather(self.buffer, self.starts, layout.BODY_SIZE_AT, ">u4")
-        if (ends > self.ends - 5).any():
-            self._part(0)
-        return at, ends
+        return at, self._part(0) if (ends > self.ends - 5).any() else ends
 
     def topic_names(self) -> tuple[Positions, Positions]:
         """The topic that each record names; that of one which waits is not the one it stands in."""

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmq.errors import Damaged, RecordCorrupt
+from dmq.errors import Damaged
 from dmq.model import Message, MessageId
 from dmq.pipeline.decode.journal_reader import Peeked
 from dmq.pipeline.decode.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, keys, message_batch
@@ -261,7 +261,7 @@ def test_a_time_that_no_calendar_has_becomes_the_last_one_it_has() -> None:
     assert row["sent_at"].year == row["received_at"].year == 9999
 
 
-def test_a_record_whose_sizes_do_not_add_up_is_refused() -> None:
+def test_a_record_whose_sizes_do_not_add_up_is_all_body_and_in_nobodys_way() -> None:
     store = new_store("orders")
     (placed,) = store.append([batch_of([Message(b"hello", key="k")] * 3)])
     rows = decode_units(journal(store), columns=("key",))
@@ -269,9 +269,10 @@ def test_a_record_whose_sizes_do_not_add_up_is_refused() -> None:
     start = int(rows.starts[1])
     struct.pack_into(">I", buffer, start + 63, 60)
     rows.buffer = memoryview(buffer)
-    with pytest.raises(RecordCorrupt, match="do not add up"):
-        keys(rows)
     assert placed.count == 3
+    assert keys(rows).to_pylist() == [b"k", None, b"k"]
+    starts, ends = rows.stored_bodies()
+    assert (ends - starts).tolist() == [5, int(rows.ends[1]) - start - 67 - 5, 5]
 
 
 def test_selected_rows_are_those_rows() -> None:
