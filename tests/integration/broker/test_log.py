@@ -100,7 +100,7 @@ def test_the_log_tells_the_life_of_a_broker(tmp_path: Path) -> None:
     assert (start["data"], start["settings"]) == (str(tmp_path / "data"), str(settings))
     assert {"metrics", "telnet", "status", "python", "loop"} <= start.keys()
     the(before, "store opened", units_checked=0)
-    made = the(before, "topic created", topic="orders", settings="queues=2")
+    made = the(before, "topic created", topic="orders", queues=2, settings="default")
     assert made["by"].startswith("shop-")
     the(before, "topic updated", topic="orders", changed="queues=3")
     the(before, "topic deleted", topic="bills", messages=0)

@@ -283,7 +283,8 @@ class Catalog:
             self._topics_coming -= 1
         topic = self._queries.topic(name)
         tell = log.debug if system else log.info
-        tell("topic created", topic=name, topic_id=topic.id, settings=_differences(TopicConfig(), config), by=by)
+        others = _differences(TopicConfig(queues=config.queues), config) or "default"
+        tell("topic created", topic=name, topic_id=topic.id, queues=config.queues, settings=others, by=by)
         return topic
 
     # --- groups -----------------------------------------------------------------------------------------------------
@@ -376,9 +377,9 @@ def _check_own(name: str) -> None:
 def _differences(before: TopicConfig, after: TopicConfig) -> str:
     """What is set otherwise, for the log: `queues=4 ttl_ms=none`."""
     return " ".join(
-        f"{name}={getattr(after, name)}"
+        f"{name}={str(getattr(after, name)).lower()}"
         for name in TopicConfig.__struct_fields__
-        if name == "queues" or getattr(before, name) != getattr(after, name)
+        if getattr(before, name) != getattr(after, name)
     )
 
 
