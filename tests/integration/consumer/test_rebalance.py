@@ -46,7 +46,7 @@ class Member:
         )
         self.done: list[Done] = []
         self.queues: tuple[int, ...] = ()
-        self.has_ended = False
+        self.has_begun = self.has_ended = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -57,6 +57,7 @@ class Member:
                 case ["done", queue, offset, body, _, at]:
                     self.done.append(Done(int(at), int(queue), int(offset), int(body)))
                 case ["queues", *said]:
+                    self.has_begun = True
                     self.queues = tuple(map(int, said[0].split(","))) if said else ()
                 case ["ended"]:
                     self.has_ended = True
@@ -135,6 +136,9 @@ def assert_all_work(strategy: str, members: list[Member]) -> None:
     """Every queue has its member, and every member that has one goes on."""
     assert_divided(strategy, members)
     for member in members:
+        # One without a share is not seen to work, and a signal before it runs would end it without a word.
+        if strategy != "shared":  # which has no queues to tell of
+            eventually(lambda member=member: member.has_begun, "a member does not begin")  # type: ignore[misc]
         # By hash a share may be empty: where few queues fall on the ring is chance.
         if strategy != "consistent-hash" or member.queues:
             member.goes_on()
