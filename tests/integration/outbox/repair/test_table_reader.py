@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, insert, select, update
 
-from dmq.errors import DatabaseDown, InvalidSettings
+from dmq.errors import DatabaseDown
 from dmq.outbox.repair.table_reader import COLUMNS, OutboxReader, Period
 from dmq.outbox.sender.envelope import floor_send_id
 from tests.integration.outbox.shop import TABLES
@@ -66,7 +66,7 @@ def test_only_what_waits_for_a_result_is_sent_again(engine: Engine) -> None:
 
 
 def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="--outbox names no database"):
+    with pytest.raises(DatabaseDown, match="--outbox names no database"):
         OutboxReader(f"sqlite:///{tmp_path / 'nothing.db'}")
     with (
         OutboxReader("postgresql://u@127.0.0.1:1/x") as reader,
