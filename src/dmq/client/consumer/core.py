@@ -46,8 +46,9 @@ __all__ = ["ConsumerCore"]
 
 # What a pool that is full gives back comes again after this long.
 REFUSED_MS: Final = 1000
-# A message that comes damaged so often is rejected.
-CORRUPT_ATTEMPTS: Final = 3
+# A message that comes damaged so often is rejected. A broker that stores it damaged notices that when it comes back; an
+# earlier one would hand it out for ever. A good one that a bad link damages some times must not go.
+CORRUPT_ATTEMPTS: Final = 8
 
 log = EventLog(__name__)
 

@@ -46,9 +46,10 @@ def test_one_that_was_pulled_goes_back_as_well() -> None:
 
 def test_one_that_comes_damaged_again_and_again_is_rejected() -> None:
     made = core()
-    leases, body = spoilt(1, "a", "a", attempt=3)
-    made.received(book(made), leases, body)
-    assert said(made.reports(book(made))) == [(1, "REJECT", [(0, 1)])]
+    made.received(book(made), *spoilt(1, "a", "a", attempt=7))
+    assert said(made.reports(book(made))) == [(1, "NACK", [(0, 1)])]
+    made.received(book(made), *spoilt(2, "a", "a", attempt=8))
+    assert said(made.reports(book(made))) == [(2, "REJECT", [(0, 1)])]
 
 
 def test_in_order_what_lies_before_it_is_handled_first_and_what_lies_behind_goes_back() -> None:
