@@ -130,7 +130,7 @@ class Delivery:
         self.is_dirty = False
         self.is_pulled = False
         self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
-        self.is_packed = True  # a body may be compressed: whoever knows better says so
+        self.is_packed = True  # a body may be compressed, until the flags of the records were looked at
         self.bodies: list[Any] | None = None  # if they are at hand as they were sent
         self._decoded: dict[int, Any] = {}
         self._records: list[RecordView | None] | None = None
@@ -194,7 +194,7 @@ class Delivery:
         except (InvalidMessage, RecordCorrupt) as error:
             return error.message
         except Exception:
-            pass  # the mistake is not the body's, and whoever asks for it learns of it
+            pass  # the mistake is not in the body; the caller that asks for the attribute learns of it
         return ""
 
     def _look_at_many(self) -> None:
