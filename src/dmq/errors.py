@@ -39,6 +39,7 @@ __all__ = [
     "NotEnoughReplicas",
     "NotInCluster",
     "OffsetGone",
+    "OutOfOrder",
     "OutOfRetries",
     "PortTaken",
     "ProtocolError",
@@ -130,6 +131,13 @@ class SequenceConflict(DMQError):
     """A producer used a sequence number again for other messages, or far out of turn."""
 
     code = "SEQUENCE_CONFLICT"
+
+
+class OutOfOrder(DMQError):
+    """A batch names a predecessor that is not the last one stored of its producer in that queue; nothing was stored."""
+
+    code = "OUT_OF_ORDER"
+    retriable = True
 
 
 class StaleEpoch(DMQError):

@@ -69,7 +69,7 @@ class Produce(Header, frozen=True):
     flags: Bits = 0
     group: OptionalName = ""  # CONSUMED: whose ack to wait for; HALF: the producer group that can be asked
     timeout_ms: U32 = 0  # CONSUMED: for how long; 0 is the broker's default
-    previous_sequence: U64 | None = None  # reserved: of the producer's last message before these, in the same queue
+    previous_sequence: U64 | None = None  # of the producer's last message before these in the queue; none is any
     slots_version: U32 = 0  # reserved: the version of the topic's division by which the queue was chosen; 0 is none
 
 

@@ -16,6 +16,7 @@ from dmq.protocol.header import U16, U32, Amount, Header, Name, OptionalName, Te
 __all__ = [
     "FEATURES",
     "FRAME_CRC",
+    "OVERLAP",
     "PROTOCOL_VERSION",
     "PROTOCOL_VERSION_MIN",
     "BrokerInfo",
@@ -43,8 +44,11 @@ PROTOCOL_VERSION_MIN: Final = 1
 FRAME_CRC: Final = "frame-crc"
 """Every frame of the connection, in both directions, ends with its CRC-32C: see `dmq.protocol.frame`."""
 
+OVERLAP: Final = "overlap"
+"""A producer may have several batches under way to a queue: `Produce.previous_sequence` is looked at."""
+
 # What a peer may offer beyond version 1, by name.
-FEATURES: Final = frozenset({FRAME_CRC})
+FEATURES: Final = frozenset({FRAME_CRC, OVERLAP})
 
 Features = Annotated[list[Name], Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=32_768)]

@@ -249,7 +249,7 @@ class MessageStore:
             atomic: all in one unit, however large: they happen together or not at all.
 
         Raises:
-            UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was written.
+            UnknownTopic, InvalidMessage, SequenceConflict, OutOfOrder, StaleEpoch, LimitReached: nothing was written.
             DiskFull, StorageError: units before the failing one were written, nothing of the others;
                 `detail["placed"]` has the placement of each item that was, by its index. StoreFailed has none.
         """

@@ -250,6 +250,7 @@ class Publisher:
             producer_id=asked.producer_id,
             producer_epoch=asked.producer_epoch,
             first_sequence=asked.first_sequence,
+            previous_sequence=asked.previous_sequence,
             named=(flags & _NAMED) != 0,
             moved=(flags & _REPLAYED) != 0,
             expiring=(flags & _EXPIRING) != 0,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dmq.errors import DMQError, InvalidMessage, LimitReached, SequenceConflict, UnknownTopic
+from dmq.errors import DMQError, InvalidMessage, LimitReached, OutOfOrder, SequenceConflict, UnknownTopic
 from dmq.model import EVENT_TOPIC
 from dmq.records.builder import encode_system
 from dmq.storage.files import Buffer
@@ -29,6 +29,7 @@ __all__ = ["Batch", "Draft", "Drafter", "Placement", "event_part", "was_written"
 class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Records for one queue, encoded, with the broker's fields blank.
 
+    `previous_sequence`: the producer's last message in the queue must have this number; None leaves that open.
     `moved` records carry their message id in their attributes; others get theirs from producer id and sequence.
     `dues`, one per record, makes sense for the schedule topic only. `expiring`: some record may carry an expiry.
     """
@@ -43,6 +44,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     producer_id: int = 0
     producer_epoch: int = 0
     first_sequence: int = 0
+    previous_sequence: int | None = None
     named: bool = False
     moved: bool = False
     expiring: bool = False
@@ -124,7 +126,7 @@ class Drafter:
         repeat (a batch and its resend may wait side by side).
 
         Raises:
-            UnknownTopic, InvalidMessage, SequenceConflict, StaleEpoch, LimitReached: nothing was changed.
+            UnknownTopic, InvalidMessage, SequenceConflict, OutOfOrder, StaleEpoch, LimitReached: nothing was changed.
         """
         assigned = self.assigned
         drafts = [Draft()]
@@ -197,9 +199,29 @@ def _earlier_place(
     """Where a batch stands if it was written before; or the index of the item of this call that it is a resend of."""
     producer = batch.producer_id
     place = state.producers.look(producer, batch.producer_epoch, key, batch.first_sequence, count=len(batch.lengths))
-    if place is None and (earlier := fresh.get((producer, key))) is not None:
-        return _repeats(items, batch, earlier)
-    return place
+    if place is not None:
+        return place
+    earlier = fresh.get((producer, key))
+    repeated = None if earlier is None else _repeats(items, batch, earlier)
+    if repeated is None and batch.previous_sequence is not None:
+        _check_order(batch, state.producers.last_sequence(producer, batch.producer_epoch, key), items, earlier)
+    return repeated
+
+
+def _check_order(batch: Batch, last: int | None, items: Sequence[Batch | Event], earlier: Sequence[int] | None) -> None:
+    """Raises OutOfOrder if a new batch does not follow the last one of its producer in its queue."""
+    if earlier:
+        before = items[earlier[-1]]
+        assert isinstance(before, Batch)
+        last = before.first_sequence + len(before.lengths) - 1
+    if batch.previous_sequence != last:
+        raise OutOfOrder(
+            f"producer {batch.producer_id:016x} names {batch.previous_sequence} as the message before its batch, and "
+            f"the last one stored is {last}: send that one first",
+            producer_id=batch.producer_id,
+            first_sequence=batch.first_sequence,
+            last_sequence=last,
+        )
 
 
 def _repeats(items: Sequence[Batch | Event], batch: Batch, earlier: list[int]) -> int | None:

@@ -102,6 +102,14 @@ class ProducerTable:
             count=count,
         )
 
+    def last_sequence(self, producer_id: int, epoch: int, queue_key: int) -> int | None:
+        """The number of a producer's last message in a queue; None if it is not known, or of an epoch that is over."""
+        producer = self._producers.get(producer_id)
+        if producer is None or (epoch != producer.epoch and not producer.named):
+            return None
+        places = producer.queues.get(queue_key)
+        return places[-1].first_sequence + places[-1].count - 1 if places else None
+
     def remember(
         self, producer_id: int, epoch: int, named: bool, queue_key: int, place: Place, used_at_ms: int
     ) -> None:

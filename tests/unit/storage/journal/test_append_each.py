@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from dmq.errors import DiskFull, DMQError, SequenceConflict, StaleEpoch, UnknownTopic
+from dmq.errors import DiskFull, DMQError, OutOfOrder, SequenceConflict, StaleEpoch, UnknownTopic
 from dmq.model import Durability, Message
 from dmq.records import encode_batch
 from dmq.storage.journal.unit_draft import Batch, Placement
@@ -16,9 +16,17 @@ from dmq.testing import FakeClock, MemoryFiles
 
 
 def batch(
-    producer: int, sequence: int, *, queue: int = 0, topic: str = "orders", epoch: int = 0, size: int = 1
+    producer: int,
+    sequence: int,
+    *,
+    queue: int = 0,
+    topic: str = "orders",
+    epoch: int = 0,
+    size: int = 1,
+    count: int = 1,
+    after: int | None = None,
 ) -> Batch:
-    encoded = encode_batch(topic, "shop", [Message(b"x" * size)], sent_at_ms=1)
+    encoded = encode_batch(topic, "shop", [Message(b"x" * size)] * count, sent_at_ms=1)
     return Batch(
         topic=topic,
         queue=queue,
@@ -27,6 +35,7 @@ def batch(
         producer_id=producer,
         producer_epoch=epoch,
         first_sequence=sequence,
+        previous_sequence=after,
     )
 
 
@@ -89,3 +98,60 @@ def test_a_full_disk_tells_who_was_written_before() -> None:
     assert not third.duplicate
     assert store.queries.bounds("orders", 0) == (0, 2)
     store.close()
+
+
+def kinds(outcomes: list[Placement | DMQError]) -> list[object]:
+    return [outcome.first_offset if isinstance(outcome, Placement) else type(outcome) for outcome in outcomes]
+
+
+def test_a_batch_is_written_only_behind_the_one_it_names() -> None:
+    store = make_store(MemoryFiles())
+    first, second, third = batch(1, 0, count=5), batch(1, 5, count=2, after=4), batch(1, 9, count=2, after=6)
+    assert kinds(store.append_each([second, third], Durability.STORED)) == [OutOfOrder, OutOfOrder]
+    assert store.queries.bounds("orders", 0) == (0, 0)
+    assert kinds(store.append_each([first, third, second, third], Durability.STORED)) == [0, OutOfOrder, 5, 7]
+    assert store.queries.bounds("orders", 0) == (0, 9)
+    elsewhere = batch(1, 20, queue=1, after=10)
+    assert kinds(store.append_each([elsewhere], Durability.STORED)) == [OutOfOrder]
+
+
+def test_a_batch_that_was_written_is_known_whatever_it_names() -> None:
+    store = make_store(MemoryFiles())
+    first, second = batch(1, 0), batch(1, 1, after=0)
+    store.append([first, second], Durability.STORED)
+    again = store.append_each([batch(1, 1, after=77), first, batch(1, 1, after=0), second], Durability.STORED)
+    assert kinds(again) == [1, 0, 1, 1]
+    assert all(outcome.duplicate for outcome in again if isinstance(outcome, Placement))
+
+
+def test_what_comes_last_is_known_after_a_crash_and_from_a_snapshot() -> None:
+    files = MemoryFiles()
+    store = make_store(files)
+    store.append([batch(1, 0), batch(1, 1, after=0)], Durability.FLUSHED)
+    store.flush()
+    files.unlock()  # as a process that was killed
+    store = MessageStore(files, clock=FakeClock(), checkpoint_inline=False)
+    assert kinds(store.append_each([batch(1, 3, after=2)], Durability.STORED)) == [OutOfOrder]
+    assert kinds(store.append_each([batch(1, 2, after=1)], Durability.STORED)) == [2]
+    store.close()
+    store = MessageStore(files, clock=FakeClock(), checkpoint_inline=False)
+    assert kinds(store.append_each([batch(1, 4, after=3), batch(1, 3, after=2)], Durability.STORED)) == [OutOfOrder, 3]
+
+
+def test_a_producer_that_is_not_known_any_more_begins_without_a_predecessor() -> None:
+    store = make_store(MemoryFiles())
+    store.append([batch(1, 0)], Durability.STORED)
+    store.delete_topic("orders")
+    store.create_topic("orders")
+    assert kinds(store.append_each([batch(1, 1, after=0), batch(1, 1)], Durability.STORED)) == [OutOfOrder, 0]
+
+
+def test_a_full_disk_leaves_no_gap_in_the_order() -> None:
+    files = MemoryFiles()
+    store = make_store(files)
+    store.append([batch(1, 0)], Durability.STORED)
+    files.fail("write", 1, errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        store.append_each([batch(1, 1, after=0)], Durability.STORED)
+    files.heal()
+    assert kinds(store.append_each([batch(1, 2, after=1), batch(1, 1, after=0)], Durability.STORED)) == [OutOfOrder, 1]

@@ -29,6 +29,17 @@ def test_a_batch_sent_again_gets_its_first_place(table: ProducerTable) -> None:
     assert table.look(2, 0, KEY, 0, 10) is None
 
 
+def test_the_last_number_in_a_queue_is_known_as_long_as_its_epoch_counts(table: ProducerTable) -> None:
+    assert table.last_sequence(1, 0, KEY) is None
+    table.remember(1, 0, False, KEY, place(0), 0)
+    table.remember(1, 0, False, KEY, place(30), 0)
+    assert table.last_sequence(1, 0, KEY) == 39
+    assert table.last_sequence(1, 0, KEY + 1) is None
+    assert table.last_sequence(1, 1, KEY) is None
+    table.remember(2, 0, True, KEY, place(0), 0)
+    assert table.last_sequence(2, 1, KEY) == 9
+
+
 @pytest.mark.parametrize(("first", "count"), [(0, 9), (5, 10), (9, 1), (1, 3)])
 def test_other_bounds_over_known_numbers_are_a_conflict(table: ProducerTable, first: int, count: int) -> None:
     table.remember(1, 0, False, KEY, place(0), 0)
