@@ -43,7 +43,7 @@ _SIZE_MAX = 1 << 50
 _COUNT_MAX = 1 << 40
 
 # Names that are ours but no settings: they steer a command or a test run.
-_NOT_SETTINGS = frozenset({"DMQ_CONFIG", "DMQ_DATABASE", "DMQ_SEED", "DMQ_SOAK", "DMQ_TABLES", "DMQ_URL"})
+_NOT_SETTINGS = frozenset({"DMQ_CONFIG", "DMQ_DATABASE", "DMQ_PURE", "DMQ_SEED", "DMQ_SOAK", "DMQ_TABLES", "DMQ_URL"})
 # Kubernetes hands every pod these names for a service called dmq or dmq-something.
 _SERVICE_LINK = re.compile(r"DMQ_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")

@@ -15,6 +15,7 @@ import typer
 
 import dmq
 from dmq.cli import COMMANDS, command, load, main
+from dmq.compiled import described
 from dmq.errors import DiskFull, NotConnected
 
 # The stand-in for a group of commands, found by the name of this module.
@@ -59,7 +60,7 @@ def run(*arguments: str) -> int:
 
 def test_version_is_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
-    assert capsys.readouterr().out == f"dmq {dmq.__version__}\n"
+    assert capsys.readouterr().out == f"dmq {dmq.__version__}\n{described()}\n"
 
 
 def test_help_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:

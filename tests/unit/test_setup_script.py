@@ -49,7 +49,8 @@ class Machine:
         self.root, self.tools, self.told = folder / "clone", folder / "tools", folder / "told"
         (self.root / "scripts").mkdir(parents=True)
         self.tools.mkdir()
-        for file in ("pyproject.toml", "scripts/setup"):
+        (self.root / "extension").mkdir()
+        for file in ("pyproject.toml", "scripts/setup", "extension/_dmq_speed.pyx"):
             (self.root / file).write_bytes((ROOT / file).read_bytes())
         for tool in TOOLS:
             found = next(path for path in ("/bin", "/usr/bin") if os.path.exists(f"{path}/{tool}"))
@@ -80,12 +81,27 @@ def test_the_demo_needs_java_and_no_database_and_no_development_tools(machine: M
 def test_an_environment_for_development_serves_the_demo_and_stays_one(machine: Machine) -> None:
     (machine.tools / "mariadbd").symlink_to("/bin/true")
     (machine.tools / "initdb").symlink_to("/bin/true")
+    (machine.tools / "gcc").symlink_to("/bin/true")
     machine.set_up("demo")
     assert machine.set_up() == ["[dev]"]
     assert machine.set_up("demo") == []
     with (machine.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert machine.set_up("demo") == ["[dev]"]
+
+
+def test_development_has_a_compiler_for_the_extension_and_goes_on_where_there_is_none(machine: Machine) -> None:
+    (machine.tools / "mariadbd").symlink_to("/bin/true")
+    (machine.tools / "initdb").symlink_to("/bin/true")
+    assert machine.set_up() == ["openjdk-17-jre-headless", "libc6-dev", "[dev]"]
+    assert machine.set_up() == []
+    (machine.tools / "gcc").symlink_to("/bin/true")  # came later
+    assert machine.set_up() == ["[dev]"]
+    (machine.root / "extension" / "_dmq_speed.pyx").write_text("# changed")
+    assert machine.set_up() == ["[dev]"]
+    (machine.tools / "gcc").unlink()
+    (machine.tools / "apt-get").write_text("#!/bin/sh\nexit 1\n")
+    assert machine.set_up() == ["[dev]"]
 
 
 def test_what_the_demo_installs_is_what_a_user_installs() -> None:

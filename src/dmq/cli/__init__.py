@@ -123,7 +123,9 @@ def exit_code(error: DMQError) -> int:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"dmq {dmq.__version__}")
+        from dmq.compiled import described
+
+        typer.echo(f"dmq {dmq.__version__}\n{described()}")
         raise typer.Exit
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from dmq.compiled import choose
 from dmq.errors import InvalidMessage, MessageTooLarge, RecordCorrupt
 from dmq.records import attributes as attrs
 from dmq.records import layout
@@ -33,7 +34,16 @@ from dmq.records.layout import Buffer, Positions
 from dmq.records.move import DeadReason, shorten
 from dmq.records.view import RecordView
 
-__all__ = ["BatchRules", "batch_rules", "check_batch", "find_corrupt", "placeholder", "stand_in", "verify_few"]
+__all__ = [
+    "BatchRules",
+    "are_right_plain",
+    "batch_rules",
+    "check_batch",
+    "find_corrupt",
+    "placeholder",
+    "stand_in",
+    "verify_few",
+]
 
 # From this many records on the numpy path is the faster one (bench/records.py).
 VERIFY_MANY_MIN: Final = 32
@@ -125,29 +135,35 @@ def check_batch(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[
         RecordCorrupt: the first record at fault, by its index, cannot be read or fails its checksums.
         InvalidMessage: it can be read, and breaks a rule.
     """
+    if are_right(buffer, lengths, rules):
+        return
+    few = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
+    places = list(accumulate(few, initial=0))
+    _check_sum(len(buffer), len(few), places.pop(), min(few, default=layout.RECORD_BYTES_MIN))
+    verify_few(buffer, places, few, rules)
+
+
+def are_right_plain(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules) -> bool:
+    """Whether all records of a batch are certainly right. If not, `check_batch` looks at them one by one."""
     count = len(lengths)
     if count == 1 and len(buffer) == lengths[0] >= layout.RECORD_BYTES_MIN:
-        size = int(lengths[0])
-        if rules.check_crc or _may_be_bad(buffer, 0, size, rules):
-            verify_few(buffer, _LONE, (size,), rules)
-        return
+        return not (rules.check_crc or _may_be_bad(buffer, 0, int(lengths[0]), rules))
     if count < VERIFY_MANY_MIN:
         few = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
         places = list(accumulate(few, initial=0))
-        _check_sum(len(buffer), count, places.pop(), min(few, default=layout.RECORD_BYTES_MIN))
-        if rules.check_crc or _may_be_bad_few(buffer, places, few, rules):
-            verify_few(buffer, places, few, rules)
-        return
+        if places.pop() != len(buffer) or min(few, default=layout.RECORD_BYTES_MIN) < layout.RECORD_BYTES_MIN:
+            return False
+        return not (rules.check_crc or _may_be_bad_few(buffer, places, few, rules))
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=bounds[1:])
     sizes = np.asarray(lengths, np.int64)
-    starts, total = bounds[:-1], int(bounds[-1])
-    # A length over the whole buffer could make the sums wrap: the true sum is then no less wrong.
-    if int(sizes.max()) > len(buffer):
-        total = -1
-    _check_sum(len(buffer), count, total, int(sizes.min()))
-    if _any_bad(buffer, starts, sizes, rules):
-        verify_few(buffer, starts.tolist(), sizes.tolist(), rules)
+    # A length over the whole buffer could make the sums wrap.
+    if int(sizes.max()) > len(buffer) or int(sizes.min()) < layout.RECORD_BYTES_MIN or int(bounds[-1]) != len(buffer):
+        return False
+    return not _any_bad(buffer, bounds[:-1], sizes, rules)
+
+
+are_right: Final = choose(are_right_plain, "are_right")
 
 
 def _check_sum(size: int, count: int, total: int, smallest: int) -> None:

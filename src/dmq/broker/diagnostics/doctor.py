@@ -1,4 +1,5 @@
-"""What could keep a broker from running well on this machine: directory, disk, descriptors, ports, event loop.
+"""What could keep a broker from running well on this machine: directory, disk, descriptors, ports, event loop,
+compiled loops.
 
 What always holds: looking changes nothing; a check that cannot be made is a finding, never an exception.
 """
@@ -14,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from dmq import compiled
 from dmq.broker.runtime.address import check_address
 from dmq.errors import DMQError, NotAllowed
 from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
@@ -61,6 +63,7 @@ def diagnose_machine(settings: Settings, insecure: bool = False) -> Iterator[Fin
         if settings.broker.telnet_port is not None:
             yield _port(settings.broker.host, settings.broker.telnet_port, "broker.telnet_port")
     yield _loop()
+    yield _loops()
 
 
 def _directory(folder: Path) -> tuple[int | None, Finding]:
@@ -158,6 +161,14 @@ def _port(host: str, port: int, key: str) -> Finding:
             advice = f"stop the process that has it (ss -ltnp 'sport = :{port}' tells), or set {key} to another"
             return Finding(key, State.PROBLEM, f"port {port} on {host}: {error.strerror}", advice)
     return Finding(key, State.OK, f"port {port} is free")
+
+
+def _loops() -> Finding:
+    check = "compiled loops"
+    if compiled.IS_COMPILED:
+        return Finding(check, State.OK, "in use")
+    what = f"pure Python does their work, more slowly: {compiled.ABSENCE}"
+    return Finding(check, State.OK if compiled.is_declined() else State.WARNING, what, compiled.remedy())
 
 
 def _loop() -> Finding:
