@@ -1,7 +1,7 @@
 """What the compiled loops save: `python -m bench.compiled [--json FILE]`, in microseconds of CPU a message.
 
-Each compiled function stands beside its plain twin, turn by turn in one process, over the same bytes: distinct bodies of
-200 bytes, each message with a key and a tag.
+Each compiled function stands beside its plain twin, turn by turn in one process, over the same bytes: distinct bodies
+of 200 bytes, each message with a key and a tag.
 """
 
 from __future__ import annotations
