@@ -6,6 +6,7 @@ What always holds: the broker's fields are zero, as in a batch; both checksums a
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from crc32c import crc32c
@@ -15,7 +16,7 @@ from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.layout import Buffer
 
-__all__ = ["build_record", "encode_system", "name_bytes", "others_crc", "record_head"]
+__all__ = ["build_record", "encode_system", "name_bytes", "others_crc", "record_head", "system_records"]
 
 HEAD: Final = struct.Struct(">I51sQI")  # length · bytes 4..54 · CRC · body size
 BLANK_STAMP: Final = bytes(layout.STAMP.size)
@@ -31,14 +32,17 @@ def encode_system(topic_name: str, body: bytes, at_ms: int) -> bytes:
         body: what it says.
         at_ms: its send time.
     """
-    return build_record(
-        _SYSTEM_HEAD,
-        sent_at_ms=at_ms,
-        body=body,
-        body_crc=crc32c(body),
-        names=name_bytes("topic", topic_name) + b"\0\0",
-        attributes=b"",
-    )
+    return system_records(topic_name, [body], at_ms)[0]
+
+
+def system_records(topic_name: str, bodies: Iterable[bytes], at_ms: int) -> list[bytes]:
+    """System records that differ in nothing but what they say."""
+    tail = name_bytes("topic", topic_name) + b"\0\0" + layout.U16.pack(0)
+    sent = layout.U64.pack(at_ms)
+    others = others_crc(_SYSTEM_HEAD, sent, tail) << 32
+    head = _SYSTEM_HEAD + BLANK_STAMP + sent + BLANK_TIMES
+    fixed, pack = HEAD.size + len(tail), HEAD.pack
+    return [pack(_length(fixed + len(body)), head, others | crc32c(body), len(body)) + body + tail for body in bodies]
 
 
 def record_head(flags: int, tag_hash: int, priority: int) -> bytes:
@@ -65,13 +69,17 @@ def build_record(
         names: topic, app and business id, each behind its length byte.
     """
     tail = names + layout.U16.pack(len(attributes)) + attributes
-    length = HEAD.size + len(body) + len(tail)
-    if length > _LENGTH_MAX:
-        raise MessageTooLarge(f"a record takes {length} bytes; at most {_LENGTH_MAX} are possible", size=length)
+    length = _length(HEAD.size + len(body) + len(tail))
     sent = layout.U64.pack(sent_at_ms)
     crc = others_crc(head, sent, tail) << 32 | body_crc
     head = head + BLANK_STAMP + sent + BLANK_TIMES
     return b"".join((HEAD.pack(length, head, crc, len(body)), body, tail))
+
+
+def _length(length: int) -> int:
+    if length > _LENGTH_MAX:
+        raise MessageTooLarge(f"a record takes {length} bytes; at most {_LENGTH_MAX} are possible", size=length)
+    return length
 
 
 def others_crc(head: Buffer, sent: Buffer, tail: Buffer) -> int:

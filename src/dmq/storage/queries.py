@@ -21,7 +21,7 @@ from dmq.storage.file_pool import FilePool, NeedsDisk, Prepared
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_writer import Writer
-from dmq.storage.read.reader import Found, Reader, Slice, TagFilter
+from dmq.storage.read.reader import Found, Newest, Reader, Slice, TagFilter
 from dmq.storage.read.record_group import Gathered, gather
 from dmq.storage.read.record_origin import IdRun, OriginRun, origin_runs
 from dmq.storage.state.derived import Derived
@@ -234,6 +234,14 @@ class Queries:
         state = self.derived.state
         return state.first.get(key, 0), state.next.get(key, 0)
 
+    def next_offset(self, key: int) -> int:
+        """The next offset of a queue, by its key; 0 if there is no such queue."""
+        return self.derived.state.next.get(key, 0)
+
+    def newest(self, key: int, offset: int, stop: int, max_bytes: int) -> Newest | None:
+        """Messages that were just stored, if it is those; see `Reader.newest`."""
+        return self._reader.newest(key, offset, stop, max_bytes)
+
     def read(
         self,
         topic: str,
@@ -245,9 +253,18 @@ class Queries:
     ) -> Slice:
         """Visible messages of a queue from an offset on; see `Reader.read`."""
         found, _ = self.queue(topic, queue)
-        return self.healed(
-            lambda: self._reader.read(found, queue, offset, max_messages, max_bytes=max_bytes, tags=tags)
-        )
+        return self.read_of(found, queue, offset, max_messages, max_bytes=max_bytes, tags=tags)
+
+    def read_of(
+        self, topic: Topic, queue: int, offset: int, max_messages: int, *, max_bytes: int, tags: TagFilter | None = None
+    ) -> Slice:
+        """`read` of a queue that there is."""
+        self.check_open()
+        read = self._reader.read
+        try:
+            return read(topic, queue, offset, max_messages, max_bytes=max_bytes, tags=tags)
+        except DerivedDamaged:
+            return self.healed(lambda: read(topic, queue, offset, max_messages, max_bytes=max_bytes, tags=tags))
 
     def id_runs(self, topic: Topic, queue: int, offsets: Sequence[int], pieces: Sequence[memoryview]) -> list[IdRun]:
         """The ids of records that `read` gave, as runs; see `dmq.storage.read.record_origin`."""

@@ -250,9 +250,16 @@ class Channel:
         tags = self._tags()
         look = None if tags is None else self._parts.look
         while not self.is_looking and (queue := self.selection.pick(allowed)) is not None:
-            cursor = self.cursor(queue)
+            cursor = self.cursors.get(queue) or self.cursor(queue)
             topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
-            following = self._queries.bounds(topic.name, number)[1]
+            following = self._queries.next_offset(topic.id << 8 | number)
+            if (
+                tags is None
+                and (handed := self._hand_newest(queue, cursor, demand, following, now_ms=now_ms)) is not None
+            ):
+                self.selection.drained(queue)
+                self._count_delivered(handed, now_ms)
+                return handed
             wanted = limit if not rounds else max(limit, _DOOMED_BATCH)
             proposal = cursor.propose(wanted, now_ms, following, look, member=demand.member.name)
             if proposal is None:
@@ -266,6 +273,8 @@ class Channel:
             if tags is not None:
                 self._count_look(proposal.stop - proposal.start)
             if handed is not None:
+                if cursor.ordered or not cursor.has_more:
+                    self.selection.drained(queue)  # an ordered queue has no more before this is settled
                 self._count_delivered(handed, now_ms)
                 return handed
             if self._dooming != dead:
@@ -275,6 +284,22 @@ class Channel:
                     self.selection.unmark(queue)
                     return None
         return None
+
+    def _hand_newest(self, queue: int, cursor: Cursor, demand: Demand, following: int, now_ms: int) -> Handed | None:
+        """What was just stored, to a group that keeps up: what the long way would give; None where it has to look."""
+        limit = demand.limit
+        start = cursor.rest(limit if limit < HANDED_MAX else HANDED_MAX, following)
+        if start is None or queue >= RETRY:
+            return None
+        topic = self.topic
+        if topic.config.ttl_ms is not None or topic.id in self._queries.expiring:
+            return None
+        found = self._queries.newest(topic.id << 8 | queue, start, following, demand.max_bytes)
+        if found is None:
+            return None
+        lengths, piece, size, ids = found
+        lease = cursor.lease_rest(following, demand.member, now_ms, demand.lease_ms, size=size)
+        return Handed(queue, lease, lengths, [piece], size=size, ids=ids, sought=cursor.sought)
 
     def _count_delivered(self, handed: Handed, now_ms: int) -> None:
         count, is_again = len(handed.lengths), handed.lease.attempt > 1
@@ -327,8 +352,8 @@ class Channel:
         if proposal.limit > limit:
             max_bytes = max(max_bytes, PUSH_BYTES)
         try:
-            found = self._queries.read(
-                topic.name,
+            found = self._queries.read_of(
+                topic,
                 number,
                 proposal.start,
                 count,
@@ -413,7 +438,8 @@ class Channel:
     def pump(self, now_ms: int) -> None:
         """Serve everybody who waits as long as there is something for them."""
         self._looked = 0
-        self._serve_pulls(now_ms)
+        if self._pulls:
+            self._serve_pulls(now_ms)
         misses = 0
         while (
             self.selection.has_any
@@ -538,6 +564,8 @@ class Channel:
 
     def settled(self, queue: int, events: list[Settled]) -> None:
         """Something was settled: write it, tell who waited for it, and let the next be handed out."""
+        if not events:
+            return
         self._parts.write(events)
         for event in events:
             count = int.from_bytes(event.bitmap, "little").bit_count() if event.bitmap else event.count
@@ -546,7 +574,8 @@ class Channel:
                 self._parts.traffic.acked += count
             elif event.outcome == Outcome.DEAD:
                 self.count_moved(count, is_dead=True)
-        self.selection.mark(queue)
+        if self.cursors[queue].has_more:
+            self.selection.mark(queue)
         if self.watches:
             self._tell_watches(queue, events)
 

@@ -371,7 +371,8 @@ class Client:
         member = channel.group.members.get(name)
         if member is not None:
             channel.group.wake(member)
-        channels.pump_soon(channel)
+        if channel.selection.has_any:
+            channels.pump_soon(channel)
         if is_waited_for or channel.watches:
             channels.writer.hurry()
         return refused

@@ -284,6 +284,47 @@ class Cursor:
         self._leases.add(lease)
         return lease
 
+    def rest(self, limit: int, visible_next: int) -> int | None:
+        """Where what was never out begins, if `propose` would take all of that and nothing else; None if not."""
+        start = self._next
+        if visible_next > self._visible:
+            self._visible = visible_next
+        if self.parallel is not None:
+            limit = min(limit, self.parallel - self._leases.out)
+        if (
+            not start < visible_next <= start + limit
+            or visible_next > self._position.floor + self._window
+            or self._redeliveries.count
+            or self._proposals
+            or self._ahead
+            or self._ahead_stale
+            or (self.ordered and len(self._leases))
+        ):
+            return None
+        return start
+
+    def lease_rest(self, stop: int, holder: Holder, now_ms: int, lease_ms: int, *, size: int) -> Lease:
+        """Hand out what `rest` found, at once: as `propose` and `grant` do when everything of it matches."""
+        start = self._next
+        self._next = stop
+        deadline_ms = now_ms + lease_ms
+        lease = Lease(
+            start,
+            stop,
+            (1 << stop - start) - 1,
+            1,
+            number=next(self._numbers),
+            epoch=self.epoch,
+            holder=holder,
+            leased_at_ms=now_ms,
+            deadline_ms=deadline_ms,
+            due_ms=deadline_ms,
+            size=size,
+            is_whole=True,
+        )
+        self._leases.add(lease)
+        return lease
+
     def release(self, proposal: Proposal, now_ms: int) -> None:
         """Give a proposal back: it was not handed out after all."""
         if proposal in self._proposals:
@@ -355,6 +396,11 @@ class Cursor:
     def redelivering(self) -> int:
         """Messages that wait to be handed out again."""
         return self._redeliveries.count
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is anything to hand out, now or later, as far as was seen."""
+        return self._next < self._visible or self._redeliveries.count > 0
 
     @property
     def skipped(self) -> int:

@@ -48,6 +48,10 @@ class QueueSelection:
         self._marked &= ~(1 << queue)
         self._picks -= 1  # a pick that gave nothing does not bring the next turn nearer
 
+    def drained(self, queue: int) -> None:
+        """The queue that was picked gave what it had."""
+        self._marked &= ~(1 << queue)
+
     @property
     def has_any(self) -> bool:
         """Whether any queue may have something to hand out."""

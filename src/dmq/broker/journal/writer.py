@@ -161,6 +161,7 @@ class JournalWriter:
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThreads(self._loop)
         self._submitted: list[Submission] = []
+        self._lazy: list[Event] = []  # of nobody who waits: written in a few milliseconds, or before any other event
         self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
         self.waiting_bytes = 0
         self._unwritten: list[Event] = []  # of nobody who waits; the disk was full
@@ -198,6 +199,8 @@ class JournalWriter:
         Raises:
             Busy: too much is waiting.
         """
+        if self._lazy:
+            self._take_lazy()  # order matters among events, and there may be some here
         self.put(_Called(items, durability, done, size, atomic=atomic))
 
     def put(self, submission: Submission) -> None:
@@ -223,22 +226,20 @@ class JournalWriter:
             self._idle.clear()
             self._loop.call_soon(self._turn)
 
-    def submit_lazily(self, items: Sequence[Event]) -> None:
-        """Hand over events that nobody waits for: they are written with the next unit, or in a few milliseconds."""
-        self._submitted.append(_Called(items, Durability.STORED, nobody_waits, 0, atomic=False))
-        if self._turn_planned:
-            return
-        self._idle.clear()
-        if len(self._submitted) >= _LAZY_MAX:
+    def write_lazily(self, events: Sequence[Event]) -> None:
+        """Write events that nobody waits for in a few milliseconds, together: no message waits for them."""
+        lazy = self._lazy
+        lazy += events
+        if len(lazy) >= _LAZY_MAX:
             self.hurry()
-        elif not self._late_turn_planned:
+        elif lazy and not self._late_turn_planned:
+            self._idle.clear()
             self._late_turn_planned = True
             self._loop.call_later(_LAZY_SECONDS, self._turn_late)
 
-    def write_lazily(self, events: Sequence[Event]) -> None:
-        """`submit_lazily`, if there are any."""
-        if events:
-            self.submit_lazily(events)
+    def _take_lazy(self) -> None:
+        events, self._lazy = self._lazy, []
+        self._submitted.append(_Called(events, Durability.STORED, nobody_waits, 0, atomic=False))
 
     def write_soon(self, events: Iterable[Event]) -> None:
         """Write events with the next unit; no caller waits for them."""
@@ -273,13 +274,18 @@ class JournalWriter:
         self.submit(items, Durability.FLUSHED, lambda _, error: done(error), size=_size_of(items), atomic=True)
 
     def hurry(self) -> None:
-        """What was submitted lazily is written at the end of this turn of the loop after all."""
-        if self._submitted and not self._turn_planned:
-            self._turn_planned = True
-            self._loop.call_soon(self._turn)
+        """What was to be written lazily is written at the end of this turn of the loop after all."""
+        if self._lazy:
+            self._take_lazy()
+            if not self._turn_planned:
+                self._turn_planned = True
+                self._idle.clear()
+                self._loop.call_soon(self._turn)
 
     def _turn_late(self) -> None:
         self._late_turn_planned = False
+        if self._lazy:
+            self._take_lazy()
         if self._submitted and not self._turn_planned:
             self._turn()
 
@@ -458,7 +464,7 @@ class JournalWriter:
         if touched:
             self._arrivals.wake()
             self.on_visible(touched)
-        if not waiting and not self._submitted:
+        if not (waiting or self._submitted or self._lazy):
             self._idle.set()
 
     def _work_on(self) -> None:

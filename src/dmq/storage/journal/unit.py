@@ -155,12 +155,18 @@ class Part(NamedTuple):
 
 
 class Unit:
-    """A unit in memory. Columns are lists where there are few records and arrays where there are many."""
+    """A unit in memory. Columns are lists where there are few records and arrays where there are many.
+
+    Attributes:
+        events: those that its system records hold, in their order, if it was just made of them; None if they stand in
+            its bytes alone.
+    """
 
     __slots__ = (
         "buffer",
         "dues",
         "end",
+        "events",
         "hash_index",
         "hashes",
         "header",
@@ -186,6 +192,7 @@ class Unit:
         self.rows = rows
         self.offsets, self.lengths, self.hash_index, self.hashes, self.dues = columns
         self.tags = tags
+        self.events: list[Any] | None = None
 
     def columns_by_row(self) -> tuple[Any, Any, Any]:
         """Offsets, lengths and tags, to be sliced row by row: as lists if that makes small slices."""

@@ -7,7 +7,7 @@ and with `atomic` they share one unit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from dmq.errors import DMQError, InvalidMessage, LimitReached, OutOfOrder, SequenceConflict, UnknownTopic
 from dmq.model import EVENT_TOPIC
-from dmq.records.builder import encode_system
+from dmq.records.builder import system_records
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import DUE, EXPIRING, HEADER_BYTES, MOVED, NAMED, NO_ADDRESS, ROW_BYTES, Part, Row
-from dmq.storage.state.events import Event, encode_event
+from dmq.storage.state.events import Event, Settled, encode_event
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import HALF_ID, State, queue_key
 
@@ -69,31 +69,32 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
 
 class Draft:
-    """A unit to be: its parts, and which items of the call they are."""
+    """A unit to be: its parts, which items of the call each of them has, and the events among them."""
 
-    __slots__ = ("items", "parts", "size")
+    __slots__ = ("events", "items", "parts", "size")
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.items: list[int] = []
+        self.items: list[Sequence[int]] = []
+        self.events: list[Event] = []
         self.size = HEADER_BYTES
 
-    def add(self, part: Part, size: int, item: int) -> None:
+    def add(self, part: Part, size: int, items: Sequence[int]) -> None:
         self.parts.append(part)
-        self.items.append(item)
+        self.items.append(items)
         self.size += size
 
 
+_EVENTS_MAX: Final = 256  # of one batch
 # By producer and queue: the items of a call that are written.
 _Fresh: TypeAlias = dict[tuple[int, int], list[int]]
 
-_EVENT_ROW: Final = Row._make((0, 0, 0, 1, 0, 0, 0, 0, 0, NO_ADDRESS, 0))
 
-
-def event_part(event: Event, now_ms: int) -> Part:
-    """An event as a part of a unit."""
-    data = encode_system(EVENT_TOPIC, encode_event(event), now_ms)
-    return Part(_EVENT_ROW, data, (len(data),), now_ms)
+def event_part(events: Iterable[Event], now_ms: int) -> Part:
+    """Events as a part of a unit: one batch, a record each."""
+    records = system_records(EVENT_TOPIC, map(encode_event, events), now_ms)
+    row = Row._make((0, 0, 0, len(records), 0, 0, 0, 0, 0, NO_ADDRESS, 0))
+    return Part(row, records[0] if len(records) == 1 else b"".join(records), tuple(map(len, records)), now_ms)
 
 
 class Drafter:
@@ -122,8 +123,7 @@ class Drafter:
             atomic: all items go into one unit.
             refused: gets the errors of items at fault, which are left out; without it the first of them is raised.
 
-        Returns the drafts, and for items that need no writing the place they got before or the item of this call they
-        repeat (a batch and its resend may wait side by side).
+        Returns the drafts, and for items that need no writing their first place, or the item of this call they repeat.
 
         Raises:
             UnknownTopic, InvalidMessage, SequenceConflict, OutOfOrder, StaleEpoch, LimitReached: nothing was changed.
@@ -135,7 +135,11 @@ class Drafter:
         following: dict[int, int] = {}
         fresh: _Fresh = {}
         is_full = False  # what comes next begins a unit
+        taken = 0  # what is before this item has its part
         for index, item in enumerate(items):
+            if index < taken:
+                continue
+            taken = index + 1
             if isinstance(item, Batch):
                 try:
                     topic_id, key = _queue_of(item, state)
@@ -158,7 +162,9 @@ class Drafter:
                 following[key] = first + len(item.lengths)
                 part = _part(item, topic_id, first, now_ms, anything_expires=bool(state.expiring))
             else:
-                part = event_part(item, now_ms)
+                events = _events_from(items, index)
+                taken = index + len(events)
+                part = event_part(events, now_ms)
             row, data, _, _, _, hashes, dues, room = part
             # What it adds to the length of its unit.
             size = ROW_BYTES + 4 * row[3] + 12 * len(hashes) + 8 * len(dues) + len(data)
@@ -167,7 +173,9 @@ class Drafter:
                 draft = Draft()
                 drafts.append(draft)
             is_full = has_room
-            draft.add(part, size, index)
+            draft.add(part, size, range(index, taken))
+            if row[4] == 0:
+                draft.events += events
         return (drafts if draft.parts else []), duplicates
 
     def _check_transactions(self, batch: Batch, state: State, following: dict[int, int]) -> None:
@@ -182,6 +190,18 @@ class Drafter:
                 f"{count} transactions are open, and store.transactions_max is {limit}: end some, or raise it",
                 limit=limit,
             )
+
+
+def _events_from(items: Sequence[Batch | Event], first: int) -> list[Event]:
+    """The events that follow each other from an item on, as many as one batch takes."""
+    events: list[Event] = []
+    for item in items[first : first + _EVENTS_MAX]:
+        if isinstance(item, Batch):
+            break
+        events.append(item)
+        if not isinstance(item, Settled) or item.bitmap or item.error:
+            break  # it may be large
+    return events
 
 
 def was_written(batch: Batch, state: State) -> bool:

@@ -200,18 +200,21 @@ class Writer:
 
     def _place(self, items: Sequence[Batch | Event], draft: Draft, unit: Unit, placed: dict[int, Placement]) -> None:
         start, end = unit.start, unit.end
-        for index, row in zip(draft.items, unit.rows, strict=True):
-            item = items[index]
+        for mine, row in zip(draft.items, unit.rows, strict=True):
+            item = items[mine[0]]
             topic = item.topic if isinstance(item, Batch) else ""
             if isinstance(item, DelaysDone) and self.visibility.visible < end:
                 self.derived.wheel.ending(unpack_offsets(item.offsets).tolist())
-            placed[index] = Placement(topic, row[5], row[8], row[3], unit_start=start, unit_end=end)
+            placement = Placement(topic, row[5], row[8], row[3], unit_start=start, unit_end=end)
+            for index in mine:
+                placed[index] = placement
 
     def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
         if self._tail_in_use and self._journal.tail.size + draft.size > self._settings.segment_bytes:
             self._roll()
         self.stored_at_ms = max(self.stored_at_ms, now_ms)
         unit = self._build(draft.parts, self._journal.end)
+        unit.events = draft.events
         self._journal.append(unit.buffer)
         self._tail_in_use = True
         self._unchecked += unit.header.length
@@ -285,7 +288,7 @@ class Writer:
         pieces = [state[at : at + _SNAPSHOT_PART] for at in range(0, len(state), _SNAPSHOT_PART)]
         now_ms = self._clock.now_ms()
         self.stored_at_ms = max(self.stored_at_ms, now_ms)
-        parts = [event_part(SnapshotTaken(i, len(pieces), piece), now_ms) for i, piece in enumerate(pieces)]
+        parts = [event_part([SnapshotTaken(i, len(pieces), piece)], now_ms) for i, piece in enumerate(pieces)]
         unit = self._build(parts, start, SNAPSHOT)
         self._journal.roll(start, unit.buffer, self.stored_at_ms)
         self._tail_in_use = False

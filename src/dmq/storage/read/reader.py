@@ -35,11 +35,11 @@ from dmq.storage.journal.unit import (
     whole_units,
 )
 from dmq.storage.journal.window_cache import WindowCache
-from dmq.storage.read.record_origin import Identities
+from dmq.storage.read.record_origin import Identities, IdRun
 from dmq.storage.state.derived import Derived, message_id_of
 from dmq.storage.state.state import Topic, queue_key
 
-__all__ = ["SCAN_MAX", "Found", "Reader", "Slice", "TagFilter", "row_of"]
+__all__ = ["SCAN_MAX", "Found", "Newest", "Reader", "Slice", "TagFilter", "row_of"]
 
 _WINDOW: Final = 1 << 20
 RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
@@ -95,6 +95,15 @@ class Slice(NamedTuple):
         return len(self.offsets)
 
 
+class Newest(NamedTuple):
+    """Messages that were just stored, one after another: their lengths, their records in one piece, and their ids."""
+
+    lengths: list[int] | npt.NDArray[np.uint32]
+    piece: memoryview
+    size: int
+    ids: list[IdRun]
+
+
 class TagFilter(NamedTuple):
     """Which messages of a queue are read. Different tags may share a hash, so the caller compares the tag itself."""
 
@@ -127,6 +136,27 @@ class Reader:
         self.identities = Identities(self.bytes_at, lambda offset: self.derived.lookup.unit_holding(offset))
 
     # --- a queue ----------------------------------------------------------------------------------------------------
+
+    def newest(self, key: int, offset: int, stop: int, max_bytes: int) -> Newest | None:
+        """Messages [offset, stop) of a queue if they are the last ones of a unit that has this one batch alone.
+
+        That is what a consumer waits for that keeps up; it costs no index and no cache.
+        """
+        derived = self.derived
+        unit = derived.newest
+        if unit is None or len(unit.rows) != 1:
+            return None
+        producer_id, _, sequence, records, topic_id, queue, flags, _, first, _, _ = unit.rows[0]
+        if topic_id << 8 | queue != key or not first <= offset < stop or first + records != stop:
+            return None
+        at = offset - first
+        begin = unit.offsets[at]
+        size = int(unit.end - begin)
+        if (at + 1 < records and size > max_bytes) or derived.state.first.get(key, 0) > offset:
+            return None
+        piece = memoryview(unit.buffer)[begin - unit.start :]
+        run = (stop - offset, 0, 0) if flags & MOVED or not producer_id else (stop - offset, producer_id, sequence + at)
+        return Newest(unit.lengths[at:] if at else unit.lengths, piece, size, [run])
 
     def read(
         self,

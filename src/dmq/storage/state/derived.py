@@ -49,6 +49,7 @@ class Derived:
         self.lookup = Lookup(files, pool, cache, _SPAN_MAX)
         self.wheel = Wheel(files, pool, cache, settings.fragment)
         self.applied = origin
+        self.newest: Unit | None = None  # the last one applied, unless it was read back
         self.damage: list[tuple[int, int]] = []
         self._origin = origin  # nothing before this was ever applied here
         self.incomplete = False  # damage was passed, so events may be missing until the next snapshot
@@ -67,12 +68,13 @@ class Derived:
             self.state.remember_producers(unit)
         at = due_at = 0
         columns = unit.columns_by_row()
+        events = None if unit.events is None else iter(unit.events)
         for row in unit.rows:
             _, _, _, records, topic_id, _, flags, _, _, _, _ = row
             end = at + records
             if topic_id == 0:
                 for index in range(at, end):
-                    self._apply_event(event_of(unit, index), unit.start)
+                    self._apply_event(event_of(unit, index) if events is None else next(events), unit.start)
             else:
                 self._apply_batch(unit, row, columns, at, due_at=due_at)
             if flags & DUE:
@@ -80,6 +82,7 @@ class Derived:
             at = end
         self.lookup.add(unit, columns[0])
         self.applied = unit.end
+        self.newest = None if recovered else unit
 
     def _apply_event(self, event: Event, at: int) -> None:
         self.state.apply_event(event, at)

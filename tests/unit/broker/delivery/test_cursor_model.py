@@ -155,6 +155,37 @@ class CursorMachine(RuleBasedStateMachine):
         """Once more, so that it happens more often."""
         self.hand_out(data, name, limit, count)
 
+    @rule(name=st.sampled_from("abc"), limit=st.integers(1, 12), count=st.integers(0, 4))
+    def hand_out_rest(self, name: str, limit: int, count: int) -> None:
+        """What was just stored, without a proposal."""
+        self.append(count)
+        start = self.cursor.rest(limit, self.visible)
+        assert self.cursor.has_more == any(self.state(o) == FRESH or self.state(o)[0] == "waits" for o in self.open())
+        if start is None:
+            return
+        rest = range(start, self.visible)
+        assert [o for o in self.unsettled() if self.state(o) == FRESH] == [*rest]
+        assert not any(self.state(offset)[0] == "waits" for offset in self.unsettled()), "redeliveries come first"
+        assert len(rest) <= limit
+        assert self.parallel is None or self.cursor.out + len(rest) <= self.parallel
+        assert rest[-1] < self.cursor.floor + WINDOW
+        assert not (self.ordered and self.live)
+        lease = self.cursor.lease_rest(self.visible, self.holders[name], self.now_ms, LEASE_MS, size=10 * len(rest))
+        assert (lease.start, lease.stop, lease.count, lease.attempt) == (start, self.visible, len(rest), 1)
+        self.lease_out(lease, name, [*rest])
+
+    def open(self) -> range:
+        """What is neither settled nor passed over, and may be handed out now or later."""
+        return range(self.durable.floor, self.visible)
+
+    def lease_out(self, lease: Lease, name: str, wanted: list[int]) -> None:
+        self.held[self.epoch, lease.number] = wanted
+        self.live[lease.number] = lease
+        self.attempts[lease.number] = lease.attempt
+        self.offsets.update(dict.fromkeys(wanted, ("out", lease.number)))
+        if name in self.away:
+            self.resume(name)
+
     @precondition(lambda self: self.proposals)
     @rule(data=st.data(), name=st.sampled_from("abc"), pattern=st.integers(0, 255))
     def grant(self, data: st.DataObject, name: str, pattern: int) -> None:
@@ -187,12 +218,7 @@ class CursorMachine(RuleBasedStateMachine):
         if lease is not None:
             assert lease.attempt == proposal.attempt
             assert lease.count == len(wanted)
-            self.held[self.epoch, lease.number] = wanted
-            self.live[lease.number] = lease
-            self.attempts[lease.number] = lease.attempt
-            self.offsets.update(dict.fromkeys(wanted, ("out", lease.number)))
-            if name in self.away:
-                self.resume(name)
+            self.lease_out(lease, name, wanted)
 
     @precondition(lambda self: self.proposals)
     @rule(data=st.data())

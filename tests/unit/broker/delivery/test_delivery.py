@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from dmq.broker.delivery.channel import Channel
+from dmq.broker.delivery.waiters import Demand, Handed
 from dmq.protocol import Command, Kind, Status, decode_request, one_way_head, request_head
 from dmq.protocol.consume import Outcome, Push, Settle, Settlement, Subscribe
-from dmq.storage.state.events import Settled
+from dmq.storage.state.events import KeyPut, Settled
 from tests.unit.broker.turns import Peer, Rig, running
 
 PATIENCE = 20.0
@@ -64,7 +66,7 @@ def test_the_answer_to_a_send_and_the_push_it_causes_leave_in_one_write() -> Non
     in_a_broker(run)
 
 
-def test_acks_wait_for_the_next_unit() -> None:
+def test_acks_are_written_together_and_no_message_waits_for_them() -> None:
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a", b"b", b"c"])
@@ -79,8 +81,48 @@ def test_acks_wait_for_the_next_unit() -> None:
         await until(lambda: len(pushes(peer)) == 2)
         assert rig.broker.writer.units == units + 1
         position = rig.store.queries.position("billing", "orders", lease.queue)
+        assert position is None or position.floor == lease.first_offset
+        rig.broker.writer.write_soon([KeyPut("app", "key", b"value")])
+        await rig.turn()
+        assert rig.broker.writer.units == units + 2, "other events come after them, in one unit"
+        position = rig.store.queries.position("billing", "orders", lease.queue)
         assert position is not None
         assert position.floor == lease.end_offset
+
+    in_a_broker(run)
+
+
+def test_an_ack_asks_nobody_unless_there_is_something_to_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(rig: Rig) -> None:
+        (peer,) = await rig.connect(1)
+        peer.feed(request_head(Command.SUBSCRIBE, Subscribe(1, "orders", "billing", prefetch_messages=2, batch=2), 900))
+        await until(lambda: peer.wire.frames)
+        await rig.settle()
+        peer.wire.frames.clear()
+        asked: list[Demand] = []
+        hand_out = Channel.hand_out
+
+        def counted(channel: Channel, demand: Demand, now_ms: int) -> Handed | None:
+            asked.append(demand)
+            return hand_out(channel, demand, now_ms)
+
+        monkeypatch.setattr(Channel, "hand_out", counted)
+        peer.send([b"a", b"b"])
+        await until(lambda: pushes(peer))
+        await rig.settle()
+        assert len(asked) == 1, "what was handed out was all there is"
+        peer.send([b"c"], sequence=2)
+        await rig.settle()
+        assert len(asked) == 1, "nobody has credit"
+        (lease,) = pushes(peer)[0].leases
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
+        await until(lambda: len(pushes(peer)) == 2)
+        (third,) = pushes(peer)[1].leases
+        await rig.settle()
+        assert len(asked) == 2
+        peer.feed(one_way_head(Command.SETTLE, ack(third.lease, third.epoch, third.first_offset, 1, third.queue)))
+        await rig.settle()
+        assert len(asked) == 2, "an ack frees credit, and nothing waits for it"
 
     in_a_broker(run)
 

@@ -38,6 +38,55 @@ def runs_of(store: MessageStore, offset: int, count: int, queue: int = 0) -> lis
     return store.queries.id_runs(store.queries.topic("orders"), queue, found.offsets.tolist(), found.pieces)
 
 
+def newest_of(store: MessageStore, offset: int, queue: int = 0) -> list[IdRun] | None:
+    """The ids of what was just stored, from an offset on; all else about it is as if it was read."""
+    topic, stop = store.queries.topic("orders"), store.queries.bounds("orders", queue)[1]
+    newest = store.queries.newest(topic.id << 8 | queue, offset, stop, 1 << 20)
+    if newest is None:
+        return None
+    found = store.queries.read("orders", queue, offset, stop - offset)
+    assert bytes(newest.piece) == b"".join(found.pieces)
+    assert [*map(int, newest.lengths)] == found.lengths.tolist()
+    assert newest.size == len(newest.piece)
+    assert newest.ids == runs_of(store, offset, stop - offset, queue)
+    return newest.ids
+
+
+@pytest.mark.parametrize("count", [1, 3, 500])
+def test_what_was_just_stored_is_what_would_be_read(store: MessageStore, count: int) -> None:
+    store.append([batch(5, 100, count)])
+    assert newest_of(store, 0) is None, "it is not visible yet"
+    store.flush()
+    assert newest_of(store, 0) == [(count, 5, 100)]
+    assert newest_of(store, count - 1) == [(1, 5, 100 + count - 1)]
+    store.append([batch(5, 100 + count, 2)])
+    store.flush()
+    assert newest_of(store, 0) is None
+    assert newest_of(store, count) == [(2, 5, 100 + count)]
+    store.append([batch(6, 0, 1), batch(7, 0, 1)])
+    store.flush()
+    assert newest_of(store, count + 2) is None, "of more than one batch the long way tells"
+
+
+def test_one_large_message_is_given_whatever_the_room_and_more_only_if_they_fit(store: MessageStore) -> None:
+    store.append([batch(5, 0, 2)])
+    store.flush()
+    key = store.queries.topic("orders").id << 8
+    assert store.queries.newest(key, 0, 2, 10) is None
+    assert store.queries.newest(key, 1, 2, 10) is not None
+
+
+def test_what_was_moved_or_has_no_producer_has_no_ids_when_it_was_just_stored(store: MessageStore) -> None:
+    store.append([batch(0, 0, 1)])
+    store.flush()
+    assert newest_of(store, 0) == [(1, 0, 0)]
+    (record,) = store.queries.read("orders", 0, 0, 1).records()
+    moved = moved_record(record, "orders", sent_at_ms=2, message_id=MessageId(5, 100))
+    store.append([Batch(topic="orders", queue=0, data=moved, lengths=[len(moved)], moved=True, producer_id=9)])
+    store.flush()
+    assert newest_of(store, 1) == [(1, 0, 0)]
+
+
 def test_batches_of_many_producers_give_a_run_each(store: MessageStore) -> None:
     store.append([batch(5, 100, 3), batch(6, 0, 2), batch(7, 9, 4, queue=1)])
     store.append([batch(6, 2, 2), batch(5, 103, 1)])
