@@ -2,14 +2,17 @@
 
 A lane gathers messages that may share a batch: one topic, one durability, one due or not, one fixed queue or any. A
 lone message leaves at once; while a batch is under way the next gathers, so batches grow with the load by themselves.
-A lane for any queue puts a second batch under way on another queue as soon as it is worth it, not before: small
-batches side by side would cost more than they gain.
+A lane puts a second batch under way as soon as it is worth it, not before: small batches side by side would cost more
+than they gain. It goes to another queue if the lane is for any, else behind the first one.
 
 What always holds:
-- A queue has at most one batch of a stream under way, so the sequence numbers of one producer rise within each queue,
-  which is what a broker needs to recognise a batch that comes again. A stream is one durability (and delayed or
-  prepared messages, whose queues at the broker all topics share): each has a producer id of its own, so that a slow
-  one holds up nobody.
+- A queue has at most `OVERLAP_MAX` batches of a stream under way, fewer than the broker remembers, in the order of
+  their numbers. So the sequence numbers of one producer rise within each queue, which is what a broker needs to
+  recognise a batch that comes again: each batch behind the first names the one before it (`may_go`), and the broker
+  refuses it if that one is not the last it has. A stream is one durability (and delayed or prepared messages, whose
+  queues at the broker all topics share): each has a producer id of its own, so that a slow one holds up nobody.
+- A batch leaves behind another only while all of the queue go their first way undisturbed. One that has to go out again
+  waits until it is the first of its queue.
 - Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent.
 - A batch is in one lane from its first message to its end. It is done once, with an answer or an error, and never
   changes afterwards; every callback is called exactly once, by the notifier if it was there before the end, else at
@@ -53,6 +56,7 @@ BATCH_MESSAGES_MAX: Final = 4096
 MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
 SECOND_BYTES_MIN: Final = 64 << 10  # what makes a batch worth sending beside another
 SECOND_MESSAGES_MIN: Final = 256
+OVERLAP_MAX: Final = 4  # batches of a stream under way to one queue; and of a lane that still gather
 
 _Bytes: TypeAlias = bytes  # a batch has an attribute of that name
 _U64: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -195,6 +199,10 @@ class SendBatch(Outcome, NumberedBatch):
     deadline: float | None = None
     moves = 0  # to another broker
     resends = 0
+    previous_sequence: int | None = None  # of the message before it in its queue, if that one may be under way
+    is_tried = False  # it went out, or was about to
+    is_out = False  # it went out once, and nothing has disturbed it: others may follow
+    is_held = False  # it waits until those before it in its queue have ended
     is_refreshed = False  # its topic was asked for anew
     # when its sender was told that its outcome is not known, and asks again
     is_kept = False  # its bytes outlive an end that tells nothing, see `Sender.resume`
@@ -264,12 +272,12 @@ class SendBatch(Outcome, NumberedBatch):
 class Stream:
     """All batches of one producer id."""
 
-    __slots__ = ("busy", "lanes", "next_sequence", "producer_id")
+    __slots__ = ("lanes", "next_sequence", "producer_id", "under_way")
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
         self.next_sequence = 0
-        self.busy: set[tuple[str, int]] = set()
+        self.under_way: dict[tuple[str, int], list[SendBatch]] = {}  # by topic and queue, in the order they left
         self.lanes: dict[str, list[Lane]] = {}
 
 
@@ -298,9 +306,15 @@ class Lane:
             return self.ready[0]
         batch = self.gathering
         # A `consumed` batch takes as long as its consumer: waiting for it would not be gathering but standing still.
-        if batch is None or (self.under_way and not batch.is_large and self.key.durability != Durability.CONSUMED):
+        if batch is None or (
+            self.under_way and self.key.durability != Durability.CONSUMED and not self._is_worth(batch)
+        ):
             return None
         return batch
+
+    def _is_worth(self, batch: SendBatch) -> bool:
+        """Whether a batch that gathers is worth sending beside those under way; a larger one costs less."""
+        return batch.is_large and self.under_way < OVERLAP_MAX
 
 
 class Draft(NamedTuple):
@@ -484,31 +498,29 @@ class Accumulator:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def next_batch(self, lane: Lane, queues: Sequence[int]) -> SendBatch | None:
+    def next_batch(self, lane: Lane, queues: Sequence[int], *, overlaps: bool = False) -> SendBatch | None:
         """The batch of this lane that leaves now, with its queue and its numbers; None if none does.
 
         Parameters:
             queues: that a message for any queue may go to now.
+            overlaps: the broker takes batches that name the one before.
         """
         batch = lane.offered()
         if batch is None:
             return None
-        key, busy, topic = lane.key, lane.stream.busy, lane.place
+        key, under_way, topic = lane.key, lane.stream.under_way, lane.place
         is_first = batch.first_sequence < 0
+        overlaps = overlaps and is_first and not key.is_half
         queue = key.queue if is_first else batch.queue
         if queue >= 0:
-            place = (topic, queue)
-            if place in busy:
+            if (topic, queue) in under_way and not (overlaps and _may_follow(under_way[topic, queue])):
                 return None
         else:
-            for turn in range(lane.turn, lane.turn + len(queues)):
-                queue = queues[turn % len(queues)]
-                place = (topic, queue)
-                if place not in busy:
-                    break
-            else:
+            turn = _turn(lane, queues, overlaps=overlaps)
+            if turn < 0:
                 return None
             lane.turn = turn + 1
+            queue = queues[turn % len(queues)]
         if lane.gathering is batch:
             lane.gathering = None
         else:
@@ -518,9 +530,27 @@ class Accumulator:
         if is_first:
             self._number(batch, lane.stream)
         if key.durability != Durability.NONE:
-            busy.add(place)
+            under_way.setdefault((topic, queue), []).append(batch)
             lane.under_way += 1
         return batch
+
+    def may_go(self, batch: SendBatch, *, overlaps: bool) -> bool:
+        """Whether a batch that has left its lane may go out now; if not, it is held until it is the first of its queue.
+
+        Parameters:
+            overlaps: the broker takes batches that name the one before.
+        """
+        lane = batch.lane
+        batches = lane.stream.under_way.get((lane.place, batch.queue))
+        batch.previous_sequence, batch.is_held = None, False
+        if batches is None or batches[0] is batch:
+            return True
+        before = batches[batches.index(batch) - 1]
+        if overlaps and before.is_out and not batch.is_tried:
+            batch.previous_sequence = before.first_sequence + before.count - 1
+            return True
+        batch.is_held = True
+        return False
 
     def _number(self, batch: SendBatch, stream: Stream) -> None:
         batch.producer_id = stream.producer_id
@@ -531,13 +561,26 @@ class Accumulator:
         """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""
         self._unsettled.pop(batch, None)
         lane = batch.lane
-        key = lane.key
-        if batch.queue >= 0 and key.durability != Durability.NONE:
-            lane.stream.busy.discard((lane.place, batch.queue))
+        place = (lane.place, batch.queue)
+        batches = lane.stream.under_way.get(place, ())
+        if batch in batches:
             lane.under_way -= 1
+            if len(batches) == 1:
+                del lane.stream.under_way[place]
+            else:
+                lane.stream.under_way[place].remove(batch)
         if not lane.place:
             return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
-        return [other for other in lane.stream.lanes[key.topic] if not other.is_idle]
+        return [other for other in lane.stream.lanes[lane.key.topic] if not other.is_idle]
+
+    @staticmethod
+    def released(batch: SendBatch) -> SendBatch | None:
+        """The batch that was held and may go now that this one, which is finished, has ended."""
+        batches = batch.lane.stream.under_way.get((batch.lane.place, batch.queue))
+        if batches is None or not batches[0].is_held:
+            return None
+        batches[0].is_held = False
+        return batches[0]
 
     def waiting_lanes(self) -> list[Lane]:
         """All lanes that have something to send."""
@@ -546,3 +589,21 @@ class Accumulator:
     def unsettled(self) -> Iterator[SendBatch]:
         """All batches that are not settled, oldest first."""
         return iter([*self._unsettled])
+
+
+def _may_follow(batches: Sequence[SendBatch]) -> bool:
+    """Whether one more batch may leave behind those that are under way to a queue."""
+    return len(batches) < OVERLAP_MAX and all(batch.is_out for batch in batches)
+
+
+def _turn(lane: Lane, queues: Sequence[int], *, overlaps: bool) -> int:
+    """The turn whose queue the next batch of a lane for any queue takes, a free one if there is; -1 if none does."""
+    under_way, topic, count = lane.stream.under_way, lane.place, len(queues)
+    best, fewest = -1, OVERLAP_MAX
+    for turn in range(lane.turn, lane.turn + count):
+        batches = under_way.get((topic, queues[turn % count]))
+        if batches is None:
+            return turn
+        if overlaps and len(batches) < fewest and _may_follow(batches):
+            best, fewest = turn, len(batches)
+    return best

@@ -6,8 +6,11 @@ It works through two seams. `Links` tells which link leads to a queue, finds ano
 decided by the `RetryPolicy`, and done here.
 
 What always holds:
-- A batch under way is in exactly one place: written and unanswered, parked until a connection is back, or due to be
-  sent again at a known time. It leaves that place only by its end, and it ends once.
+- A batch under way is in exactly one place: written and unanswered, parked until a connection is back, due to be sent
+  again at a known time, or held until those before it in its queue have ended. It leaves that place only by its end,
+  and it ends once.
+- What is sent again goes out as the first of its queue, and then names no predecessor: so a broker that has forgotten
+  the producer takes it, and one that refuses it as out of order refuses it once.
 - The producer's lock is never held while anything is encoded, written or called back.
 - A batch that may be stored keeps its queue, its numbers and its count.
 - A batch that has callbacks keeps its room in the window until they have run, so that slow ones push back.
@@ -29,12 +32,13 @@ from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import RetryPolicy, Step
 from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
-from dmq.errors import Busy, DMQError, NotConnected, OutOfRetries, UnknownTopic
+from dmq.errors import Busy, DMQError, NotConnected, OutOfOrder, OutOfRetries, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
+from dmq.protocol.session import OVERLAP
 
 __all__ = ["Sender"]
 
@@ -84,11 +88,12 @@ class Sender:
     def pump(self, lane: Lane) -> None:
         """Send what is ready to go in a lane."""
         topic, links = lane.key.topic, self._links
-        while links.link_for(topic, lane.key.queue) is not None:
+        while (link := links.link_for(topic, lane.key.queue)) is not None:
             route = self._routes.get(topic)
             queues = links.reachable(topic, route.queues if route else 1)
+            overlaps = OVERLAP in link.features
             with self.lock:
-                batch = self.accumulator.next_batch(lane, queues)
+                batch = self.accumulator.next_batch(lane, queues, overlaps=overlaps)
             if batch is None:
                 return
             self.dispatch(batch, links.link_for(topic, batch.queue))
@@ -110,7 +115,10 @@ class Sender:
                 self.encode(batch)
             if link is None:
                 self._park(batch)
-            else:
+                return
+            with self.lock:
+                may_go = self.accumulator.may_go(batch, overlaps=OVERLAP in link.features)
+            if may_go:
                 self._send(batch, link)
         except DMQError as error:
             self.unsent(batch, error)
@@ -149,6 +157,7 @@ class Sender:
             | (ProduceFlag.EXPIRING if batch.has_extras else 0),
             group=key.group,
             timeout_ms=timeout_ms,
+            previous_sequence=batch.previous_sequence,
         )
 
     def _send(self, batch: SendBatch, link: Link) -> None:
@@ -160,6 +169,7 @@ class Sender:
             link.tell(Command.PRODUCE, header, batch.body)
             self._end(batch, ProduceReply(batch.queue, 0, 0, Durability.NONE), is_alone=True)
             return
+        is_first, batch.is_tried = not batch.is_tried, True
         self.note_sending(batch, link, now)
         if self._routes.begin_refresh(key.topic, now):
             self._ask_for(key.topic, link)
@@ -170,6 +180,9 @@ class Sender:
             with self.lock:
                 self._under_way.pop(batch, None)
             raise
+        if is_first:
+            with self.lock:  # unless its answer is here already
+                batch.is_out = batch in self._under_way and not batch.is_unanswered
 
     def note_sending(self, batch: SendBatch, link: Link, now: float) -> None:
         """Note when a batch goes out for the first time, and where it goes now."""
@@ -191,14 +204,19 @@ class Sender:
 
     def unanswered(self, batch: SendBatch, error: DMQError) -> None:
         """The connection broke: the batch goes out again over the next one."""
-        with self.lock:
-            self._under_way.pop(batch, None)
+        self._disturbed(batch)
         self._park(batch)
 
     def refused(self, batch: SendBatch, link: Link, error: DMQError) -> None:
         """The broker answered with an error: the policy decides whether, when and where the batch goes out again."""
-        with self.lock:
-            self._under_way.pop(batch, None)
+        self._disturbed(batch)
+        if isinstance(error, OutOfOrder) and batch.previous_sequence is not None:
+            batch.last_error = None  # it will be known what became of it: this is nothing to tell
+            batch.is_attended = True
+            if not batch.is_unanswered:
+                batch.sent_at = None  # it is as good as never sent
+            self._again(batch)
+            return
         decision = self._policy.after_refusal(
             batch.history, error, self._clock.monotonic(), self._links.has_other(link)
         )
@@ -217,6 +235,12 @@ class Sender:
             )
         else:
             self._links.call_later(decision.pause, lambda: self._again(batch))
+
+    def _disturbed(self, batch: SendBatch) -> None:
+        """A batch is not written and unanswered any more, and may have to go out again."""
+        with self.lock:
+            self._under_way.pop(batch, None)
+            batch.is_out = False
 
     def _again(self, batch: SendBatch) -> None:
         if batch.is_done:
@@ -298,8 +322,7 @@ class Sender:
                 continue
             if not self._attempts.take_back(batch, link):
                 continue  # its answer is being handed over
-            with self.lock:
-                self._under_way.pop(batch, None)
+            self._disturbed(batch)
             if is_given_up:
                 self._end(batch, error=self._out_of_retries(batch))
                 continue
@@ -326,7 +349,7 @@ class Sender:
             if batch.sent_at is not None or batch.is_done:
                 return False
             is_waiting = self.accumulator.withdraw(batch)
-            if not is_waiting:
+            if not is_waiting and not batch.is_held:
                 if batch not in self._parked:
                     return False
                 self._parked.remove(batch)
@@ -367,8 +390,7 @@ class Sender:
             link = self._under_way.get(batch)
             is_due = batch.sent_at is not None and now - max(batch.sent_at, batch.asked_again_at) >= AGAIN_SECONDS
         if link is not None and is_due and self._attempts.take_back(batch, link):
-            with self.lock:
-                self._under_way.pop(batch, None)
+            self._disturbed(batch)
             batch.asked_again_at = now
             batch.is_attended = True
             self.dispatch(batch, link)
@@ -461,11 +483,14 @@ class Sender:
         with self.lock:
             self._under_way.pop(batch, None)
             lanes = self.accumulator.finished(batch)
+            released = self.accumulator.released(batch) if self.closed_by is None else None
             waiters = [] if callbacks else self.accumulator.release(batch)
         for waiter in waiters:
             waiter.wake()
         if callbacks:
             self._links.notify(self._call_back, batch, callbacks)
+        if released is not None:
+            self._again(released)
         if not is_alone:
             for lane in lanes:
                 self.pump(lane)
