@@ -27,6 +27,7 @@ from dmq.errors import DMQError
 __all__ = ["BrokerProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
 
 _URL = re.compile(r"dmq://\S+:\d+")
+_SCHEDULED = 2  # the kind of CPU clock that counts nanoseconds, on Linux
 _LOG_CHARACTERS_MAX = 1 << 20
 _PAGE = re.compile(r"status page\D+(http://\S+:\d+/)")
 
@@ -182,6 +183,8 @@ def read_line(stream: IO[bytes], deadline: float) -> str | None:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process, with all its threads; 0 where that cannot be known."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime(~pid << 3 | _SCHEDULED)  # what clock_getcpuclockid makes of it
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import pytest
 
 from dmq.testing.benchmark.benchmark import Load, Rates, latency_figure, machine, percentile
+from dmq.testing.benchmark.bodies import BODY_NAMES, BodyName
 
 
-@pytest.mark.parametrize("is_json", [False, True])
-@pytest.mark.parametrize("size", [100, 200, 1024])
-def test_bodies_are_all_different_and_of_the_size_asked_for(size: int, is_json: bool) -> None:
-    load = Load(2000, size, 500, is_json=is_json)
+@pytest.mark.parametrize("name", BODY_NAMES)
+@pytest.mark.parametrize("size", [8, 64, 100, 200, 1024])
+def test_bodies_are_all_different_and_of_the_size_asked_for(size: int, name: BodyName) -> None:
+    load = Load(2000, size, 500, body=name)
     bodies = load.bodies()
     assert len(set(bodies)) == 2000
     assert {len(body) for body in bodies} == {size}
     assert bodies == load.bodies()
-    if is_json:
-        assert json.loads(bodies[7])["order"] == 7
+
+
+@pytest.mark.parametrize("name", BODY_NAMES)
+def test_bodies_of_one_byte_are_of_one_byte(name: BodyName) -> None:
+    assert {len(body) for body in Load(20, 1, 500, body=name).bodies()} == {1}
+
+
+def test_json_has_the_same_fields_in_all_and_in_each_item() -> None:
+    for body in Load(100, 200, 500, body="json").bodies():
+        order = json.loads(body)
+        assert list(order) == ["id", "state", "items", "note"]
+        assert len(order["items"]) >= 2
+        assert {tuple(item) for item in order["items"]} == {("item", "units", "price")}
+
+
+@pytest.mark.parametrize(("name", "most"), [("json", 0.9), ("text", 0.9), ("random", 1.1)])
+def test_json_and_text_of_200_bytes_compress_each_by_itself_and_random_bytes_do_not(
+    name: BodyName, most: float
+) -> None:
+    bodies = Load(100, 200, 500, body=name).bodies()
+    share = sum(len(zlib.compress(body)) for body in bodies) / sum(map(len, bodies))
+    assert most - 0.4 < share < most
 
 
 def test_batches_cover_every_body_and_keys_go_on() -> None:
@@ -31,8 +53,9 @@ def test_batches_cover_every_body_and_keys_go_on() -> None:
 def test_a_ratio_compares_each_round_with_its_own_baseline() -> None:
     rates = Rates(1000, 200_000, [1.0, 2.0, 4.0], [0.5, 0.5, 4.0], [0.1, 0.1, 0.1], [0.0, 0.0, 0.0])
     figure = rates.figure("x", extra=7)
-    assert figure.rounds["of_baseline"] == [0.5, 0.25, 1.0]
-    assert figure.values["of_baseline"] == 0.5
+    assert figure.rounds["of_floor"] == [0.5, 0.25, 1.0]
+    assert figure.values["of_floor"] == 0.5
+    assert figure.values["floor_messages_per_second"] == 2000
     assert figure.values["messages_per_second"] == 500
     assert figure.values["client_us_per_message"] == pytest.approx(100)
     assert figure.values["broker_us_per_message"] is None

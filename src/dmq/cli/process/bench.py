@@ -28,8 +28,9 @@ app = make_app("Measure, beside a raw baseline.")
 class Body(StrEnum):
     """What bodies are made of."""
 
-    RANDOM = "random"
     JSON = "json"
+    RANDOM = "random"
+    TEXT = "text"
 
 
 Messages = Annotated[int, typer.Option(min=1, max=100_000_000, help="So many messages in each round.")]
@@ -62,7 +63,7 @@ def produce(
     ] = 1,
     is_async: Annotated[bool, typer.Option("--async", help="send_async, with a future for each message.")] = False,
     threads: Annotated[int, typer.Option(min=1, max=64, help="So many use one producer at once.")] = 1,
-    body: Bodies = Body.RANDOM,
+    body: Bodies = Body.JSON,
     rounds: Rounds = 3,
     seed: Seed = 1,
     url: BenchUrl = None,
@@ -70,7 +71,7 @@ def produce(
 ) -> None:
     """Publish: send_many by batches, send one at a time with --batch 1, or send_async with --async.
 
-    Beside it stands a process that only receives the same bytes on loopback and writes them to a file.
+    Beside it stands the floor: a bare socket, and a server that appends the same bodies to a file and acks them.
     """
     if is_async and connections > 1:
         raise typer.BadParameter("--async and --connections exclude each other: connections send one at a time")
@@ -80,7 +81,7 @@ def produce(
     from dmq.testing.benchmark.throughput import produce as measure
     from dmq.testing.benchmark.throughput import produce_connections
 
-    load = Load(messages, size, batch, durability, rounds=rounds, seed=seed, is_json=body is Body.JSON)
+    load = Load(messages, size, batch, durability, rounds=rounds, seed=seed, body=body.value)
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
         if connections > 1:
             figure = produce_connections(at, load, connections, cpu, progress=progress)
@@ -95,7 +96,7 @@ def consume(
     size: Size = 200,
     batch: Batch = 500,
     push: Annotated[bool, typer.Option("--push", help="A handler for each message, instead of pull and ack.")] = False,
-    body: Bodies = Body.RANDOM,
+    body: Bodies = Body.JSON,
     rounds: Rounds = 3,
     seed: Seed = 1,
     url: BenchUrl = None,
@@ -103,13 +104,13 @@ def consume(
 ) -> None:
     """Consume what was published before: pull and ack by batches, or with --push a handler for each message.
 
-    Body and key of every message are touched. Beside it stands a process that only receives the same bytes on
-    loopback and writes them to a file.
+    Body and key of every message are touched. Beside it stands the floor: a bare socket, and a server that gives back
+    what it appended to a file.
     """
     from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.throughput import consume as measure
 
-    load = Load(messages, size, batch, "stored", rounds=rounds, seed=seed, is_json=body is Body.JSON)
+    load = Load(messages, size, batch, "stored", rounds=rounds, seed=seed, body=body.value)
     with _broker(url) as (at, cpu), _progress(messages * (rounds + 1)) as progress:
         figure = measure(at, load, cpu, progress, is_push=push)
     _show([figure], load, form)
@@ -120,20 +121,22 @@ def latency(
     messages: Messages = 5_000,
     size: Size = 200,
     rate: Annotated[float, typer.Option(min=1, max=100_000, help="Messages a second for send to handler.")] = 1000.0,
+    body: Bodies = Body.JSON,
     seed: Seed = 1,
     url: BenchUrl = None,
     form: Formatted = Format.TABLE,
 ) -> None:
     """One message at a time: send, and from send to a waiting handler.
 
-    Beside it stand a bare echo over loopback and an fdatasync. Flushed sends are a tenth of the messages.
+    Beside it stand a blocking echo over loopback, an fdatasync and a relay through the floor. Flushed sends are a
+    tenth of the messages.
     """
     from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.latency import latency as measure
 
-    load = Load(messages, size, 1, "stored", rounds=1, seed=seed)
-    with _broker(url) as (at, _), _progress(messages * 4) as progress:
-        figures = measure(at, load, tempfile.gettempdir(), progress, rate=rate)
+    load = Load(messages, size, 1, "stored", rounds=1, seed=seed, body=body.value)
+    with _broker(url) as (at, cpu), _progress(messages * 4) as progress:
+        figures = measure(at, load, tempfile.gettempdir(), cpu, progress=progress, rate=rate)
     _show(figures, load, form)
 
 
@@ -146,7 +149,7 @@ def store(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="On the disk of this directory; nothing is left there.")
     ] = None,
-    body: Bodies = Body.RANDOM,
+    body: Bodies = Body.JSON,
     rounds: Rounds = 3,
     seed: Seed = 1,
     form: Formatted = Format.TABLE,
@@ -157,7 +160,7 @@ def store(
     from dmq.testing.benchmark.benchmark import Load
     from dmq.testing.benchmark.store_load import store as measure
 
-    load = Load(messages, size, batch, durability, rounds=rounds, seed=seed, is_json=body is Body.JSON)
+    load = Load(messages, size, batch, durability, rounds=rounds, seed=seed, body=body.value)
     with _progress(messages * (rounds + 1)) as progress:
         figure = measure(load, data or Path(tempfile.gettempdir()), progress)
     _show([figure], load, form)

@@ -1,7 +1,7 @@
 """Raw baselines: what this machine can do without DMQ, measured in the same run.
 
-`receive` is a process that only receives on loopback and writes to a file; `echo` is a bare event loop that sends back
-what it gets. Each runs as `python -m dmq.testing.benchmark.baselines WHICH`, says its port, and ends with its stdin.
+`echo` is a blocking process that answers so many bytes with 8; `floor`, a module of its own, is the least that a
+message server has to do. Both run as processes of their own, say their port, and end with their stdin.
 
 What always holds: the processes share nothing with DMQ but the interpreter.
 """
@@ -17,85 +17,70 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, Self
 
 from dmq.testing.processes import read_line
 
-__all__ = ["Echo", "Receiver", "fdatasync_seconds"]
+__all__ = ["ANSWER_BYTES", "Echo", "child", "fdatasync_seconds", "run_until_stdin_ends"]
 
-_BUFFER_BYTES = 1 << 20
+ANSWER_BYTES: Final = 8
+_SIZE_BYTES: Final = 4
 
 
 @contextlib.contextmanager
-def _process(which: str) -> Iterator[int]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dmq.testing.benchmark.baselines", which], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def child(module: str) -> Iterator[int]:
+    """A process that runs a module for as long as it is needed; the port it said.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         line = read_line(process.stdout, time.monotonic() + 30)
         if line is None:
-            raise RuntimeError(f"the baseline {which} did not start")
+            raise RuntimeError(f"the baseline {module} did not start")
         yield int(line)
     finally:
         process.communicate()
 
 
-class Receiver:
-    """Bytes a second into a process that writes them to a file."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    @classmethod
-    @contextlib.contextmanager
-    def running(cls) -> Iterator[Receiver]:
-        with _process("receive") as port:
-            yield cls(port)
-
-    def seconds(self, total_bytes: int, chunk_bytes: int) -> float:
-        """How long it takes to get the bytes across, in chunks, until the other side has written them."""
-        chunk = os.urandom(chunk_bytes)
-        with socket.create_connection(("127.0.0.1", self._port)) as sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            began = time.perf_counter()
-            left = total_bytes
-            while left > 0:
-                sock.sendall(chunk if left >= chunk_bytes else chunk[:left])
-                left -= chunk_bytes
-            sock.shutdown(socket.SHUT_WR)
-            sock.recv(1)
-            return time.perf_counter() - began
+def run_until_stdin_ends(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a server on the fastest event loop there is, until the process that started this one lets go of it."""
+    _end_with_stdin()
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve())
+    else:
+        uvloop.run(serve())
 
 
 class Echo:
-    """Round trips to a bare event loop."""
+    """Round trips to a blocking process: so many bytes there, 8 back."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls) -> Iterator[Echo]:
-        with _process("echo") as port:
+    def running(cls) -> Iterator[Self]:
+        with child("dmq.testing.benchmark.baselines") as port:
             yield cls(port)
 
     def round_trips(self, count: int, size: int) -> list[float]:
         """The seconds of each of `count` round trips."""
         message = os.urandom(size)
         taken = []
-        with socket.create_connection(("127.0.0.1", self._port)) as sock:
+        with socket.create_connection(("127.0.0.1", self.port)) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(size.to_bytes(_SIZE_BYTES, "big"))
             for _ in range(count):
                 began = time.perf_counter()
                 sock.sendall(message)
-                left = size
-                while left:
-                    received = len(sock.recv(left))
-                    if not received:
-                        raise RuntimeError("the echo is gone")
-                    left -= received
+                if len(sock.recv(ANSWER_BYTES)) != ANSWER_BYTES:
+                    raise RuntimeError("the echo is gone")
                 taken.append(time.perf_counter() - began)
         return taken
 
@@ -116,55 +101,29 @@ def fdatasync_seconds(folder: str, count: int, size: int) -> list[float]:
     return taken
 
 
-# --- the processes ----------------------------------------------------------------------------------------------------
-
-
-def _receive() -> None:
-    buffer = bytearray(_BUFFER_BYTES)
-    view = memoryview(buffer)
-    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryFile() as file:
-        print(server.getsockname()[1], flush=True)
-        while True:
-            sock, _ = server.accept()
-            with sock:
-                while received := sock.recv_into(buffer):
-                    os.write(file.fileno(), view[:received])
-                file.seek(0)
-                file.truncate()
-                with contextlib.suppress(OSError):
-                    sock.sendall(b".")
-
-
-class _EchoProtocol(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
-
-    def data_received(self, data: bytes) -> None:
-        self._transport.write(data)
-
-
-async def _echo() -> None:
-    server = await asyncio.get_running_loop().create_server(_EchoProtocol, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+# --- the echo ---------------------------------------------------------------------------------------------------------
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.read()
-    os._exit(0)
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
-def _main(which: str) -> None:
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    if which == "receive":
-        _receive()
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(_echo())
-    else:
-        uvloop.run(_echo())
+def _answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        while True:
+            sock, _ = server.accept()
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with sock, contextlib.suppress(OSError):
+                size = int.from_bytes(sock.recv(_SIZE_BYTES, socket.MSG_WAITALL), "big")
+                while len(sock.recv(size, socket.MSG_WAITALL)) == size > 0:
+                    sock.sendall(bytes(ANSWER_BYTES))
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _end_with_stdin()
+    _answer()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import random
 import secrets
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 import dmq
 from dmq.client.client import Client, connect
 from dmq.model import DurabilityName, Message
+from dmq.testing.benchmark.bodies import BodyName, made_bodies
 
 __all__ = [
     "APP",
@@ -32,14 +32,13 @@ __all__ = [
     "machine",
     "measured",
     "percentile",
+    "percentiles",
 ]
 
 APP = "dmq-bench"
 
 Progress: TypeAlias = Callable[[int], None]
 BrokerCpu: TypeAlias = Callable[[], float]
-
-_POOL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +51,11 @@ class Load:
     durability: DurabilityName = "stored"
     rounds: int = 3
     seed: int = 1
-    is_json: bool = False
+    body: BodyName = "random"
 
     def bodies(self) -> list[bytes]:
-        """As many bodies as there are messages: random bytes, or JSON."""
-        pool = random.Random(self.seed).randbytes(_POOL_BYTES)
-        if self.is_json:
-            text = pool.hex()
-            return [self._json_body(number, text) for number in range(self.messages)]
-        span = _POOL_BYTES - self.size
-        return [self._random_body(number, pool, number * 4099 % span) for number in range(self.messages)]
-
-    def _random_body(self, number: int, pool: bytes, at: int) -> bytes:
-        return (number.to_bytes(8, "big") + pool[at : at + self.size])[: self.size]
-
-    def _json_body(self, number: int, text: str) -> bytes:
-        head = f'{{"order": {number}, "state": "created", "amount": {number % 9973}.50, "note": "'
-        at = number * 4099 % (_POOL_BYTES - self.size)
-        return (head + text[at : at + max(0, self.size - len(head) - 2)] + '"}').encode()
+        """As many bodies as there are messages."""
+        return made_bodies(self.body, self.messages, self.size, self.seed)
 
     def groups(self, bodies: Sequence[bytes]) -> list[Sequence[bytes]]:
         """The bodies, by batches."""
@@ -95,12 +81,12 @@ class Figure:
 
 @dataclass(slots=True)
 class Rates:
-    """Rounds of moving messages, beside a baseline that moves the same bytes."""
+    """Rounds of moving messages, beside the floor that moves the same bodies."""
 
     messages: int
     bytes: int
     seconds: list[float] = field(default_factory=list)
-    baseline_seconds: list[float] = field(default_factory=list)
+    floor_seconds: list[float] = field(default_factory=list)
     client_cpu: list[float] = field(default_factory=list)
     broker_cpu: list[float] = field(default_factory=list)
 
@@ -114,11 +100,11 @@ class Rates:
             "broker_us_per_message": _median(self.broker_cpu, 1e6 / self.messages),
         }
         rounds = {"messages_per_second": [self.messages / taken for taken in self.seconds]}
-        if self.baseline_seconds:
-            ratios = [raw / taken for raw, taken in zip(self.baseline_seconds, self.seconds, strict=True)]
-            values["baseline_megabytes_per_second"] = self.bytes / statistics.median(self.baseline_seconds) / 1e6
-            values["of_baseline"] = statistics.median(ratios)
-            rounds["of_baseline"] = ratios
+        if self.floor_seconds:
+            ratios = [raw / taken for raw, taken in zip(self.floor_seconds, self.seconds, strict=True)]
+            values["floor_messages_per_second"] = self.messages / statistics.median(self.floor_seconds)
+            values["of_floor"] = statistics.median(ratios)
+            rounds["of_floor"] = ratios
         return Figure(name, {**values, **more}, rounds)
 
 
@@ -133,14 +119,18 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 def latency_figure(name: str, seconds: Sequence[float], **more: float | int | None) -> Figure:
     """Microseconds: median, and what one in a hundred and one in a thousand takes."""
+    return Figure(name, {**percentiles(seconds), **more})
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float | int | None]:
+    """Microseconds: what half of them take at most, all but one in a hundred, all but one in a thousand, and all."""
     ordered = sorted(seconds)
-    values: dict[str, float | int | None] = {
+    return {
         "p50_us": percentile(ordered, 0.5) * 1e6,
         "p99_us": percentile(ordered, 0.99) * 1e6,
         "p999_us": percentile(ordered, 0.999) * 1e6,
         "max_us": ordered[-1] * 1e6,
     }
-    return Figure(name, {**values, **more})
 
 
 def machine() -> dict[str, Any]:

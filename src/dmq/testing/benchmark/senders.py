@@ -23,7 +23,7 @@ from typing import IO, Final
 
 import msgspec
 
-from dmq.model import DURABILITIES, DurabilityName, Message
+from dmq.model import DURABILITIES, Message
 from dmq.protocol.batch import pack_batch
 from dmq.protocol.commands import Command, decode_response, request_head
 from dmq.protocol.frame import Frame, FrameParser, seal_frame
@@ -46,11 +46,7 @@ class Task(msgspec.Struct, frozen=True):
     port: int
     topic: str
     connections: int
-    messages: int
-    size: int
-    durability: DurabilityName
-    seed: int
-    is_json: bool
+    load: Load
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -143,17 +139,16 @@ class _Sender:
 class _Run:
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._durability = DURABILITIES[task.durability]
+        self._durability = DURABILITIES[task.load.durability]
         self._senders = [_Sender(task.host, task.port) for _ in range(task.connections)]
         for sender in self._senders:
             sender.hello()
-        load = Load(task.messages, task.size, 1, task.durability, rounds=1, seed=task.seed, is_json=task.is_json)
         now_ms = time.time_ns() // 1_000_000
         # A body of a PRODUCE for each message: lengths, then the record.
         self._pile = iter(
             [
                 b"".join(pack_batch(encode_batch(task.topic, APP, [Message(body)], sent_at_ms=now_ms)))
-                for body in load.bodies()
+                for body in task.load.bodies()
             ]
         )
 

@@ -29,7 +29,7 @@ def store(load: Load, folder: Path, progress: Progress) -> Figure:
     for number in range(load.rounds + 1):
         raw = _plain_write(folder, load, bodies, is_flushed)
         if number:
-            rates.baseline_seconds.append(raw)
+            rates.floor_seconds.append(raw)
         with tempfile.TemporaryDirectory(dir=folder) as made:
             opened = MessageStore(OsFiles(Path(made) / "data"), StoreSettings(), checkpoint_inline=False)
             try:

@@ -16,8 +16,17 @@ from dmq.client.client import Client
 from dmq.client.connection.url import parse_url
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.producer.producer import Producer
-from dmq.testing.benchmark.baselines import Receiver
-from dmq.testing.benchmark.benchmark import BrokerCpu, Figure, Load, Progress, Rates, bench_topic, measured
+from dmq.testing.benchmark.benchmark import (
+    BrokerCpu,
+    Figure,
+    Load,
+    Progress,
+    Rates,
+    bench_topic,
+    measured,
+    percentiles,
+)
+from dmq.testing.benchmark.floor import Floor
 from dmq.testing.benchmark.senders import Senders, Task
 
 __all__ = ["consume", "produce", "produce_connections"]
@@ -40,15 +49,17 @@ def produce(
     rates = Rates(load.messages, sum(map(len, bodies)))
     how = "send_async" if is_async else "send" if load.batch == 1 else f"send_many by {load.batch}"
     send = _send_async if is_async else _send_each if load.batch == 1 else _send_many
-    with Receiver.running() as receiver:
+    calls: list[float] = []
+    with Floor.running() as floor:
         for number in range(load.rounds + 1):
-            raw = receiver.seconds(rates.bytes, max(load.size * load.batch, 1))
+            raw = floor.window(bodies, threads) if load.batch == 1 else floor.produce(load.groups(bodies))
             if number:
-                rates.baseline_seconds.append(raw)
+                rates.floor_seconds.append(raw)
+            calls.clear()  # those of the last round count
             with bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
 
                 def share(part: list[bytes], producer: Producer = producer, topic: str = topic) -> None:
-                    send(producer, topic, load, part, progress=progress)
+                    send(producer, topic, load, part, progress=progress, calls=calls)
 
                 def run(share: Callable[[list[bytes]], None] = share) -> None:
                     _side_by_side(share, bodies, threads)
@@ -56,7 +67,7 @@ def produce(
                 measured(rates, run, broker_cpu, number > 0)
     if threads > 1:
         how += f" in {threads} threads"
-    return rates.figure(f"{how}, {load.size} B, {load.durability}")
+    return rates.figure(f"{how}, {load.size} B, {load.durability}", **({} if is_async else percentiles(calls)))
 
 
 def _side_by_side(share: Callable[[list[bytes]], None], bodies: list[bytes], threads: int) -> None:
@@ -71,22 +82,32 @@ def _side_by_side(share: Callable[[list[bytes]], None], bodies: list[bytes], thr
             pass
 
 
-def _send_many(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:
+def _send_many(
+    producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress, calls: list[float]
+) -> None:
     first = 0
     for group in load.groups(bodies):
+        began = time.perf_counter()
         producer.send_many(topic, load.made(group, first), durability=load.durability)
+        calls.append(time.perf_counter() - began)
         first += len(group)
         progress(len(group))
 
 
-def _send_each(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:
+def _send_each(
+    producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress, calls: list[float]
+) -> None:
     for number, body in enumerate(bodies):
+        began = time.perf_counter()
         producer.send(topic, body, key=f"k-{number}", durability=load.durability)
+        calls.append(time.perf_counter() - began)
         if number % 1000 == 0:
             progress(min(1000, len(bodies) - number))
 
 
-def _send_async(producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress) -> None:
+def _send_async(
+    producer: Producer, topic: str, load: Load, bodies: list[bytes], progress: Progress, calls: list[float]
+) -> None:
     futures = []
     for number, body in enumerate(bodies):
         futures.append(producer.send_async(topic, body, key=f"k-{number}", durability=load.durability))
@@ -99,31 +120,25 @@ def _send_async(producer: Producer, topic: str, load: Load, bodies: list[bytes],
 def produce_connections(url: str, load: Load, connections: int, broker_cpu: BrokerCpu, progress: Progress) -> Figure:
     """Many connections, each of which sends one message at a time and waits for its receipt; see `senders`."""
     address = parse_url(url)[0]
-    rates = Rates(load.messages, load.messages * load.size)
+    bodies = load.bodies()
+    rates = Rates(load.messages, sum(map(len, bodies)))
     counts: list[int] = []
-    for number in range(load.rounds + 1):
-        with bench_topic(url) as (_, topic):
-            task = Task(
-                address.host,
-                address.port,
-                topic,
-                connections,
-                messages=load.messages,
-                size=load.size,
-                durability=load.durability,
-                seed=load.seed,
-                is_json=load.is_json,
-            )
-            with contextlib.closing(Senders(task)) as senders:
-                broker = broker_cpu()
-                outcome = senders.run()
-                used = broker_cpu() - broker
-        progress(load.messages)
-        if number:
-            rates.seconds.append(outcome.seconds)
-            rates.client_cpu.append(outcome.cpu)
-            rates.broker_cpu.append(used)
-            counts = outcome.counts
+    with Floor.running() as floor:
+        for number in range(load.rounds + 1):
+            raw = floor.window(bodies, connections)
+            with bench_topic(url) as (_, topic):
+                task = Task(address.host, address.port, topic, connections, load=load)
+                with contextlib.closing(Senders(task)) as senders:
+                    broker = broker_cpu()
+                    outcome = senders.run()
+                    used = broker_cpu() - broker
+            progress(load.messages)
+            if number:
+                rates.floor_seconds.append(raw)
+                rates.seconds.append(outcome.seconds)
+                rates.client_cpu.append(outcome.cpu)
+                rates.broker_cpu.append(used)
+                counts = outcome.counts
     return rates.figure(
         f"{connections} connections, one message at a time, {load.size} B, {load.durability}",
         fewest_of_most=min(counts) / max(counts),
@@ -135,19 +150,19 @@ def produce_connections(url: str, load: Load, connections: int, broker_cpu: Brok
 
 def _fill(client: Client, topic: str, load: Load, bodies: list[bytes]) -> None:
     with client.producer(timeout=60.0) as producer:
-        _send_many(producer, topic, load, bodies, progress=lambda _: None)
+        _send_many(producer, topic, load, bodies, progress=lambda _: None, calls=[])
 
 
 def consume(url: str, load: Load, broker_cpu: BrokerCpu, progress: Progress, *, is_push: bool = False) -> Figure:
     """One consumer: `pull` and `ack` by batches, or a handler for each message; body and key are touched."""
     bodies = load.bodies()
     rates = Rates(load.messages, sum(map(len, bodies)))
-    with Receiver.running() as receiver, bench_topic(url) as (client, topic):
+    with Floor.running() as floor, bench_topic(url) as (client, topic):
         _fill(client, topic, load, bodies)
         for number in range(load.rounds + 1):
-            raw = receiver.seconds(rates.bytes, max(load.size * load.batch, 1))
+            raw = floor.consume(load.groups(bodies))
             if number:
-                rates.baseline_seconds.append(raw)
+                rates.floor_seconds.append(raw)
             group = f"bench-{number}"
 
             def run(group: str = group) -> None:
