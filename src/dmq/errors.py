@@ -45,8 +45,11 @@ __all__ = [
     "ProtocolError",
     "RateLimited",
     "RecordCorrupt",
+    "RegistryConflict",
+    "RegistryDown",
     "SequenceConflict",
     "ServerError",
+    "SessionExpired",
     "StaleEpoch",
     "StorageError",
     "StoreClosed",
@@ -58,11 +61,13 @@ __all__ = [
     "TopicExists",
     "TransactionOver",
     "UnknownCommand",
+    "UnknownEntry",
     "UnknownGroup",
     "UnknownMessage",
     "UnknownTopic",
     "Unsupported",
     "VersionMismatch",
+    "WriteUnknown",
     "WrongFormat",
 ]
 
@@ -349,6 +354,43 @@ class OutOfRetries(DMQError):
     """Sent again as often as allowed, and never answered. The message may be stored or not."""
 
     code = "OUT_OF_RETRY"
+
+
+# --- the registry of a cluster ----------------------------------------------------------------------------------------
+
+
+class RegistryConflict(DMQError):
+    """A write to the registry did not apply, and nothing of it was written: somebody else wrote before.
+
+    `detail` has the `index` of the operation, its `path`, and the `reason`: absent, exists, version, children or
+    ephemeral.
+    """
+
+    code = "REGISTRY_CONFLICT"
+
+
+class SessionExpired(DMQError):
+    """The registry has not heard its client for too long: the session is over, and nothing was written."""
+
+    code = "SESSION_EXPIRED"
+
+
+class UnknownEntry(DMQError):
+    """The path is not in the registry, and cannot have entries below it."""
+
+    code = "UNKNOWN_ENTRY"
+
+
+class WriteUnknown(DMQError):
+    """A write to the registry was not answered: it was carried out, or will be, or never will."""
+
+    code = "WRITE_UNKNOWN"
+
+
+class RegistryDown(NotConnected):
+    """No server of the registry answers; nothing was written."""
+
+    code = "REGISTRY_DOWN"
 
 
 # --- the store ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ LOCAL = {
     "NotConnected",
     "OutOfRetries",
     "PortTaken",
+    "RegistryDown",
     "StoreClosed",
     "TimedOut",
     "WrongFormat",
