@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypeVar
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.aio.connection import AioConnection
@@ -53,6 +53,8 @@ from dmq.protocol.session import Heartbeat
 # twin: end
 
 __all__ = ["AioConsumer"]
+
+R = TypeVar("R")
 
 
 class AioConsumer(Generic[T]):
@@ -107,7 +109,7 @@ class AioConsumer(Generic[T]):
             DMQError: the subscription was refused or ended, or the client is closed.
         """
         self._ack_previous()
-        taken = await self._take(1)
+        taken = await self._await(lambda: self._core.take(1))
         if not taken:
             raise StopAsyncIteration
         message: AioMessage[T] = AioMessage(*taken[0])
@@ -120,13 +122,8 @@ class AioConsumer(Generic[T]):
         if previous is not None:
             previous.ack()
 
-    async def _take(
-        self, limit: int, is_over: Callable[[], object] = lambda: False, *, is_turn: bool = False
-    ) -> list[tuple[Delivery, int]]:
-        """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
-
-        Parameters:
-            is_turn: as in `ConsumerCore.take`.
+    async def _await(self, take: Callable[[], R], is_over: Callable[[], object] = lambda: False) -> R | None:
+        """What `take` finds of the messages that wait, once it finds any; None once the consumer closes or `is_over`.
 
         Raises:
             DMQError: there will be none any more.
@@ -134,8 +131,8 @@ class AioConsumer(Generic[T]):
         core = self._core
         while True:
             if self.is_closing or is_over():
-                return []
-            taken = core.take(limit, is_turn=is_turn)
+                return None
+            taken = take()
             if taken:
                 return taken
             if core.ended is not None:
@@ -146,7 +143,9 @@ class AioConsumer(Generic[T]):
             # self._subscriber.flush()
             # twin: end
             self._subscriptions.starve()
-            await self._subscriber.wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
+            await self._subscriber.wait(
+                lambda: core.waiting or core.ended or self.is_closing or is_over(), is_for_message=True
+            )
 
     def _start(self) -> None:
         with self._state:

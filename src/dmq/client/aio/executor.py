@@ -12,18 +12,22 @@ import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from dmq.client.aio.message import AioMessage
+from dmq.client.aio.message import AioMessage, OpenedAioMessage
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
-from dmq.client.consumer.executor import ORDERED_TURN_MAX
+from dmq.client.consumer.executor import ORDERED_TURN_MAX, TURN_MAX, pace_of
 from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge, tell_failure
+from dmq.client.consumer.message import messages_of
+from dmq.client.consumer.prefetch import Turn
 from dmq.client.stop_signals import STOP_SIGNALS
 from dmq.errors import DMQError
 from dmq.token_bucket import TokenBucket
 
 __all__ = ["AioExecutor"]
+
+R = TypeVar("R")
 
 
 class AioSource(Protocol):
@@ -31,9 +35,7 @@ class AioSource(Protocol):
 
     is_closing: bool
 
-    async def _take(
-        self, limit: int, is_over: Callable[[], object] = ..., *, is_turn: bool = ...
-    ) -> list[tuple[Delivery, int]]: ...
+    async def _await(self, take: Callable[[], R], is_over: Callable[[], object] = ...) -> R | None: ...
 
     def stop(self) -> None: ...
 
@@ -105,21 +107,26 @@ class AioExecutor:
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
             core.is_running = False
-            core.handlers = 1
+            core.handlers = core.pace = 1
             core.room = None
         if self._error is not None and not self._consumer.is_closing:
             raise self._error
 
     async def _work(self) -> None:
+        core, limit = self._core, 1
         try:
             while not self._stopping.is_set():
-                taken = await self._take()
-                if not taken:
+                turn = await self._take(ORDERED_TURN_MAX if core.options.ordered else limit)
+                if turn is None:
                     break
+                began = time.monotonic()
                 try:
-                    await self._turn(taken)
+                    done = await self._turn(turn)
                 finally:
-                    self._core.end_turn(taken)
+                    core.end_turn(turn)
+                if self._threads is None:  # a thread has one message at a time
+                    core.pace = pace = pace_of(time.monotonic() - began, done)
+                    limit = min(pace, TURN_MAX)
                 await asyncio.sleep(0)  # a handler that never waits must not keep the loop to itself
         except DMQError as error:
             self._error = self._error or error
@@ -127,68 +134,97 @@ class AioExecutor:
             self._stopping.set()
             self._consumer._wake()
 
-    async def _take(self) -> list[tuple[Delivery, int]]:
+    async def _take(self, limit: int) -> Turn | None:
         self._idle += 1
         try:
-            return await self._consumer._take(
-                ORDERED_TURN_MAX if self._core.options.ordered else 1, self._stopping.is_set, is_turn=True
-            )
+            return await self._consumer._await(lambda: self._core.begin_turn(limit), self._stopping.is_set)
         finally:
             self._idle -= 1
 
-    async def _turn(self, taken: list[tuple[Delivery, int]]) -> None:
-        """Handle messages one after another."""
-        for at, (delivery, index) in enumerate(taken):
-            if not await self._may_start():
-                self._core.untake(taken[at:])
-                return
-            if not self._core.without_expired([(delivery, index)]):
-                continue
+    async def _turn(self, turn: Turn) -> int:
+        """Handle messages one after another; returns how many were begun.
+
+        What is behind a message whose handler waits for something goes to another task.
+        """
+        core, delivery, now = self._core, turn.delivery, self._core.now
+        is_ordered, has_threads = core.options.ordered, self._threads is not None
+        if len(turn.indexes) > 1 or core.waiting:
+            asyncio.get_running_loop().call_soon(self._share, turn)  # runs as soon as this task waits
+        done = 0
+        for message in messages_of(delivery, turn.indexes, AioMessage, OpenedAioMessage):
+            if done >= turn.stop:
+                break
+            if self._bucket is not None:
+                await self._pause(self._bucket)
+            if self._stopping.is_set() or self._consumer.is_closing:
+                core.untake(turn.rest)
+                return done
+            if delivery.deadline <= now():
+                core.forget(turn.rest)
+                return done
+            place = delivery, turn.indexes[done]
             try:
-                await self._handle((delivery, index))
-            except BaseException:
-                self._core.untake(taken[at:])
-                raise
-            if self._core.options.ordered and self._core.has_failed(delivery, index):
-                self._core.forget(taken[at + 1 :])  # they went back to the broker behind it
-                return
-
-    async def _may_start(self) -> bool:
-        if self._bucket is not None:
-            pause = self._bucket.wait(1, time.monotonic())
-            if pause:
                 try:
-                    await asyncio.wait_for(self._stopping.wait(), pause)
-                except TimeoutError:
-                    pass
-        return not self._stopping.is_set() and not self._consumer.is_closing
+                    if has_threads:
+                        await self._call_in_thread(message, place)
+                    else:
+                        await self._handler(message)
+                except Exception as error:
+                    await self._failed(place, error)
+            except BaseException:
+                core.untake(turn.rest)
+                raise
+            turn.done = done = done + 1
+            if is_ordered and core.has_failed(*place):
+                core.forget(turn.rest)  # they went back to the broker behind it
+                break
+        return done
 
-    async def _call(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
-        if self._threads is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._call_here, message, place)
-        else:
-            await self._handler(message)
+    def _share(self, turn: Turn) -> None:
+        """The task of a turn waits: have others look at the messages behind the one that it is at."""
+        core = self._core
+        if turn.stop > turn.done + 1 and not core.options.ordered:
+            core.shorten(turn)
+        if core.waiting:
+            self._consumer._wake()
+
+    async def _pause(self, bucket: TokenBucket) -> None:
+        """Wait until the next handler may start."""
+        pause = bucket.wait(1, time.monotonic())
+        if pause:
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            except TimeoutError:
+                pass
+
+    async def _call_in_thread(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._call_here, message, place)
 
     def _call_here(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
         """In a thread, which may have been waited for."""
         if self._core.without_expired([place]):
             self._handler(message)
 
-    async def _handle(self, place: tuple[Delivery, int]) -> None:
-        message = AioMessage(*place)
-        tries = 0
+    async def _failed(self, place: tuple[Delivery, int], error: Exception) -> None:
+        """A handler raised: call it again, or say what becomes of its message."""
+        message: AioMessage = AioMessage(*place)
+        tries = 1
+        raised: Exception | None = error
         while True:
-            error: Exception | None = None
-            tries += 1
-            try:
-                await self._call(message, place)
-            except Exception as raised:
-                error = raised
-            verdict = judge(error, tries, self._local_retries)
+            verdict = judge(raised, tries, self._local_retries)
             if verdict.is_error:
-                tell_failure(message, error)
+                tell_failure(message, raised)
             if verdict.is_again and not self._core.without_expired([place]):
                 return
             if not verdict.is_again or message.is_settled:
                 verdict.settle(message)
                 return
+            tries += 1
+            raised = None
+            try:
+                if self._threads is not None:
+                    await self._call_in_thread(message, place)
+                else:
+                    await self._handler(message)
+            except Exception as again:
+                raised = again

@@ -37,11 +37,14 @@ class AioSubscriber:
         core.on_reports = self._report
         core.on_free = lambda: self.wake(nudge=True)
 
-    async def wait(self, is_done: Callable[[], object], seconds: float | None = None) -> None:
+    async def wait(
+        self, is_done: Callable[[], object], seconds: float | None = None, *, is_for_message: bool = False
+    ) -> None:
         """Wait until something happened, at most so long.
 
         Parameters:
             is_done: not asked: on a loop nothing happens between the caller's look and this.
+            is_for_message: not asked: the loop reads.
         """
         waiter = TaskWaiter()
         self._waiters.add(waiter)

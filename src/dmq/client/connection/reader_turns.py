@@ -4,8 +4,13 @@ There is no thread between a lone request and its answer. A thread that waits le
 their answers, and when it has its own it leaves, and wakes another that waits. Only when nobody waits and something is
 attended (an asynchronous send, a subscription), or output was kept, a background thread reads.
 
-What always holds: at most one thread leads; as long as anybody waits or anything is attended, somebody leads or has
-been woken to do so; once it is over, nobody does.
+A thread that leaves for a moment, to run a handler of what it read, only lends the lead: no other thread is woken to
+read in its place, since a change of threads costs more than most handlers do. Any thread that needs an answer meanwhile
+takes the lead as if it were free. Another one that waits watches: it looks every few milliseconds, without being woken
+for it, and reads on once the lender does not come back. It sleeps again when nothing is lent.
+
+What always holds: at most one thread leads; as long as anybody waits or anything is attended, somebody leads, or has
+been woken to do so, or watches while the lead is lent; once it is over, nobody does.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ from typing import Final
 
 from dmq.client.connection.threads import FOREVER, Waiter
 
-__all__ = ["Turns"]
+__all__ = ["WATCH_SECONDS", "Turns"]
 
 _READ_SECONDS: Final = 1.0  # how long the background thread reads before it lets others have a turn
+WATCH_SECONDS: Final = 0.004
+"""A lender that does not come back within this long, or twice as long, loses the lead to the thread that watches."""
 
 
 class Turns:
@@ -49,6 +56,11 @@ class Turns:
         self._on_left = on_left
         self._lock = threading.Lock()
         self._leader = 0
+        self._lender = 0  # the thread that lent the lead, and has not come back
+        self._loans = 0
+        self._watched = 0  # how many loans there were when the watcher looked
+        self._watcher: Waiter | None = None
+        self._impatient = 0  # followers that wait for answers
         self._followers: deque[Waiter] = deque()
         self._background = Waiter()
         self._starting = threading.Lock()
@@ -110,21 +122,66 @@ class Turns:
 
     # --- following --------------------------------------------------------------------------------------------------
 
-    def until(self, waiter: Waiter, is_done: Callable[[], object], deadline: float) -> None:
-        """Wait until `is_done`, which somebody follows with `waiter.wake()`; read for all meanwhile if nobody does."""
+    def until(
+        self,
+        waiter: Waiter,
+        is_done: Callable[[], object],
+        deadline: float,
+        *,
+        is_patient: bool = False,
+        is_lender: bool = False,
+    ) -> None:
+        """Wait until `is_done`, which somebody follows with `waiter.wake()`; read for all meanwhile if nobody does.
+
+        Parameters:
+            is_patient: what is waited for is no answer: it may come some milliseconds later.
+            is_lender: this thread will be back in a moment, to wait for more.
+        """
+        me, has_led = threading.get_ident(), False
+        if is_patient and self._lender == me:
+            self._lender = 0
         if is_done():
             return
         self._followers.append(waiter)
+        self._impatient += not is_patient
         try:
             while not is_done():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                if not self._lead(is_done, deadline):
+                pause = self._patience(waiter) if is_patient else 0.0
+                if pause:
+                    waiter.wait(min(left, pause))
+                elif self._lead(is_done, deadline):
+                    has_led = True
+                else:
                     waiter.wait(left)
         finally:
             self._followers.remove(waiter)
+            self._impatient -= not is_patient
+            if self._watcher is waiter:
+                self._watcher = None
+            if is_lender and has_led and not self._impatient and (self._followers or self.attention):
+                self._loans += 1
+                self._lender = me
             self._pass_on()
+
+    def _patience(self, waiter: Waiter) -> float:
+        """How long a thread that is patient waits before it tries to lead."""
+        if self._watcher is waiter:
+            if self._watched != self._loans:
+                self._watched = self._loans
+                return WATCH_SECONDS
+            # Nothing was lent since the last look: the lender is late, or there is nothing to watch.
+            self._watcher = None
+            self._lender = 0
+            return 0.0
+        if not self._lender:
+            return 0.0
+        if self._watcher is not None:
+            return FOREVER  # the watcher passes on when it leaves
+        self._watcher, self._watched = waiter, self._loans
+        return WATCH_SECONDS
 
     def wake_followers(self) -> None:
         """Have all who wait look again."""
@@ -137,6 +194,8 @@ class Turns:
         self.wake_followers()
 
     def _pass_on(self) -> None:
+        if self._lender and self._watcher is not None:
+            return  # the lender is back in a moment, or else the watcher leads
         for follower in tuple(self._followers):
             follower.wake()
             return
@@ -149,7 +208,7 @@ class Turns:
         """One more thing must be read though nobody waits."""
         self.attention += 1
         if self.attention == 1 and not self._leader:  # the leader passes on, and looks at this first
-            self.start_background()
+            self._pass_on()
 
     def start_background(self) -> None:
         """Have the background thread look whether it is needed."""
@@ -160,11 +219,17 @@ class Turns:
         self._background.wake()
 
     def _serve(self) -> None:
+        mine = self._background
         while not self._is_over():
-            if self._is_needed() and self._lead(lambda: not self._is_needed(), time.monotonic() + _READ_SECONDS):
+            is_needed = self._is_needed()
+            pause = self._patience(mine) if is_needed or self._watcher is mine else FOREVER
+            if pause:
+                mine.wait(pause)
+            elif is_needed and self._lead(lambda: not self._is_needed(), time.monotonic() + _READ_SECONDS):
                 self._pass_on()
             else:
-                self._background.wait(FOREVER)
+                mine.wait(FOREVER)
 
     def _is_needed(self) -> bool:
-        return bool(self.attention or self._has_output())
+        """Whether the background thread is to read: a thread that waits does so itself."""
+        return bool((self.attention or self._has_output()) and not self._followers)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypeVar
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.connection import Connection
@@ -44,6 +44,8 @@ from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
 
 __all__ = ["Consumer"]
+
+R = TypeVar("R")
 
 
 class Consumer(Generic[T]):
@@ -98,7 +100,7 @@ class Consumer(Generic[T]):
             DMQError: the subscription was refused or ended, or the client is closed.
         """
         self._ack_previous()
-        taken = self._take(1)
+        taken = self._await(lambda: self._core.take(1))
         if not taken:
             raise StopIteration
         message: ReceivedMessage[T] = ReceivedMessage(*taken[0])
@@ -111,13 +113,8 @@ class Consumer(Generic[T]):
         if previous is not None:
             previous.ack()
 
-    def _take(
-        self, limit: int, is_over: Callable[[], object] = lambda: False, *, is_turn: bool = False
-    ) -> list[tuple[Delivery, int]]:
-        """Messages for a handler, waiting for at least one; none once the consumer closes or `is_over`.
-
-        Parameters:
-            is_turn: as in `ConsumerCore.take`.
+    def _await(self, take: Callable[[], R], is_over: Callable[[], object] = lambda: False) -> R | None:
+        """What `take` finds of the messages that wait, once it finds any; None once the consumer closes or `is_over`.
 
         Raises:
             DMQError: there will be none any more.
@@ -125,8 +122,8 @@ class Consumer(Generic[T]):
         core = self._core
         while True:
             if self.is_closing or is_over():
-                return []
-            taken = core.take(limit, is_turn=is_turn)
+                return None
+            taken = take()
             if taken:
                 return taken
             if core.ended is not None:
@@ -135,7 +132,9 @@ class Consumer(Generic[T]):
                 self._start()
             self._subscriber.flush()
             self._subscriptions.starve()
-            self._subscriber.wait(lambda: core.waiting or core.ended or self.is_closing or is_over())
+            self._subscriber.wait(
+                lambda: core.waiting or core.ended or self.is_closing or is_over(), is_for_message=True
+            )
 
     def _start(self) -> None:
         with self._state:

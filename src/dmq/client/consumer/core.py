@@ -30,11 +30,11 @@ from typing import Final
 
 import numpy as np
 
-from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of, has_packed
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of, has_packed, is_all
 from dmq.client.consumer.leases import LeaseBook, settlements_of
 from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.prefetch import Part, Prefetch
+from dmq.client.consumer.prefetch import Part, Prefetch, Turn
 from dmq.clock import Clock
 from dmq.errors import DMQError, RecordCorrupt
 from dmq.event_log import EventLog
@@ -67,13 +67,14 @@ class ConsumerCore:
         self.now: Final = clock.boottime
         """The time that leases run by."""
         self._prefetch = Prefetch(is_ordered=options.ordered, is_free=self._is_free, is_over=self._drop)
-        self._is_plain = not options.ordered and options.type is None  # a message is taken as it is
-        self._has_packed = False  # a body came that has to be expanded
-        self._turns: set[tuple[int, str, int]] = set()  # of an ordered group, the queues that a handler works on
+        self._is_typed = options.type is not None
+        self._turns: list[Turn] = []  # that handlers work on
+        self._queues: set[tuple[int, str, int]] = set()  # of an ordered group, those of the turns
         self._books: list[LeaseBook] = []
         self._said = 0  # of how many messages since the last report, about
         self.urgent_count = max(1, options.prefetch // 4)
         self.handlers = 1  # how many work on messages at a time
+        self.pace = 1  # messages that a handler gets done in a millisecond
         self._has_progress = False
         self._taken = 0  # handed out, and not settled
         self.member = ""  # its name in the group
@@ -175,7 +176,6 @@ class ConsumerCore:
         buffer = bytes(data)
         begun = self.now() if since is None else since
         is_packed = has_packed(buffer, bounds)  # for all of them at once
-        self._has_packed |= is_packed
         at = 0
         for number, lease in enumerate(leases):
             mine = bounds if len(leases) == 1 else bounds[at : at + lease.count + 1]
@@ -269,38 +269,70 @@ class ConsumerCore:
         """Messages and bytes that wait."""
         return self._prefetch.count, self._prefetch.bytes
 
-    def take(self, limit: int, *, is_turn: bool = False) -> list[tuple[Delivery, int]]:
-        """The next messages for a handler, the highest priority first; none while paused.
+    @property
+    def is_quick(self) -> bool:
+        """Whether a handler takes so little time that nothing has to go on beside it."""
+        return self.pace > 1
 
-        Parameters:
-            is_turn: of an ordered group, the queue that they are of is the caller's until `end_turn`.
-        """
+    def hands_for(self, count: int) -> int:
+        """How many handlers are to begin with so many messages: one for each millisecond of work."""
+        return 1 + count // self.pace if self.pace > 1 else count
+
+    def take(self, limit: int) -> list[tuple[Delivery, int]]:
+        """The next messages for a user, the highest priority first; none while paused."""
         with self.lock:
             if self.is_paused or not self._prefetch.count:
                 return []
             self._has_progress = True
-            taken = self._prefetch.take(limit, self.now())
-            self._taken += len(taken)
-            if self._is_plain and not self._has_packed:
-                return taken
-            while self._must_read and taken and not (taken := self._readable(taken)):
-                taken = self._prefetch.take(limit, self.now())
+            taken: list[tuple[Delivery, int]] = []
+            while not taken and (taken := self._prefetch.take(limit, self.now())):
                 self._taken += len(taken)
-            if taken and is_turn and self.options.ordered:
-                self._turns.add(_place(taken[0][0]))
+                taken = self._readable(taken)
+                if not self._unreadable:
+                    return taken
         self._tell_unreadable()
         return taken
 
-    @property
-    def _must_read(self) -> bool:
+    def begin_turn(self, limit: int) -> Turn | None:
+        """The next messages for a handler, of one delivery; None while there are none.
+
+        Of an ordered group, the queue that they are of is the handler's until `end_turn`.
+        """
+        with self.lock:
+            if self.is_paused or not self._prefetch.count:
+                return None
+            self._has_progress = True
+            turn = self._next_turn(limit)
+            if turn is not None:
+                self._turns.append(turn)
+                if self.options.ordered:
+                    self._queues.add(_place(turn.delivery))
+            # A handler may take long, and what others were done with before it is reported meanwhile.
+            must_report = turn is not None and len(turn.indexes) > 1 and not self.is_report_due
+        self._tell_unreadable()
+        if must_report:
+            self.on_reports(False)
+        return turn
+
+    def _next_turn(self, limit: int) -> Turn | None:
+        while (part := self._prefetch.take_part(limit, self.now())) is not None:
+            delivery, indexes = part
+            self._taken += len(indexes)
+            if self._must_read(delivery):
+                indexes = [index for _, index in self._readable([(delivery, index) for index in indexes])]
+            if indexes:
+                return Turn(delivery, indexes)
+        return None
+
+    def _must_read(self, delivery: Delivery) -> bool:
         """Whether bodies have to be made of what came, which may fail."""
-        return self._has_packed or self.options.type is not None
+        return delivery.is_packed or self._is_typed
 
     def _readable(self, taken: list[tuple[Delivery, int]]) -> list[tuple[Delivery, int]]:
         """Those whose bodies expand, and are of the consumer's type. No attempt helps the others: they are rejected."""
         readable = []
         for delivery, index in taken:
-            why = delivery.why_unreadable(index)
+            why = delivery.why_unreadable(index) if self._must_read(delivery) else ""
             if why:
                 self._settle(delivery, index, Outcome.REJECT, -1, reason=why)
                 self._unreadable.append((ReceivedMessage(delivery, index), why))
@@ -309,10 +341,11 @@ class ConsumerCore:
         return readable
 
     def _readable_parts(self, parts: list[Part]) -> list[Part]:
-        if not self._must_read:
-            return parts
         found: list[Part] = []
         for delivery, indexes in parts:
+            if not self._must_read(delivery):
+                found.append((delivery, indexes))
+                continue
             readable = [index for _, index in self._readable([(delivery, index) for index in indexes])]
             if readable:
                 found.append((delivery, readable))
@@ -327,18 +360,82 @@ class ConsumerCore:
                 log.warning("a body was rejected", once_for=self.options.group, exc_info=None, **facts, reason=why)
             self.on_reports(False)
 
-    def end_turn(self, taken: Sequence[tuple[Delivery, int]]) -> None:
-        """The handlers of what was taken for a turn are done: of an ordered group, the queue may be worked on again."""
-        if self.options.ordered and taken:
-            with self.lock:
-                self._turns.discard(_place(taken[0][0]))
+    def end_turn(self, turn: Turn) -> None:
+        """Handlers are done with a turn: of an ordered group, its queue may be worked on again."""
+        is_awaited = False
+        with self.lock:
+            self._turns.remove(turn)
+            self._count(turn)
+            self._put_back(turn.delivery, turn.indexes[turn.done :])
+            if self.options.ordered:
+                self._queues.discard(_place(turn.delivery))
                 is_awaited = self._prefetch.count > 0
-            if is_awaited:
-                self.on_free()
+            is_urgent = self._said >= self.urgent_count or not self._is_busy
+            must_report = bool(self._said) and (is_urgent or not self.is_report_due)
+        if is_awaited:
+            self.on_free()
+        if must_report:
+            self.on_reports(is_urgent)
+
+    def shorten(self, turn: Turn) -> None:
+        """Let what is behind the message that a handler is at wait for another one. Not of an ordered group."""
+        with self.lock:
+            self._put_back(turn.delivery, turn.cut())
+
+    def look(self) -> None:
+        """To be called some milliseconds after the last report: help a handler that does not get on.
+
+        It may be at one message for long. Those before it are reported, and those behind it wait for others.
+        """
+        with self.lock:
+            if not self.options.ordered:
+                for turn in self._turns:
+                    if turn.is_stuck():
+                        self._put_back(turn.delivery, turn.cut())
+                        self._is_freed = True
+            is_awaited = not self.is_report_due and any(turn.done + 1 < turn.stop for turn in self._turns)
+        self._tell_free()
+        if is_awaited:
+            self.on_reports(False)
+
+    def _put_back(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        behind = [index for index in indexes if delivery.states[index] == TAKEN]
+        if behind:
+            self._taken -= len(behind)
+            self._prefetch.put_back(delivery, behind)
+
+    def _catch_up(self) -> None:
+        """Ack what handlers are done with by now."""
+        for turn in self._turns:
+            self._count(turn)
+
+    def _count(self, turn: Turn) -> None:
+        done = turn.done
+        indexes, turn.acked = turn.indexes[turn.acked : done], done
+        if indexes:
+            self._ack_many(turn.delivery, indexes)
+
+    def _ack_many(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        states = delivery.states
+        if not is_all(states, TAKEN, indexes):
+            indexes = [index for index in indexes if states[index] == TAKEN]
+            for index in indexes:
+                states[index] = SETTLED
+        elif isinstance(indexes, range):
+            states[indexes.start : indexes.stop] = bytes((SETTLED,)) * len(indexes)
+        count = len(indexes)
+        if not count:
+            return
+        delivery.acks.extend(indexes)
+        delivery.left -= count
+        self._taken -= count
+        self._has_progress = True
+        self._said += count
+        self._book(delivery).add(delivery)
 
     def _is_free(self, delivery: Delivery) -> bool:
         """Of an ordered group, whether messages of a delivery may be taken now."""
-        return _place(delivery) not in self._turns and self._book(delivery).is_first(delivery)
+        return _place(delivery) not in self._queues and self._book(delivery).is_first(delivery)
 
     def without_expired(self, taken: Sequence[tuple[Delivery, int]]) -> Sequence[tuple[Delivery, int]]:
         """Of what was taken and not touched, what is still ours. Nothing is said of the rest: its leases are over."""
@@ -363,6 +460,7 @@ class ConsumerCore:
     def in_hand(self, book: LeaseBook | None = None) -> int:
         """Messages of a broker, or of all, that are here and not settled."""
         with self.lock:
+            self._catch_up()
             return sum(delivery.left for delivery in self._held(book))
 
     def has_room_for(self, count: int, in_hand: int) -> bool:
@@ -402,7 +500,9 @@ class ConsumerCore:
     # --- what is said of them ---------------------------------------------------------------------------------------
 
     def is_settled(self, delivery: Delivery, index: int) -> bool:
-        return delivery.states[index] == SETTLED
+        with self.lock:
+            self._catch_up()
+            return delivery.states[index] == SETTLED
 
     def ack(self, delivery: Delivery, index: int) -> None:
         """A message is done: `settle` for what is said most."""
@@ -427,6 +527,7 @@ class ConsumerCore:
     def settle(self, delivery: Delivery, index: int, outcome: Outcome, delay_ms: int = -1, reason: str = "") -> None:
         """Say what became of a message; the first word counts."""
         with self.lock:
+            self._catch_up()
             if not self._settle(delivery, index, outcome, delay_ms, reason=reason):
                 return
             # With nothing else to do it leaves at once; else it waits for company, but not for long.
@@ -438,15 +539,10 @@ class ConsumerCore:
     ) -> None:
         """The same of many messages of a delivery, at once."""
         with self.lock:
-            if outcome is Outcome.ACK and delivery.left == len(indexes) == delivery.count:
-                delivery.states[:] = bytes((SETTLED,)) * delivery.count
-                delivery.acks.extend(indexes)
-                delivery.left = 0
-                self._taken -= delivery.count
-                self._has_progress = True
-                self._said += delivery.count
-                self._book(delivery).add(delivery)
+            if outcome is Outcome.ACK:
+                self._ack_many(delivery, indexes)
             else:
+                self._catch_up()
                 for index in indexes:
                     self._settle(delivery, index, outcome, delay_ms, reason=reason)
             is_urgent = not self.has_company
@@ -518,6 +614,7 @@ class ConsumerCore:
     def reports(self, book: LeaseBook) -> list[Settle]:
         """What to tell a broker now."""
         with self.lock:
+            self._catch_up()
             self._said = 0
             settlements = book.take_unsent()
             while dirty := book.take_dirty():
@@ -548,6 +645,7 @@ class ConsumerCore:
     def holding(self, book: LeaseBook) -> list[LeaseRef]:
         """The leases of a broker that we still have something of, or something to say about."""
         with self.lock:
+            self._catch_up()
             return book.references()
 
     def subscribed(self, book: LeaseBook, reply: SubscribeReply) -> None:
@@ -595,6 +693,7 @@ class ConsumerCore:
     def release_all(self) -> None:
         """Give everything back that is not settled."""
         with self.lock:
+            self._catch_up()
             for delivery in self._held():
                 self._release(delivery)
                 for index, state in enumerate(delivery.states):
@@ -618,6 +717,7 @@ class ConsumerCore:
     def tick(self) -> list[tuple[LeaseBook, list[Delivery]]]:
         """To be called four times per lease: give back what is not worked on; which leases to extend, by brokers."""
         with self.lock:
+            self._catch_up()
             now = self.now()
             has_progress, self._has_progress = self._has_progress and not self.is_paused, False
             kept = [

@@ -31,7 +31,18 @@ from dmq.records.check import checked_bodies
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
 from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
 
-__all__ = ["SETTLED", "TAKEN", "WAITING", "Bounds", "Delivery", "Holder", "LeaseKey", "bounds_of", "has_packed"]
+__all__ = [
+    "SETTLED",
+    "TAKEN",
+    "WAITING",
+    "Bounds",
+    "Delivery",
+    "Holder",
+    "LeaseKey",
+    "bounds_of",
+    "has_packed",
+    "is_all",
+]
 
 Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
 LeaseKey: TypeAlias = tuple[int, str, int, int, int]  # broker, topic, queue, epoch, number
@@ -227,6 +238,8 @@ class Delivery:
             keys = repeat(None)
         else:
             return None
+        if self.bodies is not None:
+            return self.bodies[first:stop], keys
         # A body begins behind the fixed part of its record.
         starts = self.starts[first:stop]
         return [buffer[at + BODY_AT : end] for at, end in zip(starts, ends[first:stop], strict=True)], keys
@@ -352,6 +365,11 @@ def has_packed(buffer: bytes, bounds: Bounds) -> bool:
         flags = np.frombuffer(buffer, np.uint8).take(bounds[:-1] + FLAGS_AT, mode="clip")
         return bool(int(np.bitwise_or.reduce(flags)) & COMPRESSED)
     return any(buffer[start + FLAGS_AT] & COMPRESSED for start in bounds[:-1])
+
+
+def is_all(states: bytearray, state: int, indexes: Sequence[int]) -> bool:
+    """Whether messages that follow each other are all in one state; False if they do not."""
+    return isinstance(indexes, range) and states.count(state, indexes.start, indexes.stop) == len(indexes)
 
 
 def bounds_of(lengths: Any) -> Bounds:

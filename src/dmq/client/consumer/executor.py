@@ -14,24 +14,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge, tell_failure
-from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.consumer.message import OpenedMessage, ReceivedMessage, messages_of
+from dmq.client.consumer.prefetch import Turn
 from dmq.client.stop_signals import STOP_SIGNALS
 from dmq.errors import DMQError
 from dmq.token_bucket import TokenBucket
 
-__all__ = ["Executor"]
+__all__ = ["ORDERED_TURN_MAX", "TURN_MAX", "Executor", "pace_of"]
+
+R = TypeVar("R")
 
 # A worker takes as many messages at a time as run in about this long: quick handlers share the cost of taking, and
 # behind a slow one nothing waits that another worker could do.
 TURN_SECONDS: Final = 0.001
-TURN_MAX: Final = 100
+TURN_MAX: Final = 256
+PACE_MAX: Final = 10_000
 ORDERED_TURN_MAX: Final = 1000
+
+
+def pace_of(seconds: float, done: int) -> int:
+    """How many messages a handler gets done in a turn, after one that took so long for so many."""
+    return max(1, min(PACE_MAX, int(TURN_SECONDS * max(1, done) / seconds) if seconds > 0 else PACE_MAX))
 
 
 class Source(Protocol):
@@ -39,9 +48,7 @@ class Source(Protocol):
 
     is_closing: bool
 
-    def _take(
-        self, limit: int, is_over: Callable[[], object] = ..., *, is_turn: bool = ...
-    ) -> list[tuple[Delivery, int]]: ...
+    def _await(self, take: Callable[[], R], is_over: Callable[[], object] = ...) -> R | None: ...
 
     def stop(self) -> None: ...
 
@@ -115,7 +122,7 @@ class Executor:
             self._threads.discard(threading.get_ident())
             STOP_SIGNALS.remove(self)
             core.is_running = False
-            core.handlers = 1
+            core.handlers = core.pace = 1
             core.room = None
         if self._error is not None and not self._consumer.is_closing:
             raise self._error
@@ -138,17 +145,17 @@ class Executor:
         self._threads.add(threading.get_ident())
         limit = 1
         try:
-            while not self._stopping.is_set():
-                taken = self._take(ORDERED_TURN_MAX if self._core.options.ordered else limit)
-                if not taken:
+            while not self._is_stopping:
+                turn = self._take(ORDERED_TURN_MAX if self._core.options.ordered else limit)
+                if turn is None:
                     break
                 began = time.monotonic()
                 try:
-                    done = self._turn(taken, is_caller)
+                    done = self._turn(turn, is_caller)
                 finally:
-                    self._core.end_turn(taken)
-                spent = (time.monotonic() - began) / max(1, done)
-                limit = max(1, min(TURN_MAX, int(TURN_SECONDS / spent) if spent > 0 else TURN_MAX))
+                    self._core.end_turn(turn)
+                self._core.pace = pace = pace_of(time.monotonic() - began, done)
+                limit = min(pace, TURN_MAX)
         except DMQError as error:
             self._error = self._error or error
         finally:
@@ -156,44 +163,44 @@ class Executor:
             if not is_caller:
                 self._threads.discard(threading.get_ident())
 
-    def _take(self, limit: int) -> list[tuple[Delivery, int]]:
-        fair = 1 + self._core.waiting // (self._workers + 1)
+    def _take(self, limit: int) -> Turn | None:
         with self._lock:
             self._idle += 1
         try:
-            wanted = limit if self._core.options.ordered else min(limit, fair)
-            return self._consumer._take(wanted, self._stopping.is_set, is_turn=True)
+            return self._consumer._await(lambda: self._core.begin_turn(limit), self._stopping.is_set)
         finally:
             with self._lock:
                 self._idle -= 1
 
-    def _turn(self, taken: Sequence[tuple[Delivery, int]], is_caller: bool) -> int:
-        """Handle messages one after another; returns how many."""
+    def _turn(self, turn: Turn, is_caller: bool) -> int:
+        """Handle messages one after another; returns how many were begun."""
         core, handler, consumer, now = self._core, self._handler, self._consumer, self._core.now
-        is_ordered, bucket, ack = core.options.ordered, self._bucket, core.ack
-        for at, (delivery, index) in enumerate(taken):
+        is_ordered, bucket, delivery = core.options.ordered, self._bucket, turn.delivery
+        done = 0
+        for message in messages_of(delivery, turn.indexes, ReceivedMessage, OpenedMessage):
+            if done >= turn.stop:
+                break
             if bucket is not None:
                 self._pause(bucket)
             if self._is_stopping or consumer.is_closing:
-                core.untake(taken[at:])
-                return at
+                core.untake(turn.rest)
+                return done
             if delivery.deadline <= now():  # the process stood still, or those before took long
-                return at + self._turn(core.without_expired(taken[at:]), is_caller)
-            message = ReceivedMessage(delivery, index)
+                core.forget(turn.rest)
+                return done
             try:
+                handler(message)
+            except BaseException as error:
                 try:
-                    handler(message)
-                except BaseException as error:
-                    self._failed((delivery, index), error, is_caller)
-                else:
-                    ack(delivery, index)
-            except BaseException:
-                core.untake(taken[at:])
-                raise
-            if is_ordered and core.has_failed(delivery, index):
-                core.forget(taken[at + 1 :])  # they went back to the broker behind it
-                return at + 1
-        return len(taken)
+                    self._failed((delivery, turn.indexes[done]), error, is_caller)
+                except BaseException:
+                    core.untake(turn.rest)
+                    raise
+            turn.done = done = done + 1
+            if is_ordered and delivery.failed and core.has_failed(delivery, turn.indexes[done - 1]):
+                core.forget(turn.rest)  # they went back to the broker behind it
+                return done
+        return done
 
     def _pause(self, bucket: TokenBucket) -> None:
         """Wait until the next handler may start."""

@@ -31,11 +31,12 @@ else:
 
     T = TypeVar("T")
 
-__all__ = ["Batch", "OpenedMessage", "ReceivedMessage", "T", "facts_of"]
+__all__ = ["BLOCK", "Batch", "OpenedMessage", "ReceivedMessage", "T", "facts_of", "messages_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ACK: Final = Outcome.ACK
-_BLOCK: Final = 128  # opened at a time: so few that their bodies stay in the processor's cache
+BLOCK: Final = 128
+"""Opened at a time: so few that their bodies stay in the processor's cache."""
 
 
 class ReceivedMessage(msgspec.Struct, Generic[T], eq=False, gc=False):
@@ -215,6 +216,25 @@ else:
     M = TypeVar("M", bound=ReceivedMessage)
 
 
+def messages_of(
+    delivery: Delivery,
+    indexes: Sequence[int],
+    kind: Callable[[Delivery, int], M],
+    opened: Callable[[Delivery, int, Any, str | None], M],
+) -> Iterator[M]:
+    """Some messages of a delivery; with body and key taken out already, if all are read alike.
+
+    Parameters:
+        kind: makes a message.
+        opened: makes one with its body and key.
+    """
+    if isinstance(indexes, range) and delivery.is_open_to_all:
+        columns = delivery.columns(indexes)
+        if columns is not None:
+            return map(opened, repeat(delivery), indexes, *columns)
+    return map(kind, repeat(delivery), indexes)
+
+
 class Batch(Sequence[M], Generic[M]):
     """Messages that were pulled together, each made when it is looked at.
 
@@ -247,16 +267,11 @@ class Batch(Sequence[M], Generic[M]):
     def _blocks(self) -> Iterator[Iterator[M]]:
         kind, opened = self._kind, self._opened
         for delivery, indexes in self._parts:
-            if opened is None or not isinstance(indexes, range) or not delivery.is_open_to_all:
+            if opened is None:
                 yield map(kind, repeat(delivery), indexes)
                 continue
-            for at in range(0, len(indexes), _BLOCK):
-                block = indexes[at : at + _BLOCK]
-                columns = delivery.columns(block)
-                if columns is None:
-                    yield map(kind, repeat(delivery), block)
-                else:
-                    yield map(opened, repeat(delivery), block, *columns)
+            for at in range(0, len(indexes), BLOCK):
+                yield messages_of(delivery, indexes[at : at + BLOCK], kind, opened)
 
     @overload
     def __getitem__(self, index: int) -> M: ...

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Final, TypeAlias
 
-from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, is_all
 
-__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch"]
+__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch", "Turn"]
 
 Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
 _PRIORITIES: Final = 10
@@ -93,6 +93,49 @@ class CreditWindow:
             self.size = needed
             self._begun, self._finished = now, 0
         self.watch(now)
+
+
+class Turn:
+    """A part that one handler works on, one message after the other.
+
+    Its owner, who runs the handler, only counts what it is done with. The core makes acks of that, for many messages at
+    a time: when the turn ends, when reports leave, and before anything else is said of any message.
+
+    Attributes:
+        done: how many messages the handler is done with; written by the owner alone.
+        stop: the owner looks before each message whether it is the last one, and then ends the turn.
+    """
+
+    __slots__ = ("_looked", "acked", "delivery", "done", "indexes", "stop")
+
+    def __init__(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        self.delivery = delivery
+        self.indexes = indexes
+        self.done = 0
+        self.stop = len(indexes)
+        self.acked = 0
+        self._looked = -1
+
+    def is_stuck(self) -> bool:
+        """Whether the handler is at the same message as when this was asked last, with others behind it."""
+        looked, self._looked = self._looked, self.done
+        return looked == self._looked and looked + 1 < self.stop
+
+    def cut(self) -> Sequence[int]:
+        """Take what is behind the message that the handler is at out of the turn; nothing if it gets on just now."""
+        done, stop = self.done, self.stop
+        self.stop = done + 1
+        # The owner writes `done` and then reads `stop`. If it has not written by now, it reads what was written here.
+        if self.done != done:
+            self.stop = stop
+            return ()
+        behind, self.indexes = self.indexes[done + 1 :], self.indexes[: done + 1]
+        return behind
+
+    @property
+    def rest(self) -> list[tuple[Delivery, int]]:
+        """What no handler is done with."""
+        return [(self.delivery, index) for index in self.indexes[self.done :]]
 
 
 class _Lane:
@@ -206,24 +249,46 @@ class Prefetch:
             if found:
                 return
 
+    def take_part(self, limit: int, now: float) -> Part | None:
+        """The next messages of one delivery, at most so many; they are `TAKEN` then."""
+        if self._is_ordered:
+            return self._part_in_order(limit, now)
+        while self._filled:
+            priority = self._filled.bit_length() - 1
+            lanes = self._lanes[priority]
+            while lanes:
+                lane = lanes[0]
+                delivery = lane.delivery
+                if delivery.deadline <= now:
+                    self._is_over(delivery)
+                chosen = self._part_of(lane, limit)
+                if lane.at >= len(lane.indexes):
+                    lanes.popleft()
+                if chosen:
+                    return delivery, chosen
+            self._filled ^= 1 << priority
+        return None
+
+    def _part_in_order(self, limit: int, now: float) -> Part | None:
+        lanes = self._lanes[0]
+        for lane in [*lanes]:
+            if lane.delivery.deadline <= now:
+                self._is_over(lane.delivery)
+            if self._is_free(lane.delivery):
+                chosen = self._part_of(lane, limit)
+                if lane.at >= len(lane.indexes):
+                    with contextlib.suppress(ValueError):  # dropping the last message drops the lanes as well
+                        lanes.remove(lane)
+                if chosen:
+                    return lane.delivery, chosen
+        return None
+
     def take_parts(self, limit: int, now: float) -> list[Part]:
         """The next messages by deliveries, at most so many; they are `TAKEN` then. For a group that is not ordered."""
         parts: list[Part] = []
-        while self._filled and limit > 0:
-            priority = self._filled.bit_length() - 1
-            lanes = self._lanes[priority]
-            while lanes and limit > 0:
-                lane = lanes[0]
-                if lane.delivery.deadline <= now:
-                    self._is_over(lane.delivery)
-                chosen = self._part_of(lane, limit)
-                if chosen:
-                    parts.append((lane.delivery, chosen))
-                    limit -= len(chosen)
-                if lane.at >= len(lane.indexes):
-                    lanes.popleft()
-            if not lanes:
-                self._filled ^= 1 << priority
+        while limit > 0 and (part := self.take_part(limit, now)) is not None:
+            parts.append(part)
+            limit -= len(part[1])
         return parts
 
     def _part_of(self, lane: _Lane, limit: int) -> Sequence[int]:
@@ -231,7 +296,7 @@ class Prefetch:
         delivery, states = lane.delivery, lane.delivery.states
         chosen = lane.indexes[lane.at : lane.at + limit]
         lane.at += len(chosen)
-        if delivery.waiting != delivery.count:
+        if not is_all(states, WAITING, chosen):
             chosen = [index for index in chosen if states[index] == WAITING]
         if isinstance(chosen, range):
             states[chosen.start : chosen.stop] = bytes((TAKEN,)) * len(chosen)
@@ -261,6 +326,17 @@ class Prefetch:
         self.bytes -= size
         delivery.waiting -= taken
         return at >= end
+
+    def put_back(self, delivery: Delivery, indexes: Sequence[int]) -> None:
+        """Let messages that were taken last wait again, before others of their priority. Not of an ordered group."""
+        for index in indexes:
+            delivery.states[index] = WAITING
+        self.count += len(indexes)
+        self.bytes += _size(delivery, indexes)
+        delivery.waiting += len(indexes)
+        priority = _bounded(delivery.priority(indexes[0]))
+        self._lanes[priority].appendleft(_Lane(delivery, indexes))
+        self._filled |= 1 << priority
 
     def give_back(self, count: int) -> list[Part]:
         """Take the messages out that would be handed out last, as settled without a word. Not of an ordered group."""

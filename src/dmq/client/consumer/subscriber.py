@@ -46,8 +46,14 @@ class Subscriber:
         core.on_reports = self._report
         core.on_free = lambda: self.wake(nudge=True)
 
-    def wait(self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS) -> None:
-        """Wait until something is there, reading meanwhile if no other thread does; returns after so long anyway."""
+    def wait(
+        self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS, *, is_for_message: bool = False
+    ) -> None:
+        """Wait until something is there, reading meanwhile if no other thread does; returns after so long anyway.
+
+        Parameters:
+            is_for_message: it is a message to hand out, and not an answer.
+        """
         me, waiter = threading.get_ident(), Waiter()
         self._waiters[me] = waiter
         try:
@@ -59,7 +65,13 @@ class Subscriber:
                 waiter.wait(seconds)
             else:
                 connection = link
-                connection.until(waiter, lambda: is_done() or connection.is_closed, time.monotonic() + seconds)
+                connection.until(
+                    waiter,
+                    lambda: is_done() or connection.is_closed,
+                    time.monotonic() + seconds,
+                    is_patient=is_for_message,
+                    is_lender=is_for_message and self._core.is_quick,
+                )
         finally:
             del self._waiters[me]
 
@@ -97,6 +109,7 @@ class Subscriber:
     def _flush_scheduled(self) -> None:
         self._core.is_report_due = False
         self.flush()
+        self._core.look()
 
     def flush(self) -> None:
         """Send the reports. A thread that finds another at it leaves the rest to that one."""

@@ -62,14 +62,15 @@ def test_in_an_ordered_group_a_queue_is_one_handlers_until_its_turn_ends_whateve
     freed: list[bool] = []
     made.on_free = lambda: freed.append(True)
     made.received(book(made), *frame(1, bodies("a", "b")))
-    turn = made.take(100, is_turn=True)
+    turn = made.begin_turn(100)
+    assert turn is not None
     for _ in range(8):  # the handler of `a` takes long, and the process may have stood still: the lease is forgotten
         clock.advance(7.5)
         made.tick()
     assert made.holding(book(made)) == []
     made.received(book(made), *frame(2, bodies("a", "b"), attempt=2))
-    assert (made.take(100, is_turn=True), made.waiting) == ([], 0)
-    assert made.without_expired(turn[1:]) == []
+    assert (made.begin_turn(100), made.waiting) == (None, 0)
+    assert made.without_expired(turn.rest[1:]) == []
     made.end_turn(turn)
     assert (freed, taken(made)) == ([True], [b"a", b"b"])
 
@@ -78,11 +79,12 @@ def test_in_an_ordered_group_what_is_over_leaves_its_place_to_what_came_again() 
     """A word about the first of two would be taken for one about both, and what lies behind would pass them by."""
     made = core(ordered=True)
     made.received(book(made), *frame(1, bodies("a", "b", "c")))
-    first = made.take(100, is_turn=True)
-    made.ack(*first[0])
+    turn = made.begin_turn(100)
+    assert turn is not None
+    turn.done = 1
     made.subscribed(book(made), SubscribeReply(1, 1, 1, 1, 1, lost=[LeaseRef("orders", 0, 1, 1)]))
     made.received(book(made), *frame(2, bodies("a", "b", "c", "d")))
-    assert made.without_expired(first[1:]) == []
+    assert made.without_expired(turn.rest) == []
     made.reports(book(made))
-    made.end_turn(first)
+    made.end_turn(turn)
     assert taken(made) == [b"b", b"c", b"d"]

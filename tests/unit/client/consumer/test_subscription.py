@@ -218,7 +218,7 @@ def test_credit_doubles_as_long_as_handlers_finish_it_in_no_time() -> None:
     made.push(0, 1, *map(str, range(28)))
     finish(made, 28, 0.001)
     assert made.credits(0) == [4, 8, 14]  # 4, 8, 16, and all of it
-    assert made.core.urgent_count == 7
+    assert made.core.urgent_count == 15
 
 
 def test_credit_stays_where_handlers_are_slow() -> None:
