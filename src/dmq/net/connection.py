@@ -267,7 +267,9 @@ class WriteCoalescer:
     def _flush(self) -> None:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for connection in waiting:
+            # A message is pushed after its producer was answered, and leaves before: each write costs the next some
+            # time, and the way of the message is the longer one.
+            for connection in reversed(waiting):
                 try:
                     connection.flush()
                 except Exception:  # one transport that fails must not keep the others' answers

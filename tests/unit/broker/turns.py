@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 from dmq.broker.broker import Broker
@@ -41,6 +41,7 @@ class Wire:
         self.writes = 0
         self.frames: list[Frame] = []
         self.is_closed = False
+        self.on_write: Callable[[], None] = lambda: None
 
     def set_write_buffer_limits(self, **_: int) -> None: ...
 
@@ -49,6 +50,7 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         self.writes += 1
+        self.on_write()
         self.frames += self._parser.feed(bytes(data))
 
     def writelines(self, pieces: Sequence[bytes]) -> None:

@@ -246,10 +246,10 @@ class Channel:
             return None  # everybody waits until it is switched on again
         rounds = 0
         allowed = demand.allowed
-        limit = min(demand.limit, HANDED_MAX)
+        limit = demand.limit if demand.limit < HANDED_MAX else HANDED_MAX
         tags = self._tags()
-        look = None if tags is None else self._parts.look
-        while not self.is_looking and (queue := self.selection.pick(allowed)) is not None:
+        look, look_turn = None if tags is None else self._parts.look, self._parts.look_turn
+        while self._looked < look_turn and (queue := self.selection.pick(allowed)) is not None:
             cursor = self.cursors.get(queue) or self.cursor(queue)
             topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
             following = self._queries.next_offset(topic.id << 8 | number)
@@ -302,16 +302,20 @@ class Channel:
         return Handed(queue, lease, lengths, [piece], size=size, ids=ids, sought=cursor.sought)
 
     def _count_delivered(self, handed: Handed, now_ms: int) -> None:
-        count, is_again = len(handed.lengths), handed.lease.attempt > 1
-        for traffic in (self.traffic, self._parts.traffic):
-            traffic.delivered += count
-            traffic.delivered_bytes += handed.size
-            if is_again:
-                traffic.redelivered += count
-        if not is_again:
+        mine, all_ = self.traffic, self._parts.traffic
+        count, size = len(handed.lengths), handed.size
+        mine.delivered += count
+        mine.delivered_bytes += size
+        all_.delivered += count
+        all_.delivered_bytes += size
+        if handed.lease.attempt > 1:
+            mine.redelivered += count
+            all_.redelivered += count
+        else:
             # All of them are taken to have waited as long as the first.
             sent_at_ms, stored_after_ms = _TIMES.unpack_from(handed.pieces[0], SEND_TIME_AT)
-            self._parts.waits.observe(max(0, now_ms - sent_at_ms - stored_after_ms) / 1000, count)
+            waited_ms = now_ms - sent_at_ms - stored_after_ms
+            self._parts.waits.observe(waited_ms / 1000 if waited_ms > 0 else 0.0, count)
 
     def count_moved(self, count: int, *, is_dead: bool) -> None:
         """Messages that failed were moved, to their retry or to the dead letters."""
@@ -338,7 +342,7 @@ class Channel:
 
     def _tags(self) -> list[int] | None:
         subscription = self.group.subscription
-        return None if subscription is None else hashes_of(subscription.filter)
+        return None if subscription is None or not subscription.filter else hashes_of(subscription.filter)
 
     def _fetch(
         self, queue: int, cursor: Cursor, proposal: Proposal, demand: Demand, *, tags: list[int] | None, now_ms: int
@@ -440,27 +444,28 @@ class Channel:
         self._looked = 0
         if self._pulls:
             self._serve_pulls(now_ms)
-        misses = 0
+        misses, group, selection = 0, self.group, self.selection
         while (
-            self.selection.has_any
-            and not self.is_looking
-            and misses <= len(self.group.members)
-            and (member := self.group.next_taker(now_ms)) is not None
+            selection.has_any
+            and self._looked < self._parts.look_turn
+            and misses <= len(group.members)
+            and (member := group.next_taker(now_ms)) is not None
         ):
             subscriber = self.subscribers.get(member.name)
             if subscriber is None or not subscriber.sink.is_ready:
                 misses += 1
                 continue
-            limit = min(subscriber.batch, member.credit(now_ms))
-            if limit > 1 and self.group.idle and not member.messages_out:
-                limit = self._share(limit, self.group.idle + 1)
-            room = min(max(1, member.prefetch_bytes - member.bytes_out), PUSH_BYTES)
-            demand = Demand(member, limit, room, subscriber.lease_ms, allowed=subscriber.allowed)
+            credit, room = member.prefetch - member.messages_out, member.prefetch_bytes - member.bytes_out
+            limit = credit if credit < subscriber.batch else subscriber.batch
+            if limit > 1 and group.idle and not member.messages_out:
+                limit = self._share(limit, group.idle + 1)
+            size = room if room < PUSH_BYTES else PUSH_BYTES
+            demand = Demand(member, limit, size, subscriber.lease_ms, allowed=subscriber.allowed)
             handed = self.hand_out(demand, now_ms)
             if handed is None:
                 misses += 1
-                if not len(self.selection):
-                    self.group.keep_turn(member)
+                if not len(selection):
+                    group.keep_turn(member)
             else:
                 misses = 0
                 subscriber.sink.push(handed)
@@ -526,6 +531,11 @@ class Channel:
             if pull.owner is owner and pull.demand.member is member and not pull.is_done:
                 pull.is_done = True
                 pull.answer(None)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a queue may have something, and somebody may want it."""
+        return self.selection.has_any and bool(self._pulls or self.subscribers)
 
     def end_subscriptions(self, error: DMQError) -> None:
         """Tell all subscribers that nothing more comes, and why."""

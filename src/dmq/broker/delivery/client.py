@@ -371,7 +371,7 @@ class Client:
         member = channel.group.members.get(name)
         if member is not None:
             channel.group.wake(member)
-        if channel.selection.has_any:
+        if channel.awaits:
             channels.pump_soon(channel)
         if is_waited_for or channel.watches:
             channels.writer.hurry()

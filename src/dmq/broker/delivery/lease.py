@@ -106,20 +106,23 @@ class Pages(Generic[H]):
         self._pages: dict[int, set[H]] = {}
 
     def add(self, held: H) -> None:
-        for page in range(held.start >> _PAGE_BITS, (held.stop - 1 >> _PAGE_BITS) + 1):
-            found = self._pages.get(page)
-            if found is None:
+        page, last = held.start >> _PAGE_BITS, held.stop - 1 >> _PAGE_BITS
+        while page <= last:
+            try:
+                self._pages[page].add(held)
+            except KeyError:
                 self._pages[page] = {held}
-            else:
-                found.add(held)
+            page += 1
 
     def remove(self, held: H) -> None:
-        for page in range(held.start >> _PAGE_BITS, (held.stop - 1 >> _PAGE_BITS) + 1):
+        page, last = held.start >> _PAGE_BITS, held.stop - 1 >> _PAGE_BITS
+        while page <= last:
             found = self._pages[page]
             if len(found) == 1:
                 del self._pages[page]
             else:
                 found.remove(held)
+            page += 1
 
     def touching(self, start: int, stop: int) -> set[H]:
         """Claims whose range may overlap [start, stop)."""

@@ -6,8 +6,7 @@ from functools import partial
 
 from dmq.broker.broker import Broker
 from dmq.broker.delivery.waiters import Handed
-from dmq.broker.wire.session import PushSink, RefusalTexts, Session, wire_lease
-from dmq.protocol.batch import pack_records
+from dmq.broker.wire.session import PushSink, RefusalTexts, Session, wire_body, wire_lease
 from dmq.protocol.consume import (
     Assign,
     Credit,
@@ -33,7 +32,7 @@ def _answer_pull(session: Session, frame: Frame, handed: Handed | None) -> None:
     if handed is None:
         session.answer(frame, PullReply())
     else:
-        session.answer(frame, PullReply([wire_lease(handed)]), pack_records(handed.lengths), *handed.pieces)
+        session.answer(frame, PullReply([wire_lease(handed)]), *wire_body(handed))
 
 
 def subscribe(broker: Broker, session: Session, frame: Frame, asked: Subscribe) -> None:

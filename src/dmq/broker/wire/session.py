@@ -30,7 +30,7 @@ from dmq.protocol.produce import TransactionCheck
 from dmq.protocol.session import Heartbeat
 from dmq.protocol.status import status_of
 
-__all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "SessionVoice", "wire_lease"]
+__all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "SessionVoice", "wire_body", "wire_lease"]
 
 TEXT_BYTES_MAX: Final = 64 << 10
 _MANY: Final = 8
@@ -168,9 +168,13 @@ class PushSink:
         return self._session.address
 
     def push(self, handed: Handed) -> None:
-        lengths = pack_records(handed.lengths)
-        head = one_way_head(Command.CONSUMER_PUSH, Push(self._number, [wire_lease(handed)]), len(lengths) + handed.size)
-        self._connection.send(head, lengths, *_unpinned(handed.pieces))
+        body = wire_body(handed)
+        size = sum(map(len, body))
+        head = one_way_head(Command.CONSUMER_PUSH, Push(self._number, [wire_lease(handed)]), size)
+        if size < _SMALL_BYTES:
+            self._connection.send(b"".join((head, *body)))
+        else:
+            self._connection.send(head, *_unpinned(body))
 
     def tell_members(self, queues: int, names: Sequence[str]) -> None:
         self._connection.send(one_way_head(Command.GROUP_MEMBERS, GroupMembers(self._number, queues, [*names])))
@@ -179,6 +183,11 @@ class PushSink:
         status, header = status_of(error)
         ended = SubscriptionEnded(self._number, status, header.message)
         self._connection.send(one_way_head(Command.SUBSCRIPTION_ENDED, ended))
+
+
+def wire_body(handed: Handed) -> list[Buffer]:
+    """The messages of a lease as the body of a PULL's answer or of a push, in pieces."""
+    return [pack_records(handed.lengths), *handed.pieces]
 
 
 def wire_lease(handed: Handed) -> WireLease:

@@ -66,6 +66,22 @@ def test_the_answer_to_a_send_and_the_push_it_causes_leave_in_one_write() -> Non
     in_a_broker(run)
 
 
+def test_a_push_leaves_before_the_answer_to_its_producer() -> None:
+    async def run(rig: Rig) -> None:
+        consumer = await subscribed(rig)
+        (producer,) = await rig.connect(1)
+        written: list[str] = []
+        consumer.wire.on_write, producer.wire.on_write = (
+            lambda: written.append("push"),
+            lambda: written.append("answer"),
+        )
+        producer.send([b"a"])
+        await until(lambda: len(written) == 2)
+        assert written == ["push", "answer"]
+
+    in_a_broker(run)
+
+
 def test_acks_are_written_together_and_no_message_waits_for_them() -> None:
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
