@@ -22,6 +22,7 @@ __all__ = [
     "DeadLettered",
     "DirectoryInUse",
     "DiskFull",
+    "Diverged",
     "ForeignFile",
     "FrameCorrupt",
     "InvalidMessage",
@@ -469,3 +470,9 @@ class Damaged(StorageError):
     """Stored bytes fail their checksum. `detail` has the journal range; the offsets in it can only be skipped."""
 
     code = "DAMAGED"
+
+
+class Diverged(StorageError):
+    """The journals of two members of a shard differ in what is committed. `detail` has where they part."""
+
+    code = "DIVERGED"

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, StoreClosed, TopicExists
@@ -26,28 +26,36 @@ from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.disk_space import DiskSpace
 from dmq.storage.file_pool import FilePool
-from dmq.storage.files import Files
+from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.journal.scanner import Scanner
+from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Writer
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Reader
+from dmq.storage.replica import Replica
+from dmq.storage.state.epochs import EpochTable
 from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDropped, TopicPut
 from dmq.storage.state.state import Topic
 from dmq.storage.upkeep import retention
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_directory, rebuild, unmark_running
-from dmq.storage.upkeep.recovery import Recovered
+from dmq.storage.upkeep.recovery import Recovered, epochs_in, units_from
 from dmq.storage.upkeep.retention import Retention
 
-__all__ = ["FlushTicket", "MessageStore"]
+__all__ = ["FlushTicket", "Leading", "MessageStore"]
 
 log = EventLog(__name__)
 
-
 _UNITS_BUFFERED_MAX: Final = 50_000
 _NO_SERVER: Final = bytes(6)
+
+
+class Leading(NamedTuple):
+    """What a member leads with: its replica, and the epoch it has won."""
+
+    replica: Replica
+    epoch: int
 
 
 class MessageStore:
@@ -55,7 +63,7 @@ class MessageStore:
 
     def __init__(
         self,
-        files: Files,
+        source: Files | Leading,
         settings: StoreSettings | None = None,
         clock: Clock | None = None,
         *,
@@ -63,10 +71,11 @@ class MessageStore:
         checkpoint_inline: bool = True,
         new_epoch: bool = False,
     ) -> None:
-        """Open a data directory, recovering it if need be.
+        """Open a data directory, recovering it if need be; or take over a replica of a shard, to lead it.
 
         Parameters:
-            files: the directory.
+            source: the directory; or the replica to take over, and the epoch that its member has won. Nothing that is
+                written becomes visible before `confirm_replicated` then, whatever durability is asked for.
             settings: defaults if left out.
             clock: the machine's if left out.
             server: this broker's IPv4 address and port, six bytes, stamped into records.
@@ -79,13 +88,17 @@ class MessageStore:
         """
         self.settings = settings or StoreSettings()
         self._clock = clock or SystemClock()
-        self._files = files
-        self._pool = FilePool(files, self.settings.files_open_max)
-        self._disk = Disk(files, self._pool, self.settings)
+        self._files = files = source.replica.files if isinstance(source, Leading) else source
         self._inline = checkpoint_inline
         self._plan: CheckpointPlan | None = None  # a checkpoint being written
         self._topic_id = 0  # the last one given to a topic in this run
         self._closed = False
+        self._quiet_for_retention = False
+        if isinstance(source, Leading):
+            self._take_over(source, server)
+            return
+        self._pool = FilePool(files, self.settings.files_open_max)
+        self._disk = Disk(files, self._pool, self.settings)
         files.lock()
         try:
             self.space = DiskSpace(files, self.settings)
@@ -118,16 +131,30 @@ class MessageStore:
             raise
         _tell_opened(self._files, opened, time.monotonic() - began)
 
+    def _take_over(self, leading: Leading, server: bytes) -> None:
+        """Begin an epoch on top of a replica; its whole journal is the truth now, committed or not."""
+        replica = leading.replica
+        self._disk, self._pool, self.space = replica.disk, replica.disk.pool, replica.space
+        opened = replica.give_away()
+        try:
+            begin = Beginning(
+                server=server,
+                epoch=leading.epoch,
+                stored_at_ms=opened.recovered.stored_at_ms,
+                next_offset=opened.next_offset,
+                needs_segment=opened.needs_segment,
+                space=self.space,
+                replicates=True,
+                tail=units_from(Scanner(opened.journal), opened.derived.applied),
+            )
+            self._begin(opened, begin)
+            self.append([EpochStarted(leading.epoch, replica.membership.replica_id)])
+            self._derived.state.keep_lags()
+        except BaseException:
+            self.abandon()
+            raise
+
     def _start(self, opened: Opened, server: bytes, new_epoch: bool) -> None:
-        self._journal = opened.journal
-        self._derived = opened.derived
-        self._checkpointer = opened.checkpointer
-        self.recovered = opened.recovered
-        self._flushed_at = self._checkpointed_at = self._clock.monotonic()
-        self.retention = Retention(self._journal, self.settings)
-        self._delays_left: list[Delay] = []  # of segments about to go, still to be carried forward
-        self.is_retaining = False  # segments are about to go, and not all of what is wanted of them is carried
-        self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
         mark_running(self._files)
         begin = Beginning(
             server=server,
@@ -137,6 +164,27 @@ class MessageStore:
             needs_segment=opened.needs_segment,
             space=self.space,
         )
+        self._begin(opened, begin)
+        if new_epoch:
+            try:
+                self.append([EpochStarted(self._writer.epoch)])
+                self.flush()
+            except DiskFull as error:
+                log.warning("disk full at start", error=error)
+        if self._checkpointed != self._journal.end:
+            self._try_checkpoint()
+        self._derived.state.keep_lags()
+
+    def _begin(self, opened: Opened, begin: Beginning) -> None:
+        self._journal = opened.journal
+        self._derived = opened.derived
+        self._checkpointer = opened.checkpointer
+        self.recovered = opened.recovered
+        self._flushed_at = self._checkpointed_at = self._clock.monotonic()
+        self.retention = Retention(self._journal, self.settings)
+        self._delays_left: list[Delay] = []  # of segments about to go, still to be carried forward
+        self.is_retaining = False  # segments are about to go, and not all of what is wanted of them is carried
+        self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
         self._writer = Writer(
             self._journal, self._derived, self._reader.cache, self.settings, clock=self._clock, begin=begin
         )
@@ -149,15 +197,6 @@ class MessageStore:
             rebuild=self._rebuild,
         )
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
-        if new_epoch:
-            try:
-                self.append([EpochStarted(self._writer.epoch)])
-                self.flush()
-            except DiskFull as error:
-                log.warning("disk full at start", error=error)
-        if self._checkpointed != self._journal.end:
-            self._try_checkpoint()
-        self._derived.state.keep_lags()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -297,6 +336,26 @@ class MessageStore:
         self._writer.flush()
         self._flushed_at = self._clock.monotonic()
 
+    @property
+    def epochs(self) -> EpochTable:
+        """The newest epochs of the whole journal, the part included that is not committed."""
+        table = EpochTable(self._derived.state.epochs)
+        for unit in self._writer.visibility.pending:
+            for row in epochs_in(unit):
+                table.began(row)
+        return table
+
+    def journal_bytes(self, offset: int, max_bytes: int) -> Buffer:
+        """Whole units of one segment, verbatim, committed or not, from one that starts at an offset: at least one.
+
+        Empty at the end of the journal.
+
+        Raises:
+            Damaged: no unit can be read there.
+        """
+        self._check_open()
+        return units_at(self._journal, offset, max_bytes)
+
     def confirm_replicated(self, offset: int) -> None:
         """Every in-sync replica has everything below a journal offset, flushed."""
         self._writer.confirm_replicated(offset)
@@ -320,6 +379,15 @@ class MessageStore:
         self._derived.wheel.release(offsets)
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_quiet(self) -> bool:
+        """Whether a segment has to end, or segments to go, which waits until everything written is committed.
+
+        In a shard under load that is never so by itself: the owner holds further writes until it is, calls `retain`,
+        and goes on.
+        """
+        return self._is_catching_up and (self._quiet_for_retention or self._writer.is_segment_over)
 
     @property
     def is_ahead_of_checkpoint(self) -> bool:
@@ -364,17 +432,15 @@ class MessageStore:
         return self._writer.visibility.visible != self._journal.end
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
-        """Set aside what a checkpoint writes, the flush of the journal included.
+        """Set aside what a checkpoint writes, the flush of the journal included; in a shard, of what is committed.
 
-        None while units wait for replicas, or while another checkpoint is being written.
+        None while another checkpoint is being written.
         """
         self._check_open()
         if self._plan is not None:
             return None
         if self._is_catching_up:
             self.flush()
-            if self._is_catching_up:
-                return None
         self._derived.state.forget_producers(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
         writer = self._writer
@@ -474,7 +540,9 @@ class MessageStore:
             # What was ended by a unit that is not visible yet must not be carried forward behind it.
             self.flush()
             if self._is_catching_up:
+                self._quiet_for_retention = True
                 return 0
+        self._quiet_for_retention = False
         if not self._carry(going, carried_max):
             self.is_retaining = True
             return 0
@@ -533,6 +601,18 @@ class MessageStore:
             self._journal.close()
             self._pool.close()
             self._files.unlock()
+
+    def abandon(self) -> None:
+        """Leave the directory as it is: a leader that was deposed writes nothing any more. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._plan is not None:
+            self._plan.give_up()
+        self.queries.close()
+        self._journal.close()
+        self._pool.close()
+        self._files.unlock()
 
     def _leave(self) -> None:
         try:

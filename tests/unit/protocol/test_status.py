@@ -21,6 +21,7 @@ LOCAL = {
     "CannotListen",
     "DMQError",
     "DirectoryInUse",
+    "Diverged",
     "ForeignFile",
     "NoPermission",
     "NotConnected",

@@ -22,7 +22,7 @@ from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
 from dmq.storage.ballast import BALLAST
 from dmq.storage.files import DiskUsage, OsFiles
 from dmq.storage.offline.verification import holder
-from dmq.storage.upkeep.directory import IDENTITY
+from dmq.storage.upkeep.identity import IDENTITY
 
 __all__ = ["Finding", "State", "diagnose_machine"]
 

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from typing import Final
 
+from dmq.errors import Damaged
+from dmq.storage.files import Buffer
 from dmq.storage.journal.journal import Journal
-from dmq.storage.journal.unit import HEADER_BYTES, UNIT_MAGIC, Header, Unit, is_intact, parse_unit, read_header
+from dmq.storage.journal.unit import (
+    HEADER_BYTES,
+    UNIT_MAGIC,
+    Header,
+    Unit,
+    is_intact,
+    parse_unit,
+    read_header,
+    whole_units,
+)
 
-__all__ = ["Scanner"]
+__all__ = ["Scanner", "units_at"]
 
 _WINDOW: Final = 16 << 20
 _SEARCH_WINDOW: Final = 4 << 20
+_UNITS_MAX: Final = 1 << 16
 
 
 class Scanner:
@@ -76,3 +88,21 @@ class Scanner:
                 return True
             at = header.start + header.length
         return False
+
+
+def units_at(journal: Journal, offset: int, max_bytes: int) -> Buffer:
+    """Whole units of one segment, verbatim and not verified, from one that starts at an offset: at least one.
+
+    Empty at the end of the journal.
+
+    Raises:
+        Damaged: no unit starts there.
+    """
+    raw = journal.read_available(offset, max(max_bytes, HEADER_BYTES))
+    header = read_header(raw)
+    if header is not None and len(raw) < header.length:
+        raw = journal.read_available(offset, header.length)
+    end = whole_units(raw, offset, _UNITS_MAX)
+    if not end and offset < journal.end:
+        raise Damaged(f"no unit can be read at journal offset {offset}", start=offset, end=journal.end)
+    return memoryview(raw)[:end]

@@ -8,7 +8,7 @@ events are written (see `dmq.storage.disk_space`).
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dmq.clock import Clock
@@ -22,7 +22,7 @@ from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part, was_written
 from dmq.storage.journal.visibility import Visibility
 from dmq.storage.journal.window_cache import WindowCache
-from dmq.storage.state.derived import Derived
+from dmq.storage.state.derived import Derived, event_of
 from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_offsets
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import queue_key
@@ -61,6 +61,8 @@ class Beginning(NamedTuple):
         next_offset: where the journal goes on.
         needs_segment: the next unit must not follow in the last segment.
         space: how full the disk is.
+        replicates: as a shard's leader, which shows and applies nothing before all in-sync members have it.
+        tail: units at the journal's end that are not applied, flushed, and wait for that.
     """
 
     server: bytes
@@ -69,6 +71,8 @@ class Beginning(NamedTuple):
     next_offset: int
     needs_segment: bool
     space: DiskSpace
+    replicates: bool = False
+    tail: Iterable[Unit] = ()
 
 
 class Writer:
@@ -90,12 +94,15 @@ class Writer:
         self._settings = settings
         self._clock = clock
         self.stored_at_ms = begin.stored_at_ms
-        self.visibility = Visibility(begin.next_offset)
+        self._replicates = begin.replicates
+        self.visibility = Visibility(derived.applied if begin.replicates else begin.next_offset)
         self._builder = UnitBuilder(journal.id, begin.server, begin.epoch)
         self._drafter = Drafter(settings.unit_bytes_max, settings.transactions_max)
         self._tail_in_use = True  # the last segment holds more than its snapshot
         self._space = begin.space
         self._unchecked = 0  # bytes written since the disk was looked at
+        for unit in begin.tail:
+            self._load(unit)
         if begin.needs_segment:
             self._begin_segment(begin.next_offset)
         else:
@@ -212,6 +219,8 @@ class Writer:
     def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
         if self._tail_in_use and self._journal.tail.size + draft.size > self._settings.segment_bytes:
             self._roll()
+        if self._replicates:
+            durability = Durability.REPLICATED
         self.stored_at_ms = max(self.stored_at_ms, now_ms)
         unit = self._build(draft.parts, self._journal.end)
         unit.events = draft.events
@@ -225,11 +234,30 @@ class Writer:
             return unit
         self.visibility.wrote(unit, durability)
         self._advance()
-        if self.visibility.visible < unit.end:  # not applied yet
-            for row in unit.rows:
-                if row.topic_id:
-                    self._drafter.assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
+        if self.visibility.visible < unit.end:
+            self._assign(unit)
         return unit
+
+    def _assign(self, unit: Unit) -> None:
+        """Queue offsets are given, though the unit that has them is not applied yet."""
+        for row in unit.rows:
+            if row.topic_id:
+                self._drafter.assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
+
+    def _load(self, unit: Unit) -> None:
+        """A unit of the tail that a leader begins with: what it gave away is given, and it waits to be committed."""
+        state, wheel = self.derived.state, self.derived.wheel
+        state.remember_producers(unit)
+        self.visibility.flushed = unit.end
+        self.visibility.wrote(unit, Durability.REPLICATED)
+        self._assign(unit)
+        at = 0
+        for row in unit.rows:
+            for index in range(at, at + row.records if row.topic_id == 0 else at):
+                event = event_of(unit, index)
+                if isinstance(event, DelaysDone):
+                    wheel.ending(unpack_offsets(event.offsets).tolist())
+            at += row.records
 
     def _build(self, parts: Sequence[Part], start: int, flags: int = 0) -> Unit:
         return self._builder.build(
@@ -276,8 +304,16 @@ class Writer:
         if self._tail_in_use:
             self._roll()
 
+    @property
+    def is_segment_over(self) -> bool:
+        """Whether the last segment is full and could not be ended, because units wait for replicas."""
+        return self._tail_in_use and self._journal.tail.size >= self._settings.segment_bytes
+
     def _roll(self) -> None:
-        """Begin a new segment, unless units still wait for replicas: then the old one may grow on."""
+        """Begin a new segment, unless units still wait for replicas: then the old one grows on.
+
+        How far it does is the owner's affair, who holds further writes (see `MessageStore.wants_quiet`).
+        """
         self.flush()
         if self.visibility.visible == self._journal.end:
             self._begin_segment(self._journal.end)
@@ -292,8 +328,13 @@ class Writer:
         unit = self._build(parts, start, SNAPSHOT)
         self._journal.roll(start, unit.buffer, self.stored_at_ms)
         self._tail_in_use = False
-        self.visibility.flushed = self.visibility.visible = unit.end
-        self.derived.apply(unit)
+        self.visibility.flushed = unit.end
+        if self._replicates:
+            # It says nothing new, but it may be cut: until it is committed, it is not part of the shard's history.
+            self.visibility.wrote(unit, Durability.REPLICATED)
+        else:
+            self.visibility.visible = unit.end
+            self.derived.apply(unit)
 
 
 def _is_sent(batch: Batch) -> bool:

@@ -42,7 +42,7 @@ from dmq.storage.journal.journal import FOLDER, Journal
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.offline.inspection import open_journal
 from dmq.storage.offline.verification import verify as verify_directory
-from dmq.storage.upkeep.directory import IDENTITY
+from dmq.storage.upkeep.identity import IDENTITY
 from dmq.version import __version__
 
 __all__ = ["Backup", "BackupSource", "backups", "prune", "restore", "take"]

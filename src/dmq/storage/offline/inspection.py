@@ -120,8 +120,8 @@ def event_words(event: Event) -> str:
                 return f"key {key} of {namespace} is gone"
             until = f" until {expires_at_ms} ms" if expires_at_ms else ""
             return f"key {key} of {namespace} holds {len(value)} bytes{until}"
-        case EpochStarted(epoch):
-            return f"epoch {epoch} began"
+        case EpochStarted(epoch, leader):
+            return f"epoch {epoch} began" + (f", led by replica {leader:016x}" if leader else "")
         case SnapshotTaken(part, parts, state):
             return f"snapshot of the state, part {part + 1} of {parts}, {len(state)} bytes"
         case Archived(offset):

@@ -33,7 +33,7 @@ from dmq.storage.offline.inspection import entry_files, inspect_units, open_jour
 from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.state.derived import folder_name
 from dmq.storage.state.state import State
-from dmq.storage.upkeep.directory import IDENTITY, parse_identity
+from dmq.storage.upkeep.identity import IDENTITY, parse_identity
 
 __all__ = ["Finding", "Kind", "Report", "holder", "verify"]
 
@@ -139,7 +139,7 @@ def _verify_identity(files: Files, journal: Journal, findings: _Findings) -> Non
         findings.add("derived", IDENTITY, "is missing")
         return
     try:
-        journal_id = parse_identity(file.read(0, 4096))[1]
+        journal_id = parse_identity(file.read(0, 4096)).journal_id
         if journal_id != journal.id:
             findings.add("damage", IDENTITY, "belongs to another journal", "put the one back that belongs here")
     except ValueError as error:

@@ -81,7 +81,7 @@ class Derived:
                 due_at += records
             at = end
         self.lookup.add(unit, columns[0])
-        self.applied = unit.end
+        self.applied = self.state.producers.applied = unit.end
         self.newest = None if recovered else unit
 
     def _apply_event(self, event: Event, at: int) -> None:
@@ -201,7 +201,7 @@ class Derived:
         self.lookup.restore(checkpoint.index)
         self.wheel.restore(checkpoint.wheel, unpack_offsets(checkpoint.wheel_done).tolist())
         self.damage = list(checkpoint.damage)
-        self.applied = checkpoint.offset
+        self.applied = self.state.producers.applied = checkpoint.offset
         self._origin = 0
 
 

@@ -174,9 +174,13 @@ class KeyPut(_Event, frozen=True, tag=15):
 
 
 class EpochStarted(_Event, frozen=True, tag=8):
-    """A leader (for a lone broker: a start after an unclean cut) began to write."""
+    """A leader (for a lone broker: a start after an unclean cut) began to write.
+
+    `leader` is the replica id of the member that did; a lone broker has none.
+    """
 
     epoch: int
+    leader: int = 0
 
 
 class SnapshotTaken(_Event, frozen=True, tag=9):

@@ -1,7 +1,8 @@
 """Idempotent producers: a batch that is sent again gets the first one's place instead of a second copy.
 
-Pure code. Remembered per producer: its epoch, and per queue the last five batches. Sequences belong to the producer
-(they are half of the message id), so within one queue they rise, with gaps where other queues got theirs.
+Pure code. Remembered per producer: its epoch, and per queue the last five batches, not counting those that are written
+but not applied yet. Sequences belong to the producer (they are half of the message id), so within one queue they rise,
+with gaps where other queues got theirs.
 
 What always holds: `look` changes nothing; a batch is remembered only after its unit was written. Anonymous producers
 are forgotten when unused for long, or when there are too many, the longest unused first; named ones are kept, and their
@@ -54,6 +55,7 @@ class ProducerTable:
         self._producers_max = producers_max
         self._expiry_ms = expiry_ms
         self._newest = -1  # where the newest unit starts that anything is remembered of
+        self.applied = 0  # journal offset: units below are applied to the state
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -122,8 +124,11 @@ class ProducerTable:
         producer.epoch = epoch
         producer.used_at_ms = used_at_ms
         producer.named = producer.named or named
-        places = producer.queues.get(queue_key)
-        producer.queues[queue_key] = (place,) if places is None else (*places[1 - REMEMBERED :], place)
+        places = producer.queues.get(queue_key, ())
+        # Those that are written and not applied come on top: they may be cut, and then the others are the last ones.
+        while len(places) > REMEMBERED and places[REMEMBERED].unit_end <= self.applied:
+            places = places[1:]
+        producer.queues[queue_key] = (*places, place)
         if place.unit_start > self._newest:
             self._newest = place.unit_start
         self._producers.move_to_end(producer_id)
@@ -172,6 +177,6 @@ class ProducerTable:
         self._producers = OrderedDict()
         for pid, epoch, named, used_at_ms, queues in dumped:
             producer = self._producers[pid] = _Producer(epoch, named, used_at_ms)
-            producer.queues = dict(queues)
+            producer.queues = {key: places[-REMEMBERED:] for key, places in queues}
             for _, places in queues:
                 self._newest = max(self._newest, places[-1].unit_start)

@@ -21,6 +21,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, MessageId, TopicConfig, retry_topic_name, retry_topic_parts
 from dmq.offset_runs import bitmap_runs
 from dmq.storage.journal.unit import EXPIRING, NAMED, Row, Unit
+from dmq.storage.state.epochs import EpochRow, EpochTable
 from dmq.storage.state.events import (
     Archived,
     DelaysDone,
@@ -268,6 +269,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     sought: list[tuple[str, int, int, int]] = []
     keys: list[KeyPut] = []
     joined: list[tuple[bytes, bytes]] = []
+    epochs: list[EpochRow] = []
 
     def encode(self) -> bytes:
         return _encoder.encode(self)
@@ -310,6 +312,7 @@ class State:
         self.sought: dict[tuple[str, int, int], int] = {}  # by group, topic id and queue, which of them was the last
         self.keys = KeyTable()
         self.joined = JoinedTransactions()
+        self.epochs = EpochTable()
         self.lags: LagTable | None = None  # once the store is open; see `keep_lags`
 
     def keep_lags(self) -> LagTable:
@@ -402,8 +405,10 @@ class State:
                 self._limit(event, topic_id, app)
             case KeyPut():
                 self.keys.apply(event)
-            case DelaysDone() | EpochStarted() | SnapshotTaken():
-                pass  # the wheel's, the journal's, and for an open without a checkpoint
+            case EpochStarted(epoch, leader):
+                self.epochs.began(EpochRow(epoch, leader, at))
+            case DelaysDone() | SnapshotTaken():
+                pass  # the wheel's, and for an open without a checkpoint
 
     def _on_the_way(self, event: Settled) -> None:
         name = self.topics_by_id[event.topic_id].name
@@ -537,6 +542,7 @@ class State:
             sought=[(*place, last) for place, last in self.sought.items()],
             keys=self.keys.dump(),
             joined=self.joined.dump(),
+            epochs=self.epochs.dump(),
         )
 
     def restore(self, raw: bytes) -> None:
@@ -570,6 +576,7 @@ class State:
         self.sought = {(group, topic_id, queue): last for group, topic_id, queue, last in snapshot.sought}
         self.keys.load(snapshot.keys)
         self.joined.load(snapshot.joined)
+        self.epochs = EpochTable(snapshot.epochs)
 
     def start_at_snapshot(self) -> None:
         """After restoring the snapshot at the journal's start: what lies before it is gone, so queues begin there."""

@@ -1,5 +1,5 @@
 """Upkeep: what keeps a data directory good over restarts, crashes and years.
 
-In reading order: `directory` opens one, `recovery` mends what a crash left, `checkpointer` writes checkpoints,
-`retention` decides which segments go and what of them is carried on.
+In reading order: `identity` says whose a directory is, `directory` opens one, `recovery` mends what a crash left,
+`checkpointer` writes checkpoints, `retention` decides which segments go and what of them is carried on.
 """

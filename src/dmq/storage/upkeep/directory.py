@@ -7,13 +7,12 @@ journal, is left untouched; an empty one becomes a new store.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from crc32c import crc32c
+import msgspec
 
-from dmq.errors import DiskFull, ForeignFile, RecordCorrupt, WrongFormat
+from dmq.errors import DiskFull, ForeignFile, InvalidSettings, RecordCorrupt, WrongFormat
 from dmq.event_log import EventLog
 from dmq.settings import StoreSettings
 from dmq.storage.ballast import BALLAST
@@ -27,21 +26,29 @@ from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, UNIT_VERSION, Heade
 from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.state.derived import Derived
 from dmq.storage.upkeep.checkpointer import FOLDERS, Checkpointer
-from dmq.storage.upkeep.recovery import SALVAGE, Recovered, recover_journal, replay, start_derived, usable
+from dmq.storage.upkeep.identity import FORMAT, IDENTITY, TEMPORARY, Identity, read_identity, write_identity
+from dmq.storage.upkeep.recovery import (
+    SALVAGE,
+    JournalTail,
+    Recovered,
+    recover_journal,
+    replay,
+    scan_tail,
+    start_derived,
+    usable,
+)
 
-__all__ = ["FORMAT", "IDENTITY", "Opened", "open_directory", "parse_identity"]
+__all__ = ["Disk", "Opened", "mark_running", "open_directory", "open_replica", "rebuild", "unmark_running"]
 
 log = EventLog(__name__)
 
-FORMAT: Final = 1
-IDENTITY: Final = "STORE"
 _RUNNING: Final = "RUNNING"
 _KNOWN: Final = frozenset(
     (
         "LOCK",
         _RUNNING,
         IDENTITY,
-        "STORE.tmp",
+        TEMPORARY,
         "checkpoint",
         "checkpoint.tmp",
         "lost+found",
@@ -83,42 +90,49 @@ class Opened:
         self.unclean = unclean
 
 
+class _Found(NamedTuple):
+    """A directory before anything is applied or mended."""
+
+    identity: Identity
+    scanner: Scanner
+    checkpointer: Checkpointer
+    unclean: bool
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.checkpointer.in_force
+
+
 def open_directory(disk: Disk) -> Opened:
     """Recover what a locked directory holds.
 
     Raises:
         WrongFormat, ForeignFile: it is not ours to open.
+        InvalidSettings: it is a member of a shard.
         StorageError: the disk does not do what it should.
     """
-    files, pool, _ = disk
-    journal_id = _identify(files)
-    unclean = files.exists(_RUNNING)
-    for folder in (JOURNAL_FOLDER, *FOLDERS):
-        files.mkdir(folder)
-    journal = Journal(files, pool, journal_id, list_segments(files))
-    _check_segments(files, journal)
-    scanner = Scanner(journal)
+    files = disk.files
+    found = _look(disk, _identify(files))
+    if (member := found.identity.member) is not None:
+        raise InvalidSettings(
+            f"{files.describe('')} is a member of shard {member.shard!r} of cluster {member.cluster!r}: "
+            "a broker without a registry cannot open it",
+            path=files.describe(""),
+        )
+    journal, checkpoint, checkpointer = found.scanner.journal, found.checkpoint, found.checkpointer
     recovered = Recovered()
-    checkpoint = _checkpoint(files, pool)
-    if not usable(checkpoint, journal):
-        if checkpoint is not None:
-            log.error("checkpoint does not fit the journal", offset=checkpoint.offset)
-        checkpoint = None
     known = 0 if checkpoint is None else checkpoint.offset
-    checkpointer = Checkpointer(files, pool, journal.id, checkpoint)
-    derived: Derived | None = None
-    if checkpoint is not None:
-        derived = _restored(disk, scanner, checkpoint)
+    derived = None if checkpoint is None else _restored(disk, found.scanner, checkpoint)
     if derived is not None:
         try:
-            torn = replay(derived, scanner, recovered, end=None, known_durable=known, checkpoint=lambda: None)
+            torn = replay(derived, found.scanner, recovered, end=None, known_durable=known, checkpoint=lambda: None)
         except DerivedDamaged as error:
             log.error("derived files damaged", error=error)
             derived = None
     if derived is None:
         recovered = Recovered()
         recovered.rebuilt = journal.end > journal.start
-        derived, torn = rebuild(disk, scanner, checkpointer, recovered, end=None, known_durable=known)
+        derived, torn = rebuild(disk, found.scanner, checkpointer, recovered, end=None, known_durable=known)
     if checkpoint is not None:
         recovered.epoch = max(recovered.epoch, checkpoint.epoch)
         recovered.stored_at_ms = max(recovered.stored_at_ms, checkpoint.stored_at_ms)
@@ -130,8 +144,83 @@ def open_directory(disk: Disk) -> Opened:
         derived.pass_damage(begin, next_offset)
     derived.applied = next_offset
     return Opened(
-        journal, derived, checkpointer, recovered, next_offset=next_offset, unclean=unclean or torn is not None
+        journal, derived, checkpointer, recovered, next_offset=next_offset, unclean=found.unclean or torn is not None
     )
+
+
+def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
+    """Recover what the directory of a shard's member holds: nothing beyond its checkpoint is applied.
+
+    Only what its checkpoint covers is known to be committed and durable here. A unit beyond it that does not check out
+    is a torn tail whatever later units say, since their `flushed_through` is the leader's: it is cut, and the member is
+    doubtful, which is noted before the cut.
+
+    Raises:
+        WrongFormat, ForeignFile: it is not ours to open.
+        InvalidSettings: it is not a member's.
+        StorageError: the disk does not do what it should.
+    """
+    files = disk.files
+    identity = _identify(files)
+    if identity.member is None:
+        raise InvalidSettings(f"{files.describe('')} is not a member of a shard: join it to one first")
+    found = _look(disk, identity)
+    journal, scanner, checkpoint = found.scanner.journal, found.scanner, found.checkpoint
+    recovered = Recovered()
+    if checkpoint is not None and checkpoint.offset > journal.end:
+        log.error("the journal ends before its checkpoint", end=journal.end, checkpoint=checkpoint.offset)
+        identity = _doubt(files, identity)
+        found.checkpointer.forget_all()
+        checkpoint = None
+    known = 0 if checkpoint is None else checkpoint.offset
+    derived = None if checkpoint is None else _restored(disk, scanner, checkpoint)
+    if derived is None:
+        recovered.rebuilt = journal.end > journal.start
+        end = max(known, journal.start)
+        derived, _ = rebuild(disk, scanner, found.checkpointer, recovered, end=end, known_durable=known)
+    if checkpoint is not None:
+        recovered.epoch, recovered.stored_at_ms = checkpoint.epoch, checkpoint.stored_at_ms
+    tail = scan_tail(scanner, derived.applied, recovered)
+    _drop_empty_tail(files, journal)
+    torn = tail.end if tail.end < journal.end else None
+    if torn is not None:
+        identity = _doubt(files, identity)
+    # Where the leader's disk was durable says nothing of ours: all beyond the checkpoint is written again.
+    recovered.flushed_through = 0
+    recover_journal(journal, torn, recovered, known)
+    opened = Opened(
+        journal,
+        derived,
+        found.checkpointer,
+        recovered,
+        next_offset=journal.end,
+        unclean=found.unclean or torn is not None,
+    )
+    return identity, opened, tail
+
+
+def _doubt(files: Files, identity: Identity) -> Identity:
+    """Note that this member may have lost something it had confirmed."""
+    assert identity.member is not None
+    doubted = msgspec.structs.replace(identity, member=msgspec.structs.replace(identity.member, doubtful=True))
+    write_identity(files, doubted)
+    return doubted
+
+
+def _look(disk: Disk, identity: Identity) -> _Found:
+    """See what is there."""
+    files, pool, _ = disk
+    unclean = files.exists(_RUNNING)
+    for folder in (JOURNAL_FOLDER, *FOLDERS):
+        files.mkdir(folder)
+    journal = Journal(files, pool, identity.journal_id, list_segments(files))
+    _check_segments(files, journal)
+    checkpoint = _checkpoint(files, pool)
+    if not usable(checkpoint, journal):
+        if checkpoint is not None:
+            log.error("checkpoint does not fit the journal", offset=checkpoint.offset)
+        checkpoint = None
+    return _Found(identity, Scanner(journal), Checkpointer(files, pool, journal.id, checkpoint), unclean)
 
 
 def rebuild(
@@ -170,23 +259,11 @@ def rebuild(
     return derived, torn
 
 
-def _identify(files: Files) -> int:
-    """The journal id of the directory, given to it now if it is new."""
+def _identify(files: Files) -> Identity:
+    """Whose the directory is; if it is new, it becomes a store now."""
     strangers = [name for name in files.listdir("") if name not in _KNOWN]
-    if not files.exists(IDENTITY):
-        if strangers:
-            raise WrongFormat(
-                f"{files.describe('')} holds {strangers[0]!r} and is not a DMQ data directory: choose an empty one",
-                path=files.describe(""),
-            )
-        return _write_identity(files, _id_of_journal(files) or secrets.randbits(64) or 1)
-    file = files.open(IDENTITY)
     try:
-        raw = file.read(0, 4096)
-    finally:
-        file.close()
-    try:
-        version, journal_id = parse_identity(raw)
+        identity = read_identity(files)
     except ValueError as error:
         found = _id_of_journal(files)
         if found is None:
@@ -196,49 +273,18 @@ def _identify(files: Files) -> int:
                 path=files.describe(IDENTITY),
             ) from error
         log.error("identity file damaged; taken from the journal", journal_id=found)
-        return _write_identity(files, found)
-    if version != FORMAT:
-        raise WrongFormat(
-            f"{files.describe('')} has format version {version}, this DMQ reads {FORMAT}: use the DMQ that wrote it",
-            version=version,
-        )
-    return journal_id
-
-
-def parse_identity(raw: bytes) -> tuple[int, int]:
-    """(format version, journal id) from the file that says whose the directory is.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        identity: Any = json.loads(raw)
-        version, journal_id = int(identity["format"]), int(identity["journal_id"], 16)
-        check = identity.get("check", _check_of(version, journal_id))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"it cannot be read: {error}") from error
-    # A flipped bit must neither make it another store nor another version's.
-    if check != _check_of(version, journal_id):
-        raise ValueError("it fails its checksum")
-    return version, journal_id
-
-
-def _check_of(version: int, journal_id: int) -> str:
-    return f"{crc32c(f'{version} {journal_id:016x}'.encode()):08x}"
-
-
-def _write_identity(files: Files, journal_id: int) -> int:
-    identity = {"format": FORMAT, "journal_id": f"{journal_id:016x}", "check": _check_of(FORMAT, journal_id)}
-    file = files.open("STORE.tmp", create=True, write=True)
-    try:
-        file.truncate(0)
-        file.write(0, (json.dumps(identity).encode() + b"\n",))
-        file.sync()
-    finally:
-        file.close()
-    files.rename("STORE.tmp", IDENTITY)
-    files.sync_dir("")
-    return journal_id
+    else:
+        if identity is not None:
+            return identity
+        if strangers:
+            raise WrongFormat(
+                f"{files.describe('')} holds {strangers[0]!r} and is not a DMQ data directory: choose an empty one",
+                path=files.describe(""),
+            )
+        found = _id_of_journal(files) or secrets.randbits(64) or 1
+    identity = Identity(FORMAT, found)
+    write_identity(files, identity)
+    return identity
 
 
 def _id_of_journal(files: Files) -> int | None:

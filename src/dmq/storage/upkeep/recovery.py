@@ -11,18 +11,32 @@ because the part not known to be durable is written again before it is flushed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from dmq.errors import StorageError
 from dmq.storage.files import Files
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
-from dmq.storage.journal.unit import SNAPSHOT
+from dmq.storage.journal.unit import SNAPSHOT, Header, Unit
 from dmq.storage.state.checkpoint import Checkpoint
-from dmq.storage.state.derived import Derived
+from dmq.storage.state.derived import Derived, event_of
+from dmq.storage.state.epochs import EpochRow
+from dmq.storage.state.events import EpochStarted
 
-__all__ = ["SALVAGE", "Recovered", "recover_journal", "replay", "start_derived", "usable"]
+__all__ = [
+    "SALVAGE",
+    "JournalTail",
+    "Recovered",
+    "cut_journal",
+    "epochs_in",
+    "recover_journal",
+    "replay",
+    "scan_tail",
+    "start_derived",
+    "units_from",
+    "usable",
+]
 
 SALVAGE: Final = "salvage"
 _COPY: Final = 4 << 20
@@ -40,6 +54,15 @@ class Recovered:
         self.epoch = 0
         self.stored_at_ms = 0
         self.flushed_through = 0
+
+    def saw(self, unit: Unit) -> None:
+        """A unit checked out."""
+        header = unit.header
+        self.units += 1
+        self.bytes_read += header.length
+        self.epoch = max(self.epoch, header.epoch)
+        self.stored_at_ms = max(self.stored_at_ms, header.stored_at_ms)
+        self.flushed_through = max(self.flushed_through, header.flushed_through)
 
 
 def start_derived(derived: Derived, scanner: Scanner) -> None:
@@ -82,11 +105,7 @@ def replay(
         unit = scanner.unit_at(derived.applied)
         if unit is not None:
             derived.apply(unit, recovered=True)
-            recovered.units += 1
-            recovered.bytes_read += unit.end - unit.start
-            recovered.epoch = max(recovered.epoch, unit.header.epoch)
-            recovered.stored_at_ms = max(recovered.stored_at_ms, unit.header.stored_at_ms)
-            recovered.flushed_through = max(recovered.flushed_through, unit.header.flushed_through)
+            recovered.saw(unit)
             checkpoint()
             continue
         bad = derived.applied
@@ -98,6 +117,52 @@ def replay(
     return None
 
 
+class JournalTail:
+    """The units of a member's journal that are not applied yet, as far as they are sound.
+
+    Attributes:
+        end: where they end.
+        last: the header of the last of them; None where there is none.
+        epochs: those that begin among them.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.end = start
+        self.last: Header | None = None
+        self.epochs: list[EpochRow] = []
+
+    def add(self, unit: Unit) -> None:
+        """Another unit follows."""
+        self.end = unit.end
+        self.last = unit.header
+        self.epochs += epochs_in(unit)
+
+
+def epochs_in(unit: Unit) -> list[EpochRow]:
+    """The epochs that a unit begins: one at most, and its first event says so."""
+    rows = unit.rows
+    if not rows or rows[0].topic_id or unit.header.flags & SNAPSHOT:
+        return []
+    event = event_of(unit, 0)
+    return [EpochRow(event.epoch, event.leader, unit.start)] if isinstance(event, EpochStarted) else []
+
+
+def scan_tail(scanner: Scanner, start: int, recovered: Recovered) -> JournalTail:
+    """Look through the units from an offset on, up to the first that does not check out, and apply none."""
+    tail = JournalTail(start)
+    for unit in units_from(scanner, start):
+        tail.add(unit)
+        recovered.saw(unit)
+    return tail
+
+
+def units_from(scanner: Scanner, start: int) -> Iterator[Unit]:
+    """The units from an offset on, up to the first that does not check out."""
+    while (unit := scanner.unit_at(start)) is not None:
+        yield unit
+        start = unit.end
+
+
 def recover_journal(journal: Journal, torn_at: int | None, recovered: Recovered, known_durable: int) -> None:
     """Cut a torn tail, and make what is kept durable.
 
@@ -107,7 +172,7 @@ def recover_journal(journal: Journal, torn_at: int | None, recovered: Recovered,
     """
     files = journal.files
     if torn_at is not None:
-        _cut(files, journal, torn_at, recovered)
+        cut_journal(journal, torn_at, recovered)
     if not journal.segments:
         return
     segment = journal.tail
@@ -128,12 +193,16 @@ def recover_journal(journal: Journal, torn_at: int | None, recovered: Recovered,
     journal.end = journal.flushed = segment.end
 
 
-def _cut(files: Files, journal: Journal, torn_at: int, recovered: Recovered) -> None:
-    """Move everything from an offset on into `salvage/`, and end the journal there."""
+def cut_journal(journal: Journal, end: int, recovered: Recovered) -> None:
+    """Move everything from an offset on into `salvage/`, and end the journal there, durably.
+
+    The newest segment goes first, so that a crash on the way leaves a journal that is whole up to its end.
+    """
+    files = journal.files
     files.mkdir(SALVAGE)
     files.sync_dir("")
-    for segment in reversed([s for s in journal.segments if s.end > torn_at or s.start >= torn_at]):
-        keep = max(0, torn_at - segment.start)
+    for segment in reversed([s for s in journal.segments if s.end > end or s.start >= end]):
+        keep = max(0, end - segment.start)
         recovered.cut_bytes += _salvage(files, segment, keep, recovered)
         journal.forget_reads(segment)
         if keep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ from dmq.storage.state.events import (
     encode_event,
     pack_offsets,
 )
+from dmq.storage.state.state import Snapshot
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 
@@ -72,8 +74,9 @@ def batch(count: int) -> Batch:
     return Batch(topic="orders", queue=0, data=encoded.data, lengths=encoded.lengths)
 
 
-def snapshot(store: MessageStore) -> bytes:
-    return store.queries.derived.state.snapshot(store.queries.end)
+def snapshot(store: MessageStore) -> Snapshot:
+    """The state, but for the epoch that a start after a crash begins."""
+    return msgspec.structs.replace(store.queries.derived.state.set_aside(store.queries.end), epochs=[])
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,8 +95,8 @@ def test_what_is_applied_as_it_is_written_is_what_is_read_back(written: list[lis
         store.flush()
     live = snapshot(store)
     read_back = MessageStore(files.crash(random.Random(1)), clock=clock)
-    assert read_back.queries.derived.state.set_aside(0) == store.queries.derived.state.set_aside(0)
     assert snapshot(read_back) == live
+    assert snapshot(read_back).encode() == live.encode()
 
 
 def test_acks_that_are_written_together_share_one_batch_of_their_unit() -> None:

@@ -50,10 +50,26 @@ def test_other_bounds_over_known_numbers_are_a_conflict(table: ProducerTable, fi
 def test_the_last_five_batches_of_a_queue_are_known(table: ProducerTable) -> None:
     for number in range(REMEMBERED + 1):
         table.remember(1, 0, False, KEY, place(number * 10), 0)
-    for number in range(1, REMEMBERED + 1):
+        table.applied = place(number * 10).unit_end
+    table.remember(1, 0, False, KEY, place((REMEMBERED + 1) * 10), 0)
+    for number in range(1, REMEMBERED + 2):
         assert table.look(1, 0, KEY, number * 10, 10) == place(number * 10)
     with pytest.raises(SequenceConflict):
         table.look(1, 0, KEY, 0, 10)
+
+
+def test_batches_that_are_not_applied_push_none_out(table: ProducerTable) -> None:
+    """They may be cut, and what was applied before them is the last there is then."""
+    written = [place(number * 10, unit=number * 100) for number in range(3 * REMEMBERED)]
+    for each in written:
+        table.remember(1, 0, False, KEY, each, 0)
+        table.applied = written[0].unit_end
+    assert table.look(1, 0, KEY, 0, 10) == written[0]
+    assert [queues for *_, queues in table.dump(table.applied)] == [[(KEY, (written[0],))]]
+    table.applied = written[-1].unit_end
+    table.remember(1, 0, False, KEY, place(3 * REMEMBERED * 10, unit=3 * REMEMBERED * 100), 0)
+    (((_, kept),),) = [queues for *_, queues in table.dump(1 << 30)]
+    assert len(kept) == REMEMBERED + 1
 
 
 def test_a_higher_epoch_replaces_and_a_lower_one_is_refused(table: ProducerTable) -> None:

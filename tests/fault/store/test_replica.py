@@ -1,0 +1,229 @@
+"""Members of a shard on disks that crash, at the level of their stores."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from dmq.errors import Diverged, InvalidSettings, RecordCorrupt, StoreFailed
+from dmq.storage.replica import Replica, join
+from dmq.storage.store import MessageStore
+from dmq.testing import FakeClock, MemoryFiles
+from tests.fault.store.shard_rig import MEMBERS, SMALL, ShardRig
+from tests.sampling import SEED, sample_size
+
+pytestmark = pytest.mark.sampled
+
+SEEDS = sample_size(share=8, whole=400)
+STEPS = 400
+
+
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_what_is_committed_stays_whatever_dies(number: int) -> None:
+    """Leaders change, members crash, lose power and disks, between any two steps."""
+    rig = ShardRig(SEED * 10_000 + number)
+    rig.elect()
+    rng = rig.rng
+    for _ in range(STEPS):
+        match rng.choices(
+            ("append", "settle", "ship", "part", "commit", "checkpoint", "crash", "depose", "wipe", "time"),
+            (30, 8, 30, 8, 25, 6, 3, 2, 1, 2),
+        )[0]:
+            case "append":
+                rig.append(rng.randrange(1, 40))
+            case "settle":
+                rig.settle()
+            case "ship":
+                rig.replicate_all()
+            case "part":
+                rig.replicate(rng.randrange(MEMBERS), size=1, flush=rng.random() < 0.5)
+            case "commit":
+                rig.commit()
+                rig.quiet()
+            case "checkpoint":
+                rig.checkpoint(rng.randrange(MEMBERS))
+            case "crash":
+                rig.crash(rng.randrange(MEMBERS), power=rng.random() < 0.7)
+            case "depose":
+                rig.depose()
+            case "wipe":
+                rig.wipe_one()
+            case "time":
+                rig.clock.advance(900)
+        if rig.leader is None:
+            rig.elect()
+        rig.check()
+    rig.settle_down()
+    rig.check()
+    rig.check_derived()
+    rig.check_messages()
+    rig.close()
+
+
+@pytest.fixture
+def rig() -> ShardRig:
+    """A shard whose members are equal, with something committed."""
+    rig = ShardRig(1)
+    rig.elect()
+    for _ in range(20):
+        rig.append(10)
+        rig.replicate_all()
+        rig.commit()
+    rig.replicate_all()
+    return rig
+
+
+def follower_of(rig: ShardRig) -> tuple[int, Replica]:
+    number = next(n for n in range(MEMBERS) if n != rig.leader)
+    replica = rig.replicas[number]
+    assert replica is not None
+    return number, replica
+
+
+def test_nothing_shows_before_it_is_committed(rig: ShardRig) -> None:
+    assert rig.store is not None
+    shown = rig.store.queries.bounds("t", 0), rig.store.queries.bounds("t", 1)
+    rig.append(5)
+    rig.store.flush()
+    rig.store.checkpoint()
+    assert (rig.store.queries.bounds("t", 0), rig.store.queries.bounds("t", 1)) == shown
+    rig.replicate_all()
+    _, replica = follower_of(rig)
+    assert replica.end > replica.applied == rig.committed
+    rig.commit()
+    assert (rig.store.queries.bounds("t", 0), rig.store.queries.bounds("t", 1)) != shown
+
+
+def test_a_checkpoint_and_a_roll_need_no_quiet_time(rig: ShardRig) -> None:
+    """While more is always under way, segments end, old ones go, and checkpoints follow what is committed."""
+    assert rig.store is not None
+    store = rig.store
+    for _ in range(300):
+        rig.append(20)  # and no more while the store wants quiet
+        if not store.wants_quiet:
+            rig.replicate_all()
+            rig.append(5)
+        else:
+            rig.replicate_all()
+        rig.commit()
+        rig.quiet()
+        rig.clock.advance(30)
+        if store.checkpoint_due:
+            store.checkpoint()
+    sizes = [segment.size for segment in rig.leading_journal.segments]
+    assert max(sizes) < 2 * SMALL.segment_bytes
+    assert rig.leading_journal.start > 0
+    _, replica = follower_of(rig)
+    replica.checkpoint()  # before it, the segments are needed
+    rig.replicate_all()
+    assert [segment.start for segment in replica.journal.segments] == [s.start for s in rig.leading_journal.segments]
+
+
+def test_a_torn_tail_is_cut_whatever_later_units_say(rig: ShardRig) -> None:
+    """Their `flushed_through` is the leader's, and says nothing of this disk."""
+    number, replica = follower_of(rig)
+    replica.checkpoint()
+    known = replica.applied
+    for _ in range(5):
+        rig.append(3)
+        rig.commit()
+        rig.replicate_all()
+    rig.commit()
+    rig.replicate_all()
+    assert replica.applied > known
+    path = replica.journal.segment_at(known)
+    assert path is not None
+    replica.close()
+    files = rig.files[number]
+    files.flip_bit(path.path, known - path.start + 100)
+    again = Replica(files, SMALL, rig.clock)
+    assert again.end == again.applied == known
+    assert again.membership.doubtful
+    assert any(name.startswith("salvage/") for name in files.paths())
+    rig.replicas[number] = again
+    rig.replicate_all()
+    assert again.end == rig.end(rig.leader or 0)
+    again.caught_up()
+    again.close()
+    reopened = Replica(files, SMALL, rig.clock)
+    assert not reopened.membership.doubtful
+    reopened.close()
+
+
+def test_each_start_is_another_life(rig: ShardRig) -> None:
+    number, replica = follower_of(rig)
+    before = replica.membership
+    replica.saw_revision(17)
+    replica.saw_revision(3)
+    replica.close()
+    again = Replica(rig.files[number], SMALL, rig.clock)
+    assert again.membership.life == before.life + 1
+    assert again.membership.revision == 17
+    assert again.membership.replica_id == before.replica_id
+    again.close()
+
+
+def test_a_member_is_not_opened_as_a_lone_store(rig: ShardRig) -> None:
+    number, replica = follower_of(rig)
+    replica.close()
+    with pytest.raises(InvalidSettings, match="member of shard 's' of cluster 'c'"):
+        MessageStore(rig.files[number], SMALL, rig.clock)
+
+
+def test_a_lone_directory_is_no_member_until_it_joins() -> None:
+    files, clock = MemoryFiles(), FakeClock()
+    with MessageStore(files, SMALL, clock) as store:
+        store.create_topic("t")
+        journal_id = store.queries.journal_id
+    with pytest.raises(InvalidSettings, match="join it to one first"):
+        Replica(files, SMALL, clock)
+    with pytest.raises(InvalidSettings, match="choose an empty directory"):
+        join(files, cluster="c", shard="s", journal_id=journal_id + 1)
+    join(files, cluster="c", shard="s", journal_id=journal_id)
+    replica = Replica(files, SMALL, clock)
+    assert replica.end > 0
+    replica.commit(replica.end)
+    assert "t" in replica.derived.state.topics
+    replica.close()
+
+
+def test_what_is_committed_is_not_cut(rig: ShardRig) -> None:
+    _, replica = follower_of(rig)
+    end = replica.end
+    with pytest.raises(Diverged, match="nothing is cut"):
+        replica.cut(replica.journal.start)
+    assert replica.end == end
+    replica.cut(rig.rows(0)[-1].start, accept_loss=True)
+    assert replica.end == replica.applied == rig.rows(0)[-1].start
+
+
+def test_units_that_do_not_follow_are_refused(rig: ShardRig) -> None:
+    assert rig.store is not None
+    _, replica = follower_of(rig)
+    start = replica.end
+    rig.append(3)
+    rig.append(3)
+    raw = bytearray(rig.store.journal_bytes(start, 1 << 20))
+    one = bytes(rig.store.journal_bytes(start, 1))
+    with pytest.raises(RecordCorrupt, match="fails its checksum"):
+        replica.take(bytes(raw[:10]) + b"\x01" + bytes(raw[11:]))
+    assert replica.end == start
+    raw[len(one) + 50] ^= 1
+    with pytest.raises(RecordCorrupt, match=f"journal offset {start + len(one)} fails"):
+        replica.take(raw)
+    assert replica.end == start + len(one), "the sound unit before it was taken"
+    with pytest.raises(RecordCorrupt, match="does not follow here"):
+        replica.take(one)
+
+
+def test_after_a_failed_flush_nothing_is_taken(rig: ShardRig) -> None:
+    assert rig.store is not None
+    number, replica = follower_of(rig)
+    rig.append(3)
+    replica.take(rig.store.journal_bytes(replica.end, 1 << 20))
+    rig.files[number].fail("sync", 1, errno.EIO)
+    with pytest.raises(StoreFailed):
+        replica.flush()
+    with pytest.raises(StoreFailed):
+        replica.commit(replica.end)
