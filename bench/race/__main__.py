@@ -57,7 +57,7 @@ def main() -> None:
     rounds = given.rounds or (2 if given.quick else 9)
     scale = given.scale or (0.1 if given.quick else 1.0)
     host = facts(trees)
-    has_extension = {tree.name: "extension" in host["trees"][tree.name]["version"] for tree in trees}
+    has_extension = {tree.name: host["trees"][tree.name]["is_compiled"] for tree in trees}
     for tree in trees:
         told = host["trees"][tree.name]
         build = "Debian's" if told["is_debian_python"] else "optimized" if told["is_optimized"] else "NOT optimized"

@@ -36,6 +36,13 @@ class Result(NamedTuple):
         pairs = list(zip(first, second, strict=True))
         return Outcome([(one + other) / 2 for one, other in pairs], [one / other for one, other in pairs if other])
 
+    def by_cpu(self) -> float | None:
+        """The CPU time a message of what stands beside it, as a share of ours; None if it is not known."""
+        if self.base is self.own or not all("client" in answer for answer in self.base):
+            return None
+        shares = [_cpu(base) / _cpu(own) for own, base in zip(self.own, self.base, strict=True) if base is not own]
+        return statistics.median(shares) if shares else None
+
     def to(self, other: Result) -> dict[str, float]:
         """This tree's figures as shares of another's in the same rounds; medians."""
         theirs = other.figures()
@@ -59,6 +66,10 @@ class Result(NamedTuple):
             for name, value in _figures(answer).items():
                 found.setdefault(name, []).append(value)
         return found
+
+
+def _cpu(answer: Answer) -> float:
+    return float((answer["client"] + answer["broker"]) / answer["count"])
 
 
 def _figures(answer: Answer) -> dict[str, float]:

@@ -23,9 +23,13 @@ def version(name):
         return m.version(name)
     except m.PackageNotFoundError:
         return None
+try:
+    from dmq.compiled import IS_COMPILED
+except ImportError:  # of a tree from before there was one
+    IS_COMPILED = False
 print(json.dumps({
     "python": platform.python_version(), "compiler": platform.python_compiler(), "base": sys.base_prefix,
-    "configured": sysconfig.get_config_var("CONFIG_ARGS"),
+    "is_compiled": IS_COMPILED, "configured": sysconfig.get_config_var("CONFIG_ARGS"),
     **{name: version(name) for name in ("dmq", "numpy", "uvloop", "msgspec", "orjson")},
 }))
 """
@@ -55,7 +59,7 @@ def _tree(tree: Tree) -> dict[str, Any]:
     )
     return {
         **found,
-        "version": said.stdout.strip(),
+        "version": " ".join(said.stdout.split()),
         "is_debian_python": found["base"] == "/usr",
         "is_optimized": _is_optimized(found["base"], found["configured"] or ""),
         "is_pure": tree.is_pure,

@@ -56,12 +56,28 @@ def made(bodies: Sequence[bytes], first: int) -> list[dmq.Message]:
     return [dmq.Message(body, f"k-{first + number}") for number, body in enumerate(bodies)]
 
 
+def _process_cpu(pid: int) -> float:
+    return time.clock_gettime(~pid << 3 | 2)  # what clock_getcpuclockid makes of it
+
+
+class Bodies:
+    """Those of the files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, list[bytes]] = {}
+
+    def __call__(self, name: str, count: int) -> list[bytes]:
+        if name not in self._read:
+            self._read[name] = pickle.loads((self._folder / name).read_bytes())
+        return self._read[name][:count]
+
+
 class Side:
     """A broker of this tree, a client, and the bodies."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._bodies: dict[str, list[bytes]] = {}
+        self.bodies = Bodies(folder)
         self._topics = 0
         self.data = folder / f"data-{os.getpid()}"
         self.broker = BrokerProcess(self.data).start()
@@ -72,11 +88,6 @@ class Side:
         self.waiting: Waiting | None = None
         self.idle: list[Any] = []
 
-    def bodies(self, name: str, count: int) -> list[bytes]:
-        if name not in self._bodies:
-            self._bodies[name] = pickle.loads((self._folder / name).read_bytes())
-        return self._bodies[name][:count]
-
     def topic(self, queues: int = 4) -> str:
         self._topics += 1
         name = f"race-{self._topics}"
@@ -84,7 +95,7 @@ class Side:
         return name
 
     def broker_cpu(self) -> float:
-        return time.clock_gettime(~self.broker.pid << 3 | 2)  # what clock_getcpuclockid makes of it
+        return _process_cpu(self.broker.pid)
 
     def timed(self, count: int, run: Callable[[], object]) -> Answer:
         client, broker, began = time.process_time(), self.broker_cpu(), time.perf_counter()
@@ -405,12 +416,20 @@ class Ground:
     def __init__(self, folder: Path) -> None:
         from dmq.testing.benchmark.floor import Floor
 
-        self._folder = folder
-        self._bodies: dict[str, list[bytes]] = {}
+        self.bodies = Bodies(folder)
         self._stack = contextlib.ExitStack()
         self.floor = self._stack.enter_context(Floor.running())
 
-    bodies = Side.bodies
+    def timed(self, count: int, run: Callable[[], Answer]) -> Answer:
+        """What `run` says, and the CPU time of both sides, which is little more than that of the timed part."""
+        client, server = time.process_time(), _process_cpu(self.floor.pid)
+        answer = run()
+        return {
+            "count": count,
+            "client": time.process_time() - client,
+            "broker": _process_cpu(self.floor.pid) - server,
+            **answer,
+        }
 
     def close(self) -> None:
         self._stack.close()
@@ -420,21 +439,29 @@ def _groups(bodies: list[bytes], batch: int) -> list[list[bytes]]:
     return [bodies[first : first + batch] for first in range(0, len(bodies), batch)]
 
 
-def floor_produce(ground: Any, bodies: str, count: int, batch: int) -> Answer:
-    return {"count": count, "seconds": ground.floor.produce(_groups(ground.bodies(bodies, count), batch))}
+def floor_produce(ground: Ground, bodies: str, count: int, batch: int) -> Answer:
+    groups = _groups(ground.bodies(bodies, count), batch)
+    return ground.timed(count, lambda: {"seconds": ground.floor.produce(groups)})
 
 
-def floor_consume(ground: Any, bodies: str, count: int, batch: int) -> Answer:
-    return {"count": count, "seconds": ground.floor.consume(_groups(ground.bodies(bodies, count), batch))}
+def floor_consume(ground: Ground, bodies: str, count: int, batch: int) -> Answer:
+    groups = _groups(ground.bodies(bodies, count), batch)
+    return {"count": count, "seconds": ground.floor.consume(groups)}  # its CPU time would be that of filling it, too
 
 
-def floor_window(ground: Any, bodies: str, count: int, senders: int) -> Answer:
-    return {"count": count, "seconds": ground.floor.window(ground.bodies(bodies, count), senders)}
+def floor_window(ground: Ground, bodies: str, count: int, senders: int) -> Answer:
+    all_of_them = ground.bodies(bodies, count)
+    return ground.timed(count, lambda: {"seconds": ground.floor.window(all_of_them, senders)})
 
 
-def floor_relay(ground: Any, bodies: str, count: int, rate: float) -> Answer:
-    taken = ground.floor.relay(ground.bodies(bodies, count), lambda send: paced(count, rate, send))
-    return {"count": count, "samples": {"relay": [seconds * 1e6 for seconds in taken]}}
+def floor_relay(ground: Ground, bodies: str, count: int, rate: float) -> Answer:
+    all_of_them = ground.bodies(bodies, count)
+
+    def run() -> Answer:
+        taken = ground.floor.relay(all_of_them, lambda send: paced(count, rate, send))
+        return {"samples": {"relay": [seconds * 1e6 for seconds in taken]}}
+
+    return ground.timed(count, run)
 
 
 TASKS: Final[dict[str, Callable[..., Answer]]] = {

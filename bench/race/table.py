@@ -10,15 +10,17 @@ from bench.race.rows import Row
 
 __all__ = ["HEAD", "lines_of", "plain"]
 
-_FORMAT = "{:<38} {:<13} {:<15} {:>8} {:>8} {:>7}  {:<15} {:>5}  {:<7} {}"
-HEAD = _FORMAT.format("what", "beside", "tree", "plain", "with ext", "median", "spread", "A/A", "", "figures (medians)")
+_FORMAT = "{:<38} {:<13} {:<12} {:>8} {:>8} {:>7}  {:<15} {:>5} {:>6}  {:<7} {}"
+HEAD = _FORMAT.format(
+    "what", "beside", "tree", "plain", "with ext", "median", "spread", "A/A", "by CPU", "", "figures (medians)"
+)
 
 
 def lines_of(row: Row, results: dict[str, Result], has_extension: dict[str, bool]) -> Iterator[str]:
     """What the terminal shows of a row."""
     for line in row.lines:
         for name, result in results.items():
-            outcome = result.outcome(line)
+            outcome, by_cpu = result.outcome(line), result.by_cpu()
             spread = f"{min(outcome.ratios):.3g}-{max(outcome.ratios):.3g}"
             yield _FORMAT.format(
                 line.what,
@@ -29,6 +31,7 @@ def lines_of(row: Row, results: dict[str, Result], has_extension: dict[str, bool
                 f"{outcome.median:.3g}",
                 spread,
                 f"{statistics.median(outcome.to_itself):.2f}" if outcome.to_itself else "",
+                "" if by_cpu is None else f"{by_cpu:.3g}",
                 outcome.verdict(line.bar, has_extension[name]),
                 _shown(result) if line is row.lines[0] else "",
             )
@@ -66,6 +69,7 @@ def plain(row: Row, results: dict[str, Result], has_extension: dict[str, bool]) 
             }
             for line in row.lines
         ],
+        "by_cpu": {name: result.by_cpu() for name, result in results.items()},
         "figures": {name: result.figures() for name, result in results.items()},
         "beside": {name: result.base_figures() for name, result in results.items()},
         "shares": {other: results[names[0]].to(results[other]) for other in names[1:]},

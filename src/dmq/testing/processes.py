@@ -91,7 +91,10 @@ class BrokerProcess:
             [sys.executable, "-m", "dmq.cli", self._command, "--data", str(self.folder), *ports, *self._arguments],
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+            # The settings of the process that starts it are not meant for it; whether loops are compiled is.
+            env={
+                name: value for name, value in os.environ.items() if name == "DMQ_PURE" or not name.startswith("DMQ_")
+            },
         )
         assert process.stdout is not None
         try:

@@ -18,19 +18,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from dmq.testing.processes import read_line
 
-__all__ = ["ANSWER_BYTES", "Echo", "child", "fdatasync_seconds", "run_until_stdin_ends"]
+__all__ = ["ANSWER_BYTES", "Child", "Echo", "child", "fdatasync_seconds", "run_until_stdin_ends"]
 
 ANSWER_BYTES: Final = 8
 _SIZE_BYTES: Final = 4
 
 
+class Child(NamedTuple):
+    """A process of a baseline."""
+
+    port: int
+    pid: int
+
+
 @contextlib.contextmanager
-def child(module: str) -> Iterator[int]:
-    """A process that runs a module for as long as it is needed; the port it said.
+def child(module: str) -> Iterator[Child]:
+    """A process that runs a module for as long as it is needed, and said its port.
 
     Raises:
         RuntimeError: it did not start.
@@ -41,7 +48,7 @@ def child(module: str) -> Iterator[int]:
         line = read_line(process.stdout, time.monotonic() + 30)
         if line is None:
             raise RuntimeError(f"the baseline {module} did not start")
-        yield int(line)
+        yield Child(int(line), process.pid)
     finally:
         process.communicate()
 
@@ -66,8 +73,8 @@ class Echo:
     @classmethod
     @contextlib.contextmanager
     def running(cls) -> Iterator[Self]:
-        with child("dmq.testing.benchmark.baselines") as port:
-            yield cls(port)
+        with child("dmq.testing.benchmark.baselines") as started:
+            yield cls(started.port)
 
     def round_trips(self, count: int, size: int) -> list[float]:
         """The seconds of each of `count` round trips."""

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Final, Self, cast
 
-from dmq.testing.benchmark.baselines import child, run_until_stdin_ends
+from dmq.testing.benchmark.baselines import Child, child, run_until_stdin_ends
 
 __all__ = ["Floor"]
 
@@ -43,14 +43,15 @@ _RECEIVE_BYTES: Final = 64 * 1024
 class Floor:
     """A running server, and what a bare socket can do with it."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, started: Child) -> None:
+        self._port = started.port
+        self.pid = started.pid
 
     @classmethod
     @contextlib.contextmanager
     def running(cls) -> Iterator[Self]:
-        with child("dmq.testing.benchmark.floor") as port:
-            yield cls(port)
+        with child("dmq.testing.benchmark.floor") as started:
+            yield cls(started)
 
     def _connected(self) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self._port))
