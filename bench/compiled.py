@@ -21,6 +21,15 @@ import numpy as np
 from bench.records import make_messages
 from dmq.records import batch_rules, encode_batch
 from dmq.records.check import are_right_plain
+from dmq.records.encoder import (
+    ENCODE_MANY_MIN,
+    _Batch,
+    _encode_few,
+    encode_alike_compiled,
+    encode_alike_plain,
+)
+from dmq.storage.journal.unit import NO_ADDRESS, Part, Row
+from dmq.storage.journal.unit_builder import stamp_parts, stamp_parts_few, stamp_parts_many
 
 ROUNDS = 15
 COUNTS = (1, 8, 500, 2000)
@@ -38,7 +47,33 @@ def twins(count: int) -> dict[str, Twins]:
     data, lengths = bytes(encoded.data), encoded.lengths
     sizes = lengths if count >= 16 else tuple(lengths.tolist())
     rules, with_crc = batch_rules("orders"), batch_rules("orders", check_crc=True)
+    messages = make_messages(count, "random")
+    bodies, keys = [message.body for message in messages], [message.key for message in messages]
+    mixed = [key[: 6 + number % 9] if key else key for number, key in enumerate(keys)]
+    body_sizes, like = [*map(len, bodies)], messages[0]
+
+    def plain(keys: list[str | None]) -> object:
+        batch = _Batch("orders", "shop", 1, 0, extras=b"")
+        if count < ENCODE_MANY_MIN:
+            return _encode_few(batch, messages, bodies, None)
+        return encode_alike_plain(batch, like, bodies, body_sizes, keys=keys)
+
+    def compiled(keys: list[str | None]) -> object:
+        batch = _Batch("orders", "shop", 1, 0, extras=b"")
+        return encode_alike_compiled(speed.assemble_alike, batch, like, bodies, keys=keys)
+
+    stamped, places = bytearray(data), (np.cumsum(lengths, dtype=np.int64) - lengths).tolist()
+    row = Row(1, 0, 0, count, 1, 2, 0, 0, 77, NO_ADDRESS, 0)
+    parts, origin = [Part(row, data, sizes, 5)], (bytes(6), 6)
+    offsets = places if count < 16 else np.array(places)
+    stamp_plain = stamp_parts_few if count < 16 else stamp_parts_many
     return {
+        "encode, keys of one size": Twins(lambda: plain(keys), lambda: compiled(keys)),
+        "encode, keys of any size": Twins(lambda: plain(mixed), lambda: compiled(mixed)),
+        "stamp": Twins(
+            lambda: stamp_plain(stamped, parts, offsets, 0, origin=origin),
+            lambda: stamp_parts(speed.stamp_run, stamped, parts, offsets, start=0, origin=origin),
+        ),
         "check": Twins(lambda: are_right_plain(data, sizes, rules), lambda: speed.are_right(data, sizes, rules)),
         "check with CRC": Twins(
             lambda: are_right_plain(data, sizes, with_crc), lambda: speed.are_right(data, sizes, with_crc)
@@ -69,10 +104,10 @@ def main() -> None:
     options = parser.parse_args()
     figures = {count: measure(count) for count in COUNTS}
     print("µs of CPU a message, plain > compiled")
-    print(f"{'messages a batch':24}" + "".join(f"{count:>18}" for count in COUNTS))
+    print(f"{'messages a batch':26}" + "".join(f"{count:>18}" for count in COUNTS))
     for name in figures[COUNTS[0]]:
         cells = [f"{figures[count][name]['plain']:.3f} > {figures[count][name]['compiled']:.3f}" for count in COUNTS]
-        print(f"{name:24}" + "".join(f"{cell:>18}" for cell in cells))
+        print(f"{name:26}" + "".join(f"{cell:>18}" for cell in cells))
     if options.json:
         machine = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.platform()}
         options.json.write_text(json.dumps({**machine, "rounds": ROUNDS, "us_per_message": figures}, indent=2) + "\n")

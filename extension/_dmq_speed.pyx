@@ -21,6 +21,7 @@ cdef extern from "checksum.h":
     const char *DMQ_SOURCES
     void dmq_checksum_begin()
     uint32_t dmq_crc32c(const uint8_t *at, size_t size, uint32_t crc)
+    uint32_t dmq_crc32c_plain(const uint8_t *at, size_t size, uint32_t crc)
     uint32_t dmq_crc32(const uint8_t *at, size_t size)
     uint16_t dmq_get16(const uint8_t *at)
     uint32_t dmq_get32(const uint8_t *at)
@@ -39,3 +40,5 @@ SOURCES = DMQ_SOURCES.decode()
 
 include "numbers.pxi"
 include "check.pxi"
+include "encode.pxi"
+include "stamp.pxi"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-__all__ = ["ABSENCE", "IS_COMPILED", "choose", "described", "is_declined", "remedy", "source_digest"]
+__all__ = ["ABSENCE", "IS_COMPILED", "choose", "described", "find", "is_declined", "remedy", "source_digest"]
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -58,6 +58,11 @@ def choose(plain: _T, name: str) -> _T:
     """The compiled function of this name where they are in use, else the plain one. Called at import only."""
     chosen: _T = plain if _speed is None else getattr(_speed, name)
     return chosen
+
+
+def find(name: str) -> Any:
+    """The compiled function of this name where they are in use, else None: where the plain way has another shape."""
+    return None if _speed is None else getattr(_speed, name)
 
 
 def described() -> str:

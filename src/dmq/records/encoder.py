@@ -16,7 +16,7 @@ that depends only on the template and the key's length. The key's CRC is needed 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
+from dmq.compiled import find
 from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import attributes as attrs
@@ -328,7 +329,7 @@ def _encode_packed(
             size=size,
             limit=body_bytes_max,
         )
-    if len(messages) >= ENCODE_MANY_MIN:
+    if len(messages) >= ALIKE_MIN:
         return _encode_many(batch, messages, bodies, codecs)
     return _encode_few(batch, messages, bodies, codecs)
 
@@ -415,7 +416,7 @@ def encode_plain(
         if compressor.is_worth_trying(topic, smallest, largest, count):
             packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
         compressor = None
-    if is_small and packed is None and count >= ENCODE_MANY_MIN:
+    if is_small and packed is None and count >= ALIKE_MIN:
         batch = _Batch(topic, app, sent_at_ms, 0, extras=b"")
         try:
             return _encode_alike(batch, like, bodies, sizes, keys=keys)
@@ -463,6 +464,8 @@ def _encode_many(
     try:
         if codecs is None and not batch.extras and len(_kinds(messages)) == 1:
             return _encode_alike(batch, messages[0], bodies, sizes, keys=keys)
+        if len(messages) < ENCODE_MANY_MIN:
+            return _encode_few(batch, messages, bodies, codecs)
         raw_keys, has_key = raw_keys_of(keys)
         key_sizes = key_sizes_of(raw_keys, has_key)
         templates = [
@@ -478,6 +481,40 @@ def _encode_alike(
     batch: _Batch, message: Message, bodies: list[bytes], sizes: list[int], keys: Sequence[str | None]
 ) -> EncodedBatch:
     """Messages that differ from this one in body and key only."""
+    if _assemble_alike is not None:
+        encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys)
+        if encoded is not None:
+            return encoded
+    return encode_alike_plain(batch, message, bodies, sizes, keys=keys)
+
+
+_assemble_alike: Final = find("assemble_alike")
+# From this many messages on those that are alike are encoded as such.
+ALIKE_MIN: Final = ENCODE_MANY_MIN if _assemble_alike is None else 2
+
+
+def encode_alike_compiled(
+    loop: Callable[..., Any], batch: _Batch, message: Message, bodies: list[bytes], keys: Sequence[str | None]
+) -> EncodedBatch | None:
+    """The records by the compiled loop; None if it leaves them to the plain way."""
+    head, tail, _ = batch.template(0, message, -1, 0)
+    made = loop(bodies, keys if type(keys) is list else [*keys], head, tail, None)
+    if made is None:
+        return None
+    data, lengths, hash_index, hashes = made
+    return EncodedBatch(
+        data,
+        np.frombuffer(lengths, np.uint32),
+        np.frombuffer(hash_index, np.uint32),
+        np.frombuffer(hashes, np.uint64),
+        count=len(bodies),
+    )
+
+
+def encode_alike_plain(
+    batch: _Batch, message: Message, bodies: list[bytes], sizes: list[int], keys: Sequence[str | None]
+) -> EncodedBatch:
+    """The same column by column."""
     even = _even_keys(keys)
     if even is not None:
         return assemble_even(bodies, sizes, even.joined, batch.template(0, message, even.size, 0))

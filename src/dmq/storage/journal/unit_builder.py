@@ -7,7 +7,8 @@ record is touched once on its way, and not even copied where its batch came with
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from dmq.compiled import find
 from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns, stamp_few
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import (
@@ -104,7 +106,7 @@ class UnitBuilder:
             columns, lengths, others = _columns_few(parts, start + tables, hashes, dues)
             # Joined and not filled in: every byte is touched once.
             buffer = bytearray().join((head, lengths, *packed, others, *datas))
-            tags = _stamp_few(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
+            tags = _stamp(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
         else:
             columns, more = _columns_many(parts, start + tables, hashes, dues)
             room = parts[0].room
@@ -114,7 +116,7 @@ class UnitBuilder:
                 buffer[:tables] = b"".join((head, more[0], *packed, *more[1:]))
             else:
                 buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
-            tags = _stamp_many(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
+            tags = _stamp(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
         _U32.pack_into(buffer, _CRC_AT, crc)
         header = _new(Header, (
@@ -143,7 +145,10 @@ class UnitBuilder:
         client, ipv6 = _client(row[9], row[10])
         offsets = [start + at]
         stamp = _new(Stamp, (row[5], row[8], client, self._server, received_at_ms, stored_at_ms, ipv6))
-        tags = stamp_few(buffer, (at,), offsets, stamp)
+        if _stamp_run is None:
+            tags = stamp_few(buffer, (at,), offsets, stamp)
+        else:
+            tags = [int.from_bytes(_stamp_run(buffer, at, (size,), offsets[0], stamp=stamp), sys.byteorder)]
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
         _U32.pack_into(buffer, _CRC_AT, crc)
         header = _new(Header, (
@@ -227,10 +232,55 @@ def _client(address: bytes, port: int) -> tuple[bytes, bool]:
     return _BLANK, True
 
 
-def _stamp_few(
-    buffer: bytearray, parts: Sequence[Part], offsets: Any, start: int, origin: tuple[bytes, int]
+_stamp_run: Final = find("stamp_run")
+
+
+def _stamp(
+    buffer: bytearray | memoryview, parts: Sequence[Part], offsets: Any, start: int, origin: tuple[bytes, int]
+) -> list[int] | npt.NDArray[np.uint16]:
+    """Stamp all records; returns their tag hashes, as a list if `offsets` is one.
+
+    Parameters:
+        offsets: where each record will stand in the journal.
+        start: where the unit will.
+        origin: this broker's address and the store time.
+    """
+    is_few = isinstance(offsets, list)
+    if _stamp_run is None:
+        stamp = stamp_parts_few if is_few else stamp_parts_many
+        return stamp(buffer, parts, offsets, start, origin=origin)
+    tags = stamp_parts(_stamp_run, buffer, parts, offsets, start=start, origin=origin)
+    return tags.tolist() if is_few else tags
+
+
+def stamp_parts(
+    loop: Callable[..., bytearray],
+    buffer: bytearray | memoryview,
+    parts: Sequence[Part],
+    offsets: Any,
+    start: int,
+    origin: tuple[bytes, int],
+) -> npt.NDArray[np.uint16]:
+    """`_stamp` by the compiled loop."""
+    server, stored_at_ms = origin
+    tags = bytearray()
+    at = 0
+    for part in parts:
+        row = part.row
+        if not row[3]:
+            continue
+        client, ipv6 = _client(row[9], row[10])
+        offset = int(offsets[at])
+        stamp = _new(Stamp, (row[5], row[8], client, server, part.received_at_ms, stored_at_ms, ipv6))
+        tags += loop(buffer, offset - start, part.lengths, offset, stamp=stamp)
+        at += row[3]
+    return np.frombuffer(tags, np.uint16)
+
+
+def stamp_parts_few(
+    buffer: bytearray | memoryview, parts: Sequence[Part], offsets: Any, start: int, origin: tuple[bytes, int]
 ) -> list[int]:
-    """Stamp all records; returns their tag hashes. `origin` is this broker's address and the store time."""
+    """`_stamp` record by record."""
     server, stored_at_ms = origin
     positions = [offset - start for offset in offsets]
     tags: list[int] = []
@@ -245,14 +295,14 @@ def _stamp_few(
     return tags
 
 
-def _stamp_many(
+def stamp_parts_many(
     buffer: bytearray | memoryview,
     parts: Sequence[Part],
     offsets: Any,
     start: int,
     origin: tuple[bytes, int],
 ) -> npt.NDArray[np.uint16]:
-    """`_stamp_few` for all records of all parts at once."""
+    """`_stamp` for all records of all parts at once."""
     server, stored_at_ms = origin
     positions = offsets - start
     received = parts[0].received_at_ms

@@ -1,0 +1,147 @@
+# The records of messages that differ in body and key only, see `dmq.records.encoder`.
+
+cdef enum:
+    HEAD_BYTES = 51        # bytes 4..54 of a record, which a template has
+    FRONT_BYTES = 6        # bytes 4..9
+    SENT_AT = 35           # the send time within a template's head
+    KEY = 1
+    ENTRY_BYTES = 3
+    ATTRIBUTES_MAX = 32_768  # what has more is left to the plain code, which knows the limits
+
+
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object)
+    bint PyUnicode_CheckExact(object)
+    const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *size) except NULL
+
+
+cdef struct Text:
+    const uint8_t *at  # NULL where there is none
+    Py_ssize_t size
+
+
+cdef bint _read_key(object key, Text *text) noexcept:
+    """A key as UTF-8; False if it is no text."""
+    text.at = NULL
+    text.size = 0
+    if key is None:
+        return True
+    if not PyUnicode_CheckExact(key):
+        return False
+    try:
+        text.at = <const uint8_t *>PyUnicode_AsUTF8AndSize(key, &text.size)
+    except Exception:  # a lone surrogate
+        return False
+    return text.at != NULL
+
+
+def assemble_alike(list bodies not None, list keys not None, bytes head not None, bytes tail not None, list crcs):
+    """The records of messages that differ in body and key only; None if one of them is for the plain code.
+
+    Parameters:
+        head, tail: from the template of a message without a key.
+        crcs: the checksums of the bodies where these are not those of the bodies given.
+
+    Returns the records, their lengths (u32), which have a key (u32) and the keys' hashes (u64), in native byte order.
+    """
+    cdef Py_ssize_t count = PyList_GET_SIZE(bodies), index, keyed = 0, names_size = 0
+    cdef Py_ssize_t tail_size = PyBytes_GET_SIZE(tail), attributes, entries, body_size, rest
+    cdef const uint8_t *shared = <const uint8_t *>PyBytes_AS_STRING(tail)
+    cdef const uint8_t *front = <const uint8_t *>PyBytes_AS_STRING(head)
+    cdef uint64_t total = 0, key_hash
+    cdef uint32_t seed, crc, length
+    cdef Text key
+    cdef int part
+    if PyList_GET_SIZE(keys) != count or (crcs is not None and PyList_GET_SIZE(crcs) != count):
+        return None
+    if PyBytes_GET_SIZE(head) != HEAD_BYTES:
+        return None
+    for part in range(3):  # topic, app, business id
+        if names_size >= tail_size:
+            return None
+        names_size += 1 + shared[names_size]
+    entries = tail_size - names_size - 2
+    if entries < 0 or entries != dmq_get16(shared + names_size):
+        return None
+    for index in range(count):
+        body = <object>PyList_GET_ITEM(bodies, index)
+        if not PyBytes_CheckExact(body) or not _read_key(<object>PyList_GET_ITEM(keys, index), &key):
+            return None
+        if key.at != NULL:
+            keyed += 1
+            if entries + ENTRY_BYTES + key.size > ATTRIBUTES_MAX:
+                return None
+            total += ENTRY_BYTES + key.size
+        if PyBytes_GET_SIZE(body) > 0x7FFF_0000:
+            return None
+        if crcs is not None and not PyLong_CheckExact(<object>PyList_GET_ITEM(crcs, index)):
+            return None
+        total += BODY_AT + PyBytes_GET_SIZE(body) + tail_size
+    cdef bytearray data = PyByteArray_FromStringAndSize(NULL, total)
+    cdef bytearray lengths = PyByteArray_FromStringAndSize(NULL, 4 * count)
+    cdef bytearray hash_index = PyByteArray_FromStringAndSize(NULL, 4 * keyed)
+    cdef bytearray hashes = PyByteArray_FromStringAndSize(NULL, 8 * keyed)
+    cdef uint8_t *at = <uint8_t *>PyByteArray_AS_STRING(data)
+    cdef uint32_t *length_at = <uint32_t *>PyByteArray_AS_STRING(lengths)
+    cdef uint32_t *index_at = <uint32_t *>PyByteArray_AS_STRING(hash_index)
+    cdef uint64_t *hash_at = <uint64_t *>PyByteArray_AS_STRING(hashes)
+    cdef uint8_t *names_at
+    seed = dmq_crc32c(shared, names_size, dmq_crc32c(front + SENT_AT, 8, dmq_crc32c(front, FRONT_BYTES, 0)))
+    for index in range(count):
+        body = <object>PyList_GET_ITEM(bodies, index)
+        _read_key(<object>PyList_GET_ITEM(keys, index), &key)
+        body_size = PyBytes_GET_SIZE(body)
+        rest = tail_size
+        attributes = entries
+        if key.at != NULL:
+            rest += ENTRY_BYTES + key.size
+            attributes += ENTRY_BYTES + key.size
+        length = BODY_AT + body_size + rest
+        names_at = at + BODY_AT + body_size
+        memcpy(at + BODY_AT, PyBytes_AS_STRING(body), body_size)
+        memcpy(names_at, shared, tail_size)
+        names_at[names_size] = attributes >> 8
+        names_at[names_size + 1] = attributes & 0xFF
+        if key.at != NULL:
+            names_at[tail_size] = KEY
+            names_at[tail_size + 1] = key.size >> 8
+            names_at[tail_size + 2] = key.size & 0xFF
+            memcpy(names_at + tail_size + ENTRY_BYTES, key.at, key.size)
+            key_hash = <uint64_t>dmq_crc32c(key.at, key.size, 0) << 32 | dmq_crc32(key.at, key.size)
+            index_at[0] = index
+            index_at += 1
+            hash_at[0] = key_hash if key_hash else 1
+            hash_at += 1
+        dmq_put32(at, length)
+        memcpy(at + 4, front, HEAD_BYTES)
+        dmq_put32(at + CRC_AT, dmq_crc32c(names_at + names_size, rest - names_size, seed))
+        if crcs is None:
+            crc = dmq_crc32c(at + BODY_AT, body_size, 0)
+        else:
+            crc = <object>PyList_GET_ITEM(crcs, index)
+        dmq_put32(at + CRC_AT + 4, crc)
+        dmq_put32(at + BODY_SIZE_AT, body_size)
+        length_at[0] = length
+        length_at += 1
+        at += length
+    return data, lengths, hash_index, hashes
+
+
+def crcs_of(list bodies not None):
+    """CRC-32C of each of some byte strings."""
+    cdef list found = []
+    cdef bytes body
+    for body in bodies:
+        found.append(dmq_crc32c(<const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), 0))
+    return found
+
+
+def plain_crcs_of(list bodies not None):
+    """CRC-32C as where the processor has no instruction for it, and CRC-32; for a test."""
+    cdef list found = []
+    cdef bytes body
+    cdef const uint8_t *at
+    for body in bodies:
+        at = <const uint8_t *>PyBytes_AS_STRING(body)
+        found.append((dmq_crc32c_plain(at, PyBytes_GET_SIZE(body), 0), dmq_crc32(at, PyBytes_GET_SIZE(body))))
+    return found

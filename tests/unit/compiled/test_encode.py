@@ -1,0 +1,117 @@
+"""Records that the compiled loop makes have the bytes that the plain code gives them, or are left to it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmq.errors import InvalidMessage
+from dmq.model import Message
+from dmq.records import encoder
+from dmq.records.assembler import EncodedBatch
+from dmq.records.encoder import _Batch, encode_alike_compiled, encode_alike_plain
+from tests.sampling import sample_size
+from tests.unit.compiled.extension import grown_kb, speed
+from tests.unit.records.samples import SENT_AT_MS, messages, texts
+
+
+def batch(flags: int = 0, extra: bytes = b"") -> _Batch:
+    return _Batch("orders", "shöp", SENT_AT_MS, flags, extras=extra)
+
+
+def compiled(like: Message, bodies: list[bytes], keys: list[Any], **of: Any) -> EncodedBatch | None:
+    return encode_alike_compiled(speed.assemble_alike, batch(**of), like, bodies, keys=keys)
+
+
+def same(one: EncodedBatch, other: EncodedBatch) -> bool:
+    columns = ("lengths", "hash_index", "hashes")
+    return (one.data, one.count) == (other.data, other.count) and all(
+        getattr(one, name).dtype == getattr(other, name).dtype
+        and getattr(one, name).tolist() == getattr(other, name).tolist()
+        for name in columns
+    )
+
+
+keys_of_any_size = st.none() | texts | st.text(min_size=30, max_size=70) | st.just("鍵" * 200)
+
+
+@pytest.mark.sampled
+@settings(max_examples=sample_size(share=150, whole=5000), deadline=None)
+@given(messages, st.lists(st.tuples(st.binary(max_size=80), keys_of_any_size), min_size=1, max_size=20), st.booleans())
+def test_it_gives_the_bytes_of_the_plain_ways(like: Message, rows: list[tuple[bytes, Any]], is_even: bool) -> None:
+    bodies, keys = [body for body, _ in rows], [key for _, key in rows]
+    if is_even:
+        keys = [keys[0]] * len(rows)
+    found = compiled(like, bodies, keys, flags=0x08, extra=b"\x03\x00\x0812345678")
+    assert found is not None
+    sizes = [*map(len, bodies)]
+    of = batch(0x08, b"\x03\x00\x0812345678")
+    assert same(found, encode_alike_plain(of, like, bodies, sizes, keys=keys))
+    alike = [msgspec.structs.replace(like, body=body, key=key) for body, key in rows]
+    if not is_even:
+        assert same(found, encoder._encode_few(of, alike, bodies, None))
+
+
+@pytest.mark.parametrize(
+    ("bodies", "keys"),
+    [
+        ([b"x", bytearray(b"y")], [None, None]),
+        ([b"x", "y"], [None, None]),
+        ([b"x"], ["\ud800"]),
+        ([b"x", b"y"], ["k", 5]),
+        ([b"x", b"y"], ["k", b"k"]),
+        ([b"x"], ["k" * 40_000]),
+        ([b"x"], ["é" * 20_000]),
+        ([b"x", b"y"], ["k"]),
+        ([b"x"], ["k", "k"]),
+    ],
+    ids=str,
+)
+def test_what_is_odd_is_left_to_the_plain_code(bodies: list[Any], keys: list[Any]) -> None:
+    assert compiled(Message(b""), bodies, keys) is None
+
+
+def test_a_message_that_breaks_a_rule_is_refused_in_the_words_of_the_plain_code() -> None:
+    with pytest.raises(InvalidMessage, match="priority is 0 to 9"):
+        compiled(Message(b"", priority=12), [b"x"], [None])
+
+
+@given(st.lists(st.binary(max_size=100), max_size=5))
+def test_checksums_are_those_of_the_libraries(bodies: list[bytes]) -> None:
+    bodies = [*bodies, b"", b"x" * 7, b"y" * 8, b"z" * 5000]
+    assert speed.crcs_of(bodies) == [*map(crc32c, bodies)]
+    assert speed.plain_crcs_of(bodies) == [(crc32c(body), zlib.crc32(body)) for body in bodies]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2))
+def test_checksums_of_bodies_that_stand_elsewhere_are_taken_as_they_are(crcs: list[int]) -> None:
+    head, tail, _ = batch().template(0, Message(b""), -1, 0)
+    data, _lengths, _, _ = speed.assemble_alike([b"a", b"b"], [None, None], head, tail, crcs)
+    step = len(data) // 2
+    assert [int.from_bytes(data[at + 59 : at + 63], "big") for at in (0, step)] == crcs
+    for odd in ([1], [1, 2.0], [1, None]):
+        assert speed.assemble_alike([b"a", b"b"], [None, None], head, tail, odd) is None
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60), st.binary(max_size=80))
+def test_any_template_is_safe(head: bytes, tail: bytes) -> None:
+    for front in (head, head[:51].ljust(51)):
+        speed.assemble_alike([b"a", b"b"], ["k", None], front, tail, None)
+
+
+def test_it_keeps_nothing() -> None:
+    good, keys = [b"x" * 200] * 20, [f"ключ-{number}" for number in range(20)]
+    bad = [*keys[:-1], "\ud800"]
+
+    def work() -> None:
+        compiled(Message(b""), good, keys)
+        compiled(Message(b""), good, bad)
+
+    assert grown_kb(work, sample_size(share=10_000, whole=100_000)) < 1024
