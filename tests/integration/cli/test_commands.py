@@ -425,14 +425,26 @@ def children_of(pid: int) -> list[str]:
         (("consume", "--messages", "1000", "--rounds", "1"), "pull and ack by 500, 200 B"),
         (("consume", "--messages", "500", "--rounds", "1", "--push"), "a handler for each, 200 B"),
         (("store", "--messages", "1000", "--rounds", "1", "--durability", "flushed"), "append by 500, 200 B, flushed"),
-        (("latency", "--messages", "60"), "a bare echo"),
+        (("latency", "--messages", "60", "--body", "text"), "a bare echo"),
     ],
 )
 def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path, arguments: tuple[str, ...], figure: str) -> None:
     done = dmq("bench", *arguments, "--format", "json", TMPDIR=str(tmp_path))
     assert done.code == 0, done.err
-    assert done.json["figures"][0]["name"] == figure
+    figures = done.json["figures"]
+    assert figures[0]["name"] == figure
     assert {"machine", "settings"} < done.json.keys()
+    assert done.json["settings"]["body"] == ("text" if "text" in arguments else "json")
+    if arguments[0] == "latency":
+        assert all({"p50_us", "p99_us", "p999_us"} < one.keys() for one in figures)
+        assert [one["name"] for one in figures if "broker_us_per_message" in one] == [
+            "send, stored (beside the echo)",
+            "send, flushed (beside the echo and fdatasync)",
+            "send to handler at 1,000 a second (beside the relay)",
+        ]
+    else:
+        assert {"of_floor", "floor_messages_per_second", "client_us_per_message"} < figures[0].keys()
+        assert ("p999_us" in figures[0]) == (figure.startswith("send_many"))
     assert list(tmp_path.iterdir()) == []
 
 
