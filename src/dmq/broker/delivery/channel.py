@@ -147,6 +147,7 @@ class Channel:
         self._queries = parts.queries
         self._looked = 0  # index entries that filters looked at in this turn
         self.cursors: dict[int, Cursor] = {}
+        self._timed: set[int] = set()  # queues in which something was handed out: time means nothing to the others
         self.selection = QueueSelection(by_priority=topic.config.priority)
         self.parallel: int | None = None
         self.max_attempts = 0
@@ -298,6 +299,7 @@ class Channel:
         if found is None:
             return None
         lengths, piece, size, ids = found
+        self._timed.add(queue)
         lease = cursor.lease_rest(following, demand.member, now_ms, demand.lease_ms, size=size)
         return Handed(queue, lease, lengths, [piece], size=size, ids=ids, sought=cursor.sought)
 
@@ -381,6 +383,7 @@ class Channel:
         lease = cursor.grant(proposal, demand.member, now_ms, demand.lease_ms, looked=looked)
         if lease is None:
             return None
+        self._timed.add(queue)
         if (
             queue >= RETRY
             or topic.config.ttl_ms is not None
@@ -632,9 +635,12 @@ class Channel:
         Returns whether anything may be handed out now that could not before.
         """
         woken = False
-        for queue, cursor in self.cursors.items():
+        for queue in [*self._timed]:
+            cursor = self.cursors[queue]
             deadline = cursor.next_deadline()
-            if deadline is not None and deadline <= now_ms:
+            if deadline is None:
+                self._timed.remove(queue)
+            elif deadline <= now_ms:
                 for entry in cursor.expire(now_ms, lambda lease: self._ending(lease, now_ms)):
                     if (holder := self.group.members.get(entry.member)) is not None:
                         self.group.wake(holder)  # the lease that ended gave its credit back

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dmq.broker.delivery.channel import Channel
+from dmq.broker.delivery.cursor import Cursor
 from dmq.broker.delivery.waiters import Demand, Handed
 from dmq.protocol import Command, Kind, Status, decode_request, one_way_head, request_head
 from dmq.protocol.consume import Outcome, Push, Settle, Settlement, Subscribe
@@ -139,6 +140,36 @@ def test_an_ack_asks_nobody_unless_there_is_something_to_hand_out(monkeypatch: p
         peer.feed(one_way_head(Command.SETTLE, ack(third.lease, third.epoch, third.first_offset, 1, third.queue)))
         await rig.settle()
         assert len(asked) == 2, "an ack frees credit, and nothing waits for it"
+
+    in_a_broker(run)
+
+
+def test_time_is_looked_at_only_where_something_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(rig: Rig) -> None:
+        peer = await subscribed(rig)
+        looked: list[Cursor] = []
+        next_deadline = Cursor.next_deadline
+
+        def counted(cursor: Cursor) -> int | None:
+            looked.append(cursor)
+            return next_deadline(cursor)
+
+        monkeypatch.setattr(Cursor, "next_deadline", counted)
+        (channel,) = rig.broker.channels.open.values()
+        assert len(channel.cursors) == channel.topic.config.queues
+        channel.tick(0)
+        assert not looked
+        peer.send([b"a"])
+        await until(lambda: pushes(peer))
+        (lease,) = pushes(peer)[0].leases
+        looked.clear()
+        channel.tick(0)
+        assert looked == [channel.cursors[lease.queue]]
+        peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
+        channel.tick(0)
+        looked.clear()
+        channel.tick(0)
+        assert not looked
 
     in_a_broker(run)
 
