@@ -14,6 +14,7 @@ from dmq.errors import StorageError
 from dmq.model import Durability, Message, TopicConfig
 from dmq.records import encode_batch
 from dmq.settings import StoreSettings
+from dmq.shard.divergence import common_end
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.replica import Replica, join
@@ -32,19 +33,6 @@ SMALL = StoreSettings(
     ballast_bytes=0,
 )
 MEMBERS = 3
-
-
-def common_end(mine: list[EpochRow], my_end: int, theirs: list[EpochRow], their_end: int) -> int:
-    """The end both journals share of the newest epoch that they share."""
-    both = [row for row in mine if row in theirs]
-    if not both:
-        return 0
-    newest = both[-1]
-
-    def end_of(rows: list[EpochRow], end: int) -> int:
-        return min([row.start for row in rows if row.start > newest.start], default=end)
-
-    return min(end_of(mine, my_end), end_of(theirs, their_end))
 
 
 def in_order(positions: list[tuple[str, list[Any]]]) -> list[tuple[str, list[Any]]]:
@@ -207,7 +195,7 @@ class ShardRig:
         mine, theirs = self.rows(number), self.rows(self.leader)
         start = store.queries.start
         common = common_end(mine, replica.end, theirs, store.queries.end)
-        if not mine or common < start:
+        if common is None or common < start:
             if replica.end != start or replica.journal.segments:
                 replica.start_over(start)
             common = replica.end
