@@ -45,7 +45,7 @@ __all__ = ["SCAN_MAX", "Found", "Newest", "Reader", "Slice", "TagFilter", "row_o
 _WINDOW: Final = 1 << 20
 RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
 _FIRST_WINDOW: Final = 64 << 10
-_FEW: Final = 8  # up to so many, arrays cost more than they save
+_FEW: Final = 48  # up to so many, arrays cost more than they save
 # How many index entries one filtered read looks at before it answers, so that it cannot hold others up.
 SCAN_MAX: Final = 1 << 17
 
@@ -204,8 +204,9 @@ class Reader:
             if len(where):
                 kept.append(chosen)
                 numbers.append(where)
-                room -= len(where)
-                space -= int(chosen.lengths.sum())
+                if not full:
+                    room -= len(where)
+                    space -= int(chosen.lengths.sum())
             if full:
                 break
         if not kept:
@@ -254,8 +255,10 @@ class Reader:
         next_offset: int,
     ) -> Slice:
         """Fetch the records, adjacent ones together; stop before the first that cannot be read."""
-        first, last = int(where[0]), int(where[-1]) + int(lengths[-1])
-        if last - first == int(lengths.sum(dtype=np.int64)) and lengths.all():
+        first, last, size = int(where[0]), int(where[-1]), int(lengths[-1])
+        last += size
+        # One behind the other. A lost unit cannot be among them, but for its entries at the end, which have no length.
+        if size and last - first == int(lengths.sum(dtype=np.int64)):
             with contextlib.suppress(Damaged):  # the long way says which messages
                 piece = self.bytes_at(first, last)
                 if not self.cache.corrupt(first, last):
