@@ -7,6 +7,7 @@ through a `RecordView`, which also says what is wrong.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,11 +18,12 @@ from dmq.records import layout
 from dmq.records.attributes import KEY
 from dmq.records.layout import Buffer
 
-__all__ = ["NOTHING", "NO_SPAN", "Spans", "find_spans"]
+__all__ = ["NOTHING", "NO_SPAN", "Spans", "find_spans", "key_in_place"]
 
 NO_SPAN: Final = 0  # as an end: no body or key ends at a buffer's first byte
 NOTHING: Final = -1  # as a key's start: there is certainly none
-_KEY_HEAD_BYTES: Final = 3
+_KEY_HEAD: Final = struct.Struct(">BH")
+_KEY_HEAD_BYTES: Final = _KEY_HEAD.size
 
 
 class Spans(NamedTuple):
@@ -72,6 +74,26 @@ def find_spans(buffer: Buffer, bounds: Sequence[int] | npt.NDArray[np.int64]) ->
     key_ends *= has_key
     key_starts[~has_some] = NOTHING
     return Spans(body_ends.tolist(), key_starts.tolist(), key_ends.tolist())
+
+
+def key_in_place(buffer: Buffer, start: int, stop: int) -> str | None:
+    """The key of a record, if it stands where it usually does; None if there is none there, or the record is none.
+
+    Parameters:
+        start, stop: where the record begins and ends.
+    """
+    try:
+        at: int = start + layout.BODY_AT + layout.U32.unpack_from(buffer, start + layout.BODY_SIZE_AT)[0]
+        at += buffer[at] + 1  # the topic
+        at += buffer[at] + 1  # the app
+        at += buffer[at] + 1  # the business id
+        kind, size = _KEY_HEAD.unpack_from(buffer, at + 2)
+        end = at + 2 + _KEY_HEAD_BYTES + size
+        if kind != KEY or end > stop:
+            return None
+        return str(buffer[end - size : end], "utf-8")
+    except (IndexError, struct.error, UnicodeDecodeError):
+        return None
 
 
 def _none(count: int) -> Spans:

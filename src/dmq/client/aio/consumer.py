@@ -140,7 +140,8 @@ class AioConsumer(Generic[T]):
             if not self._subscriptions.is_started:
                 self._start()
             # twin: blocking
-            # self._subscriber.flush()
+            # if core.has_reports:
+            #     self._subscriber.flush()
             # twin: end
             self._subscriptions.starve()
             await self._subscriber.wait(

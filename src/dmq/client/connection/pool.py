@@ -120,6 +120,7 @@ class Pool:
         """The connection in use; None while there is none."""
         self._changed = threading.Condition()  # guards the standing and the watchers
         self._watchers: dict[int, Watcher] = {}
+        self._told: tuple[Watcher, ...] = ()  # the same, for what is told most
 
     @property
     def closed_by(self) -> DMQError | None:
@@ -242,6 +243,7 @@ class Pool:
         """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""
         with self._changed:
             self._watchers[id(watcher)] = watcher
+            self._told = (*self._watchers.values(),)
         connection = self.current()
         if connection is not None:
             watcher.connected(connection)
@@ -249,6 +251,7 @@ class Pool:
     def unwatch(self, watcher: Watcher) -> None:
         with self._changed:
             self._watchers.pop(id(watcher), None)
+            self._told = (*self._watchers.values(),)
 
     def _each(self, method: str, *arguments: Any) -> None:
         with self._changed:
@@ -357,7 +360,11 @@ class Pool:
         elif isinstance(header, ServerHealth):
             with self._changed:
                 self._standing.failover.healthy(header.broker, header.address)
-        self._each("pushed", connection, push)
+        for watcher in self._told:
+            try:
+                watcher.pushed(connection, push)
+            except Exception:
+                log.exception("a watcher raised", once_for="pushed", method="pushed")
 
     def _retire(self, connection: Connection, deadline: float) -> None:
         """Close a connection that was moved away from, once what runs there has ended or its grace is over."""

@@ -99,12 +99,17 @@ class Turns:
         """Nobody will lead any more; False if somebody does now, who then calls this again."""
         return self._lock.acquire(False)  # and never released
 
-    def _lead(self, is_done: Callable[[], object], deadline: float) -> bool:
-        """Lead until `is_done`, and in any case read once; False if another thread does, or it is over."""
+    def _lead(self, is_done: Callable[[], object], deadline: float) -> bool | None:
+        """Lead until `is_done`, and in any case read once; None if another thread does, or it is over.
+
+        Returns:
+            Whether `is_done`, as far as is known.
+        """
         if not self.take():
-            return False
+            return None
+        has_ended = False
         try:
-            while not is_done():
+            while not (has_ended := bool(is_done())):
                 left = deadline - time.monotonic()
                 self._receive(max(0.0, left))
                 if left <= 0 or self._is_over():
@@ -113,11 +118,11 @@ class Turns:
             self._leader = 0
             self._lock.release()
             self._on_left()
-        return True
+        return has_ended
 
     def take_ready(self) -> None:
         """Read what is here, without waiting for more; nothing if another thread reads."""
-        if self._lead(lambda: False, 0.0):
+        if self._lead(lambda: False, 0.0) is not None:
             self._pass_on()
 
     # --- following --------------------------------------------------------------------------------------------------
@@ -140,8 +145,6 @@ class Turns:
         me, has_led = threading.get_ident(), False
         if is_patient and self._lender == me:
             self._lender = 0
-        if is_done():
-            return
         self._followers.append(waiter)
         self._impatient += not is_patient
         try:
@@ -152,10 +155,14 @@ class Turns:
                 pause = self._patience(waiter) if is_patient else 0.0
                 if pause:
                     waiter.wait(min(left, pause))
-                elif self._lead(is_done, deadline):
-                    has_led = True
-                else:
+                    continue
+                has_ended = self._lead(is_done, deadline)
+                if has_ended is None:
                     waiter.wait(left)
+                else:
+                    has_led = True
+                    if has_ended:
+                        break
         finally:
             self._followers.remove(waiter)
             self._impatient -= not is_patient
@@ -225,10 +232,13 @@ class Turns:
             pause = self._patience(mine) if is_needed or self._watcher is mine else FOREVER
             if pause:
                 mine.wait(pause)
-            elif is_needed and self._lead(lambda: not self._is_needed(), time.monotonic() + _READ_SECONDS):
+            elif is_needed and self._read_for_all():
                 self._pass_on()
             else:
                 mine.wait(FOREVER)
+
+    def _read_for_all(self) -> bool:
+        return self._lead(lambda: not self._is_needed(), time.monotonic() + _READ_SECONDS) is not None
 
     def _is_needed(self) -> bool:
         """Whether the background thread is to read: a thread that waits does so itself."""

@@ -130,7 +130,8 @@ class Consumer(Generic[T]):
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
             if not self._subscriptions.is_started:
                 self._start()
-            self._subscriber.flush()
+            if core.has_reports:
+                self._subscriber.flush()
             self._subscriptions.starve()
             self._subscriber.wait(
                 lambda: core.waiting or core.ended or self.is_closing or is_over(), is_for_message=True

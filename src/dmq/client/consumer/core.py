@@ -262,7 +262,8 @@ class ConsumerCore:
     @property
     def waiting(self) -> int:
         """Messages that may be taken now."""
-        return self._prefetch.count if not self.is_paused and self._prefetch.has_free else 0
+        prefetch = self._prefetch
+        return prefetch.count if prefetch.count and not self.is_paused and prefetch.has_free else 0
 
     @property
     def prefetched(self) -> tuple[int, int]:
@@ -609,7 +610,7 @@ class ConsumerCore:
     @property
     def has_reports(self) -> bool:
         """Whether there is something to tell a broker."""
-        return any(book.has_reports for book in [*self._books])
+        return any(book.dirty or book.has_reports for book in self._books)
 
     def reports(self, book: LeaseBook) -> list[Settle]:
         """What to tell a broker now."""

@@ -29,7 +29,7 @@ from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
 from dmq.records.check import checked_bodies
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
-from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans
+from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans, key_in_place
 
 __all__ = [
     "SETTLED",
@@ -255,10 +255,12 @@ class Delivery:
 
     def key_of(self, index: int) -> str | None:
         """A message's key."""
-        self._look_at_many()
+        if self.count >= _MANY:
+            self._look_at_many()
         if self.spans is not None and self.spans.key_starts[index] == NOTHING:
             return None
-        return self.record(index).key
+        start, stop = self.starts[index], self.starts[index + 1]
+        return key_in_place(self.buffer, start, stop) or self.record(index).key
 
     def priority(self, index: int) -> int:
         return self.buffer[self.starts[index] + PRIORITY_AT]

@@ -27,6 +27,7 @@ __all__ = ["DuplicateWindow", "Intervals", "Screened", "Screening"]
 
 
 INTERVALS_MAX: Final = 10_000
+_EMPTY_MAX: Final = 64  # producers that are remembered though nothing of theirs is in
 
 
 class Intervals:
@@ -42,12 +43,22 @@ class Intervals:
         """How many intervals there are."""
         return len(self._starts)
 
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def extend(self, start: int, stop: int) -> bool:
+        """Add [start, stop) to the last interval if it begins where that one ends; else False, and nothing is done."""
+        stops = self._stops
+        if not stops or stops[-1] != start:
+            return False
+        stops[-1] = stop
+        return True
+
     def add(self, start: int, stop: int) -> None:
         """Add [start, stop)."""
-        starts, stops = self._starts, self._stops
-        if stops and stops[-1] == start:  # the usual case: the next ones
-            stops[-1] = stop
+        if self.extend(start, stop):
             return
+        starts, stops = self._starts, self._stops
         low = bisect_left(stops, start)
         high = bisect_right(starts, stop)
         if low < high:
@@ -58,6 +69,12 @@ class Intervals:
     def remove(self, start: int, stop: int) -> None:
         """Take [start, stop) out, as far as it is in."""
         starts, stops = self._starts, self._stops
+        if starts and starts[0] == start and stops[0] >= stop:  # the usual case: the oldest ones
+            if stops[0] == stop:
+                del starts[0], stops[0]
+            else:
+                starts[0] = stop
+            return
         low = bisect_right(stops, start)
         high = bisect_left(starts, stop)
         if low >= high:
@@ -71,7 +88,10 @@ class Intervals:
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any number of [start, stop) is in."""
-        at = bisect_right(self._stops, start)
+        stops = self._stops
+        if not stops or stops[-1] <= start:  # the usual case: later ones
+            return False
+        at = bisect_right(stops, start)
         return at < len(self._starts) and self._starts[at] < stop
 
     def drop_first(self) -> None:
@@ -99,14 +119,17 @@ class DuplicateWindow:
             known = self._sets[key] = Intervals()
         else:
             self._sets.move_to_end(key)
+            if known.extend(start, stop):  # the usual case: the next ones
+                return
         before = len(known)
         known.add(start, stop)
         self._count += len(known) - before
         while self._count > self._intervals_max:
             oldest, numbers = next(iter(self._sets.items()))
-            numbers.drop_first()
-            self._count -= 1
-            if not len(numbers):
+            if numbers:
+                numbers.drop_first()
+                self._count -= 1
+            if not numbers:
                 del self._sets[oldest]
 
     def remove(self, producer: int, attempt: int, start: int, stop: int) -> None:
@@ -117,7 +140,7 @@ class DuplicateWindow:
             before = len(known)
             known.remove(start, stop)
             self._count += len(known) - before
-            if not len(known):
+            if not known and len(self._sets) > _EMPTY_MAX:  # the next ones of this producer come soon
                 del self._sets[key]
 
     def overlaps(self, producer: int, attempt: int, start: int, stop: int) -> bool:

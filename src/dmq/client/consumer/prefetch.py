@@ -187,7 +187,7 @@ class Prefetch:
             self._put_in_order(delivery, indexes)
             return
         priorities = delivery.priorities()
-        if priorities.count(priorities[0]) == len(priorities):
+        if len(priorities) == 1 or priorities.count(priorities[0]) == len(priorities):
             priority = _bounded(priorities[0])
             lanes[priority].append(_Lane(delivery, indexes))
             self._filled |= 1 << priority
@@ -387,5 +387,5 @@ def _bounded(priority: int) -> int:
 def _size(delivery: Delivery, indexes: Iterable[int]) -> int:
     starts = delivery.starts
     if isinstance(indexes, range):
-        return starts[indexes.stop] - starts[indexes.start] if len(indexes) else 0
+        return starts[indexes.stop] - starts[indexes.start] if indexes else 0
     return sum(starts[index + 1] - starts[index] for index in indexes)

@@ -59,10 +59,9 @@ class Subscriber:
         try:
             only = self.subscriptions.only
             link = None if only is None else only.pool.current()
-            if is_done():
-                return
             if link is None:
-                waiter.wait(seconds)
+                if not is_done():
+                    waiter.wait(seconds)
             else:
                 connection = link
                 connection.until(

@@ -193,7 +193,9 @@ class Subscription(Generic[P]):
     def starve(self) -> None:
         """Handlers wait: if all our credit is in hand, ask for more."""
         window = self.window
-        if window.size < window.ceiling and (in_hand := self._core.in_hand(self.book)) >= window.size:
+        if window.size >= window.ceiling or not self.book.held:
+            return
+        if (in_hand := self._core.in_hand(self.book)) >= window.size:
             while in_hand >= window.size < window.ceiling:
                 window.grow()
             self.follow()
