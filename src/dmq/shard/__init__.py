@@ -1,6 +1,7 @@
 """The shard: a leader and its followers, who keep one journal.
 
-In reading order, all of it pure: `divergence` says where two journals part, `in_sync` which members must have a unit
-before it is committed, `serving_right` whether a leader may answer now, `election` who becomes the next one. The parts
-that talk to peers and to the registry come on top of these.
+In reading order: `divergence` says where two journals part, `in_sync` which members must have a unit before it is
+committed, `serving_right` whether a leader may answer now, `election` who becomes the next one; all of them are pure.
+`follower` takes a leader's journal, `feed` is what a leader sends to one follower, `leader` what it knows of all of
+them; these have no I/O of their own. What connects them to peers and to the registry comes on top.
 """

@@ -153,12 +153,17 @@ class InSyncSet:
         """Whether a member was silent for too long, or lacks what we had written so long ago."""
         if replica == self._leader:
             return False
-        progress = self._progress.get(replica)
+        if self.is_silent(replica, now):
+            return True
         since = now - self._lag_seconds
-        if progress is None:
-            return self._began_at <= since
         target = next((end for at, end in reversed(self._ends) if at <= since), 0)
-        return progress.heard_at <= since or progress.flushed < target
+        return self.flushed_of(replica) < target
+
+    def is_silent(self, replica: int, now: float, *, times: int = 1) -> bool:
+        """Whether a member has confirmed nothing for so many lags."""
+        progress = self._progress.get(replica)
+        heard_at = self._began_at if progress is None else progress.heard_at
+        return heard_at <= now - times * self._lag_seconds
 
     def _may_join(self, replica: int, now: float) -> bool:
         flushed = self.flushed_of(replica)

@@ -29,11 +29,12 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.scanner import Scanner, units_at
+from dmq.storage.journal.unit import HEADER_BYTES, read_header
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Writer
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Reader
-from dmq.storage.replica import Replica
+from dmq.storage.replica import LastUnit, Replica
 from dmq.storage.state.epochs import EpochTable
 from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDropped, TopicPut
 from dmq.storage.state.state import Topic
@@ -355,6 +356,17 @@ class MessageStore:
         """
         self._check_open()
         return units_at(self._journal, offset, max_bytes)
+
+    def unit_before(self, offset: int) -> LastUnit | None:
+        """The unit that ends at a journal offset; None if none is known to."""
+        for unit in reversed(self._writer.visibility.pending):
+            if unit.end == offset:
+                return LastUnit(unit.header.epoch, unit.header.crc)
+        if not self._journal.start < offset <= self._derived.applied:
+            return None
+        start = self.queries.healed(lambda: self._derived.lookup.unit_holding(offset - 1))
+        header = read_header(self._journal.read_available(start, HEADER_BYTES))
+        return None if header is None or start + header.length != offset else LastUnit(header.epoch, header.crc)
 
     def confirm_replicated(self, offset: int) -> None:
         """Every in-sync replica has everything below a journal offset, flushed."""

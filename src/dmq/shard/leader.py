@@ -1,0 +1,141 @@
+"""The leader: feeds its followers, and knows what is committed and whether it may answer. Without I/O.
+
+Its owner carries the frames, flushes the store, writes the record of the shard, and asks `right` before each answer.
+
+What always holds: a unit is committed when every member of every set that may be in force has it flushed, and visible
+in the store then and not before; what a follower confirms counts only if it confirms this epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from dmq.errors import NotInCluster, StaleEpoch
+from dmq.protocol.replication import Confirm, Follow, FollowReply, Journal
+from dmq.shard.divergence import common_end
+from dmq.shard.feed import Feed, Standpoint
+from dmq.shard.in_sync import InSyncSet
+from dmq.shard.serving_right import PROMISE_SECONDS, Right, right_to_serve
+from dmq.storage.files import Buffer
+from dmq.storage.state.epochs import EpochRow
+from dmq.storage.store import MessageStore
+from dmq.storage.upkeep.identity import Membership
+
+__all__ = ["Leader"]
+
+
+class Leader:
+    """Leads one epoch of a shard.
+
+    Parameters:
+        store: taken over from our replica in this epoch.
+        member: as what our directory belongs to the shard.
+        in_sync: the set, as the record that we won with has it.
+        unsafe: the epoch of the last promotion with loss, of the record.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        member: Membership,
+        in_sync: InSyncSet,
+        *,
+        unsafe: int = 0,
+        promise_seconds: float = PROMISE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._member = member
+        self.in_sync = in_sync
+        self._unsafe = unsafe
+        self._promise_seconds = promise_seconds
+        self._feeds: dict[int, Feed] = {}
+        self._echoes: dict[int, float] = {}
+
+    @property
+    def epoch(self) -> int:
+        return self._store.queries.epoch
+
+    @property
+    def standpoint(self) -> Standpoint:
+        queries = self._store.queries
+        return Standpoint(self.epoch, queries.end, self.in_sync.committed, queries.start)
+
+    # --- followers --------------------------------------------------------------------------------------------------
+
+    def follow(self, request: Follow) -> FollowReply:
+        """A member wants our journal: where it goes on.
+
+        Raises:
+            NotInCluster: it is of another cluster, shard or journal.
+            StaleEpoch: it looks for another leader.
+        """
+        member, queries = self._member, self._store.queries
+        asked, own = (request.cluster, request.shard), (member.cluster, member.shard)
+        if asked != own or request.journal_id != queries.journal_id:
+            raise NotInCluster(
+                f"shard {request.shard!r} of cluster {request.cluster!r} with journal {request.journal_id:016x} is not "
+                f"ours, which is {member.shard!r} of {member.cluster!r} with {queries.journal_id:016x}: check the "
+                "addresses in the registry"
+            )
+        if request.epoch != self.epoch:
+            raise StaleEpoch(f"this is the leader of epoch {self.epoch}, not {request.epoch}", epoch=self.epoch)
+        theirs = [EpochRow(*row) for row in request.epochs]
+        common = common_end(theirs, request.end, [*self._store.epochs], queries.end)
+        reply = FollowReply(
+            epoch=self.epoch,
+            common=common,
+            first=queries.start,
+            committed=self.in_sync.committed,
+            unsafe=self._unsafe,
+        )
+        start = queries.start if common is None or request.end < queries.start else max(common, queries.start)
+        self._feeds[request.replica] = Feed(self._store.journal_bytes, start, self._store.unit_before(start))
+        return reply
+
+    def leave(self, replica: int) -> None:
+        """A follower's connection ended."""
+        self._feeds.pop(replica, None)
+
+    def frames(self, replica: int, now: float) -> Iterator[tuple[Journal, Buffer]]:
+        """What to send to a follower now."""
+        feed = self._feeds.get(replica)
+        return iter(()) if feed is None else feed.frames(self.standpoint, now)
+
+    def confirmed(self, replica: int, confirm: Confirm, now: float) -> None:
+        """A follower said what it has.
+
+        Raises:
+            StaleEpoch: it follows another epoch.
+        """
+        if confirm.epoch != self.epoch:
+            raise StaleEpoch(f"this is epoch {self.epoch}, and {confirm.epoch} is confirmed", epoch=self.epoch)
+        feed = self._feeds.get(replica)
+        if feed is None:
+            return
+        feed.confirmed(confirm.end)
+        self.in_sync.confirmed(replica, confirm.flushed, now)
+        self._echoes[replica] = max(self._echoes.get(replica, float("-inf")), confirm.sent)
+        self.commit()
+
+    # --- what is committed ------------------------------------------------------------------------------------------
+
+    def wrote(self, now: float) -> None:
+        """The store has written more."""
+        self.in_sync.wrote(self._store.queries.end, now)
+
+    def commit(self) -> int:
+        """Show what is committed by now; returns up to where."""
+        self.in_sync.flushed(self._store.queries.flushed)
+        committed = self.in_sync.commit()
+        self._store.confirm_replicated(committed)
+        return committed
+
+    def right(self, now: float, deadline: float) -> Right:
+        """Why we may answer at this moment; see `right_to_serve`."""
+        others = self.in_sync.union - {self._member.replica_id}
+        return right_to_serve(now, deadline, others, self._echoes, promise_seconds=self._promise_seconds)
+
+    def is_deaf(self, now: float, registered: Iterable[int]) -> bool:
+        """Whether no in-sync member has been heard for twice the lag, though one is registered: we must give way."""
+        others = (self.in_sync.recorded - {self._member.replica_id}) & {*registered}
+        return bool(others) and all(self.in_sync.is_silent(replica, now, times=2) for replica in others)
