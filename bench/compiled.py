@@ -19,6 +19,7 @@ import _dmq_speed as speed
 import numpy as np
 
 from bench.records import make_messages
+from dmq.model import Message
 from dmq.records import batch_rules, encode_batch
 from dmq.records.check import are_right_plain
 from dmq.records.encoder import (
@@ -27,6 +28,7 @@ from dmq.records.encoder import (
     _encode_few,
     encode_alike_compiled,
     encode_alike_plain,
+    plain_columns_plain,
 )
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row
 from dmq.storage.journal.unit_builder import stamp_parts, stamp_parts_few, stamp_parts_many
@@ -50,6 +52,7 @@ def twins(count: int) -> dict[str, Twins]:
     messages = make_messages(count, "random")
     bodies, keys = [message.body for message in messages], [message.key for message in messages]
     mixed = [key[: 6 + number % 9] if key else key for number, key in enumerate(keys)]
+    bare = [Message(message.body, message.key) for message in messages]
     body_sizes, like = [*map(len, bodies)], messages[0]
 
     def plain(keys: list[str | None]) -> object:
@@ -70,6 +73,7 @@ def twins(count: int) -> dict[str, Twins]:
     return {
         "encode, keys of one size": Twins(lambda: plain(keys), lambda: compiled(keys)),
         "encode, keys of any size": Twins(lambda: plain(mixed), lambda: compiled(mixed)),
+        "columns of messages": Twins(lambda: plain_columns_plain(bare), lambda: speed.plain_columns(bare)),
         "stamp": Twins(
             lambda: stamp_plain(stamped, parts, offsets, 0, origin=origin),
             lambda: stamp_parts(speed.stamp_run, stamped, parts, offsets, start=0, origin=origin),

@@ -1,9 +1,10 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dmq.model import Message
 from dmq.records.check import BatchRules
 from dmq.records.layout import Buffer, Stamp
 
@@ -23,3 +24,12 @@ def stamp_run(
     journal_offset: int,
     stamp: Stamp,
 ) -> bytearray: ...
+def checked_bodies(
+    buffer: bytes, bounds: Sequence[int] | npt.NDArray[np.int64], expand: Callable[[int], bytes] | None
+) -> list[bytes] | None: ...
+def spans_of(
+    buffer: Buffer, bounds: Sequence[int] | npt.NDArray[np.int64], packed: int
+) -> tuple[list[int], list[int], list[int]] | None: ...
+def bind_message(kind: type[Message], priority: int) -> bool: ...
+def plain_columns(messages: list[Message]) -> tuple[list[bytes], list[str | None], int] | None: ...
+def are_plain(messages: list[Message]) -> bool: ...

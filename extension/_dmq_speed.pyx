@@ -6,12 +6,15 @@ numbers below 2**32, where they cannot overflow. Nothing here raises for what is
 functions say that they cannot vouch for it, and the plain code finds the words. The interpreter's lock is held throughout.
 """
 
+from types import MemberDescriptorType
+
 from cpython.buffer cimport (
     PyBUF_CONTIG_RO, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 )
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -42,3 +45,5 @@ include "numbers.pxi"
 include "check.pxi"
 include "encode.pxi"
 include "stamp.pxi"
+include "read.pxi"
+include "message.pxi"

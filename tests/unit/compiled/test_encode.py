@@ -12,10 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmq.errors import InvalidMessage
-from dmq.model import Message
+from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import encoder
 from dmq.records.assembler import EncodedBatch
-from dmq.records.encoder import _Batch, encode_alike_compiled, encode_alike_plain
+from dmq.records.encoder import (
+    _Batch,
+    encode_alike_compiled,
+    encode_alike_plain,
+    plain_columns,
+    plain_columns_plain,
+)
 from tests.sampling import sample_size
 from tests.unit.compiled.extension import grown_kb, speed
 from tests.unit.records.samples import SENT_AT_MS, messages, texts
@@ -115,3 +121,44 @@ def test_it_keeps_nothing() -> None:
         compiled(Message(b""), good, bad)
 
     assert grown_kb(work, sample_size(share=10_000, whole=100_000)) < 1024
+
+
+odd_messages = st.sampled_from(
+    [
+        Message(b"x", tag="t"),
+        Message(b"x", business_id=""),
+        Message(b"x", ordered=True),
+        Message(b"x", priority=5),
+        Message(b"x", priority=4.0),  # type: ignore[arg-type]
+        Message(b"x", properties={}),
+        Message("text"),
+        Message(bytearray(b"x")),
+    ]
+)
+
+
+@given(st.lists(st.builds(Message, st.binary(max_size=9), st.none() | texts) | odd_messages, max_size=6))
+def test_plain_messages_are_told_from_others(drawn: list[Message]) -> None:
+    assert speed.bind_message(Message, DEFAULT_PRIORITY)
+    for some in (drawn, drawn[:1], [each for each in drawn if each.tag is None]):
+        expected = plain_columns_plain(some)
+        if some:
+            assert speed.plain_columns(some) == expected
+        assert plain_columns(some) == plain_columns(tuple(some)) == expected
+        bare = all(each == Message(each.body, each.key) and type(each.priority) is int for each in some)
+        assert speed.are_plain(some) == (bare and bool(some)) == encoder.is_plain(tuple(some))
+
+
+def test_what_is_no_message_is_not_read_as_one() -> None:
+    class Other(Message, frozen=True):
+        pass
+
+    for odd in (None, b"x", object(), Other(b"x"), Message):
+        assert not speed.are_plain([Message(b"x"), odd])
+        assert speed.plain_columns([Message(b"x"), odd]) is None
+
+    class Bare:
+        body = key = tag = business_id = ordered = priority = properties = None
+
+    assert not speed.bind_message(Bare, 4)
+    assert speed.are_plain([Message(b"x")])

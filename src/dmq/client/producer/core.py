@@ -35,6 +35,7 @@ from dmq.clock import Clock
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, check_name
 from dmq.records import Compressor, is_plain
+from dmq.records.encoder import plain_columns
 
 __all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed"]
 
@@ -383,6 +384,12 @@ class Core:
     ) -> int:
         stop = min(len(indexes), start + MANY_MESSAGES)
         part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
+        columns = plain_columns(part) if plain else None
+        if columns is not None and columns[2] <= self._many_bytes():  # as most are
+            batch.bodies, batch.keys, total = columns
+            batch.count = len(part)
+            batch.bytes = total + MESSAGE_BYTES * batch.count
+            return stop
         bodies = [message.body for message in part]
         if {*map(type, bodies)} != {bytes}:
             bodies = [*map(encode_body, bodies)]
