@@ -79,6 +79,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     segment_bytes: Annotated[int, _size(64 * KiB, "Size of one journal segment.")] = GiB
     unit_bytes_max: Annotated[int, _size(4 * KiB, "Largest unit that one write appends.", GiB)] = 8 * MiB
+    unit_version: Annotated[int, _count(1, "Newest format of units to write: 2 has body blocks, 1 has none.", 2)] = 2
     body_bytes_max: Annotated[int, _size(1, "Largest message body, after compression.", GiB)] = 4 * MiB
     checkpoint_bytes: Annotated[int, _size(1, "Take a checkpoint after this much was written.")] = 64 * MiB
     checkpoint_records: Annotated[int, _count(1, "Take a checkpoint after this many records.")] = 1_000_000
@@ -118,6 +119,11 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             self._at_most("disk_clean", "disk_force")
             self._at_most("disk_force", "disk_refuse")
         self._at_most("thread_count", "fragment")
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether bodies that were compressed together are written as they come."""
+        return self.unit_version >= 2
 
     def _at_most(self, lower: str, upper: str, *, half: bool = False) -> None:
         small, large = FIELDS[f"store.{lower}"], FIELDS[f"store.{upper}"]

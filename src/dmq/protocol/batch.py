@@ -5,6 +5,7 @@
     u64 x keys    hashes      the hash of each of those keys, never 0
     u64 x dues    dues        when each record is due, ms since 1970; dues is count or 0
     bytes         records     as `dmq.records` encodes them, their lengths' sum
+    bytes         blocks      that bodies of records stand in (`dmq.records.block`), between peers that have the feature
 
 `count`, `keys` and whether there are dues stand in the frame's header. Records that a broker hands out have only their
 lengths before them: keys and dues of stored records are nobody's business but the store's.
@@ -28,8 +29,9 @@ import numpy.typing as npt
 from dmq.errors import InvalidRequest
 from dmq.protocol.frame import Buffer
 from dmq.records import EncodedBatch, LoneRecord
+from dmq.records.block import plain_records
 
-__all__ = ["Batch", "pack_batch", "pack_lone", "pack_records", "unpack_batch", "unpack_records"]
+__all__ = ["Batch", "pack_batch", "pack_lone", "pack_records", "plain_batch", "unpack_batch", "unpack_records"]
 
 # Below this many records plain unpacking beats the set-up of numpy calls (bench/protocol.py).
 FEW: Final = 16
@@ -51,6 +53,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     hash_index: Numbers
     hashes: LongNumbers
     dues: LongNumbers
+    block_bytes: int = 0  # of the data, behind the records
 
 
 def pack_batch(batch: EncodedBatch, dues: LongNumbers = ()) -> list[Buffer]:
@@ -83,12 +86,31 @@ def pack_records(lengths: Numbers) -> bytes:
     return _column(lengths, ">u4", _U32S)
 
 
-def unpack_batch(body: Buffer, count: int, keys: int = 0, dues: bool = False) -> Batch:
+def plain_batch(body: Sequence[Buffer], count: int, keys: int) -> list[Buffer]:
+    """The body of a PRODUCE for a broker that knows no blocks: of the same records, with their bodies in them.
+
+    Parameters:
+        body: of a PRODUCE with blocks, and without dues.
+        count, keys: from its header.
+
+    Raises:
+        RecordCorrupt: a block cannot be expanded.
+    """
+    batch = unpack_batch(b"".join(body), count, keys, blocks=True)
+    records = plain_records(batch.data, batch.lengths)
+    columns = _column([*map(len, records)], ">u4", _U32S)
+    if keys:
+        columns += _column(batch.hash_index, ">u4", _U32S) + _column(batch.hashes, ">u8", _U64S)
+    return [columns, b"".join(records)]
+
+
+def unpack_batch(body: Buffer, count: int, keys: int = 0, dues: bool = False, *, blocks: bool = False) -> Batch:
     """Divide the body of a PRODUCE.
 
     Parameters:
         body: from the frame.
         count: from the header, as are `keys` and `dues`.
+        blocks: what is left behind the records are blocks.
 
     Raises:
         InvalidRequest: the columns do not fit the body or each other.
@@ -101,25 +123,26 @@ def unpack_batch(body: Buffer, count: int, keys: int = 0, dues: bool = False) ->
             f"{len(body)}: count, keys and flags must fit the body"
         )
     divide = _divide_few if count < FEW else _divide_many
-    return divide(body, count, keys, due_count, data_at=data_at)
+    return divide(body, count, keys, due_count, data_at=data_at, blocks=blocks)
 
 
-def unpack_records(body: Buffer, count: int) -> tuple[Numbers, Buffer]:
+def unpack_records(body: Buffer, count: int, *, blocks: bool = False) -> tuple[Numbers, Buffer]:
     """Divide the body of an answer to PULL, PEEK or FIND, or of a push.
 
     Parameters:
         body: from the frame.
         count: how many records there are: the sum of the counts in the header.
+        blocks: there may be blocks behind them.
 
     Returns:
-        The lengths, and all records.
+        The lengths, and all records, with the blocks behind them.
 
     Raises:
         InvalidRequest: the lengths do not fit the body.
     """
     if count == 0 and not body:
         return (), body
-    batch = unpack_batch(body, count)
+    batch = unpack_batch(body, count, blocks=blocks)
     return batch.lengths, batch.data
 
 
@@ -129,11 +152,12 @@ def _column(numbers: Sequence[int] | npt.NDArray[Any], kind: str, few: tuple[str
     return np.asarray(numbers).astype(kind).tobytes()
 
 
-def _divide_few(body: Buffer, count: int, keys: int, due_count: int, data_at: int) -> Batch:
+def _divide_few(body: Buffer, count: int, keys: int, due_count: int, *, data_at: int, blocks: bool) -> Batch:
     # Small bodies come as bytes: another copy of so little costs less than a view does in all that follows.
     data = body[data_at:] if isinstance(body, bytes) else memoryview(body)[data_at:]
     lengths = _U32S[count].unpack_from(body)
-    if sum(lengths) != len(data):
+    rest = len(data) - sum(lengths)
+    if rest and (rest < 0 or not blocks):
         raise _bad_lengths(sum(lengths), len(data))
     hash_index: Sequence[int] = ()
     hashes: Sequence[int] = ()
@@ -147,14 +171,15 @@ def _divide_few(body: Buffer, count: int, keys: int, due_count: int, data_at: in
         dues = _U64S[due_count].unpack_from(body, data_at - 8 * due_count)
         if max(dues) > DUE_MAX_MS:
             raise _bad_dues()
-    return Batch(data, lengths, hash_index, hashes, dues=dues)
+    return Batch(data, lengths, hash_index, hashes, dues=dues, block_bytes=rest)
 
 
-def _divide_many(body: Buffer, count: int, keys: int, due_count: int, data_at: int) -> Batch:
+def _divide_many(body: Buffer, count: int, keys: int, due_count: int, *, data_at: int, blocks: bool) -> Batch:
     data = memoryview(body)[data_at:]
     lengths = np.frombuffer(body, ">u4", count).astype(np.uint32)
     total = int(lengths.sum(dtype=np.uint64))
-    if total != len(data):
+    rest = len(data) - total
+    if rest and (rest < 0 or not blocks):
         raise _bad_lengths(total, len(data))
     hash_index = np.frombuffer(body, ">u4", keys, 4 * count).astype(np.uint32)
     hashes = np.frombuffer(body, ">u8", keys, 4 * count + 4 * keys).astype(np.uint64)
@@ -163,7 +188,7 @@ def _divide_many(body: Buffer, count: int, keys: int, due_count: int, data_at: i
     dues = np.frombuffer(body, ">u8", due_count, data_at - 8 * due_count).astype(np.uint64)
     if due_count and int(dues.max()) > DUE_MAX_MS:
         raise _bad_dues()
-    return Batch(data, lengths, hash_index, hashes, dues=dues)
+    return Batch(data, lengths, hash_index, hashes, dues=dues, block_bytes=rest)
 
 
 def _bad_lengths(total: int, data_bytes: int) -> InvalidRequest:

@@ -49,6 +49,7 @@ class ProduceFlag(IntFlag):
     EXPIRING = 0x08  # some of the messages expire: delivery has to look
     REPLAYED = 0x10  # the messages were stored before and come back: their records carry their ids
     JOINED = 0x20  # HALF: some belong to transactions that were begun before; their records say to which
+    BLOCKS = 0x40  # bodies stand in blocks behind the records; only with the feature of that name
 
 
 class Produce(Header, frozen=True):

@@ -14,6 +14,7 @@ from msgspec import Meta
 from dmq.protocol.header import U16, U32, Amount, Header, Name, OptionalName, Text
 
 __all__ = [
+    "BLOCKS",
     "FEATURES",
     "FRAME_CRC",
     "OVERLAP",
@@ -47,8 +48,11 @@ FRAME_CRC: Final = "frame-crc"
 OVERLAP: Final = "overlap"
 """A producer may have several batches under way to a queue: `Produce.previous_sequence` is looked at."""
 
+BLOCKS: Final = "blocks"
+"""Bodies of a PRODUCE, a push and the answer to a PULL may stand in blocks: see `dmq.records.block`."""
+
 # What a peer may offer beyond version 1, by name.
-FEATURES: Final = frozenset({FRAME_CRC, OVERLAP})
+FEATURES: Final = frozenset({BLOCKS, FRAME_CRC, OVERLAP})
 
 Features = Annotated[list[Name], Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=32_768)]

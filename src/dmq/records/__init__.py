@@ -2,20 +2,21 @@
 
 `layout` draws the bytes, `attributes` and `hashes` what stands in them, `compression` what becomes of bodies. `builder`
 writes one record from its parts, `encoder` the messages of a producer, with `assembler` for many at once. `view` reads
-one record, `columns` many, and `spans` finds them in bytes. `check` says whether bytes are records at all. `move` and
-`move_many` write records again under another topic, `copy` as they are, `replay` from an archive. Nothing here does I/O
-or asks for the time.
+one record, `columns` many. A `block` holds bodies of a batch that are compressed together. `check` says whether bytes
+are records at all, and `stand_in` is for those that are none. `move` writes records again under another topic, `copy`
+as they are, `replay` from an archive. Nothing here does I/O or asks for the time.
 """
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
 from dmq.records.builder import encode_system
-from dmq.records.check import batch_rules, check_batch, find_corrupt, placeholder, stand_in
+from dmq.records.check import batch_rules, check_batch, find_corrupt
 from dmq.records.columns import Columns, decode_columns
 from dmq.records.compression import Compressor, decompress
 from dmq.records.encoder import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
 from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, Stamp, gather, scatter, stamp_few
 from dmq.records.move import DeadReason, moved_record
+from dmq.records.stand_in import placeholder, stand_in
 from dmq.records.view import RecordView, address_text, iter_records
 
 __all__ = [

@@ -15,16 +15,29 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dmq.records import layout
+from dmq.records.block import POINTER_BYTES, POINTER_DTYPE, make_block
 from dmq.records.builder import HEAD
+from dmq.records.compression import Together
 from dmq.records.hashes import key_hashes
 
-__all__ = ["EncodedBatch", "Template", "assemble", "assemble_even", "key_sizes_of", "raw_keys_of"]
+__all__ = [
+    "BLANK_POINTER",
+    "EncodedBatch",
+    "Template",
+    "assemble",
+    "assemble_even",
+    "attach_blocks",
+    "key_sizes_of",
+    "raw_keys_of",
+]
 
 _HEAD_DTYPE: Final = np.dtype([("length", ">u4"), ("template", "V51"), ("crc", ">u8"), ("body_size", ">u4")])
 _HEAD_BYTES: Final = np.dtype(f"V{HEAD.size}")
 _HEAD_BLANK: Final = bytes(HEAD.size)
 _HALF: Final = np.uint64(32)
 _HIGH: Final = np.uint64(0xFFFF_FFFF << 32)
+BLANK_POINTER: Final = bytes(POINTER_BYTES)  # the body of a record, until it is known where its block stands
+_POINTER_VOID: Final = np.dtype(f"V{POINTER_BYTES}")
 _NO_HASHES: Final = np.empty(0, np.uint64)
 _NO_INDEX: Final = np.empty(0, np.uint32)
 
@@ -41,6 +54,7 @@ class EncodedBatch(msgspec.Struct, frozen=True, gc=False):
     hash_index: npt.NDArray[np.uint32]
     hashes: npt.NDArray[np.uint64]
     count: int
+    block_bytes: int = 0  # of the blocks behind the records
 
 
 class Template(NamedTuple):
@@ -52,13 +66,19 @@ class Template(NamedTuple):
 
 
 def assemble_even(
-    bodies: Sequence[bytes], body_sizes: list[int], keys: bytes | None, template: Template
+    bodies: Sequence[bytes],
+    body_sizes: list[int],
+    keys: bytes | None,
+    template: Template,
+    crcs_of_bodies: list[int] | None = None,
 ) -> EncodedBatch:
     """`assemble` for records of one template, whose keys, back to back, are of one size; None if they have none.
 
     All around the bodies is then as wide in every record: numpy writes it, and two pieces a record are joined.
     """
     count = len(bodies)
+    if crcs_of_bodies is not None and bodies.count(BLANK_POINTER) == count:
+        return _assemble_blank(crcs_of_bodies, keys, template)
     head, tail, mask = template
     key_size = len(keys) // count if keys is not None else 0
     rest = len(tail) + key_size
@@ -68,7 +88,7 @@ def assemble_even(
     columns["length"] = lengths = sizes + (HEAD.size + rest)
     starts = np.zeros(count, np.int64)
     np.cumsum(lengths[:-1], out=starts[1:])
-    crcs = np.array([*map(crc32c, bodies)], np.uint64)
+    crcs = np.array(crcs_of_bodies or [*map(crc32c, bodies)], np.uint64)
 
     gap = tail + bytes(key_size)
     parts: list[bytes] = [gap + _HEAD_BLANK] * (2 * count + 1)
@@ -90,14 +110,44 @@ def assemble_even(
     return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count=count)
 
 
+def _assemble_blank(crcs_of_bodies: list[int], keys: bytes | None, template: Template) -> EncodedBatch:
+    """`assemble_even` for records that all have a blank pointer for their body: they are rows of one width."""
+    count = len(crcs_of_bodies)
+    head, tail, mask = template
+    key_size = len(keys) // count if keys is not None else 0
+    length = HEAD.size + len(BLANK_POINTER) + len(tail) + key_size
+    row = HEAD.pack(length, head, 0, len(BLANK_POINTER)) + BLANK_POINTER + tail + bytes(key_size)
+    data = bytearray(row * count)
+    starts = np.arange(0, len(data), length)
+    crcs = np.array(crcs_of_bodies, np.uint64)
+    hashes, hash_index = _NO_HASHES, _NO_INDEX
+    if keys is None:
+        crcs |= np.uint64(mask << 32)
+    else:
+        hashes = key_hashes(keys, count)
+        crcs |= hashes & _HIGH ^ np.uint64(mask << 32)
+        np.maximum(hashes, np.uint64(1), out=hashes)
+        hash_index = np.arange(count, dtype=np.uint32)
+        if key_size:
+            layout.scatter(data, starts, length - key_size, np.frombuffer(keys, f"V{key_size}"))
+    layout.scatter(data, starts, layout.CRC_AT, crcs.astype(">u8"))
+    return EncodedBatch(data, np.full(count, length, np.uint32), hash_index, hashes, count=count)
+
+
 def assemble(
     bodies: Sequence[bytes],
     body_sizes: list[int],
     raw_keys: list[bytes],
     has_key: npt.NDArray[np.bool_] | None,
     templates: list[Template],
+    crcs_of_bodies: list[int] | None = None,
 ) -> EncodedBatch:
-    """The records, column by column. `templates`: one for each, or one for all, whose keys then are of one size."""
+    """The records, column by column.
+
+    Parameters:
+        templates: one for each, or one for all, whose keys then are of one size.
+        crcs_of_bodies: where these are not those of the bodies that are given.
+    """
     count = len(bodies)
     heads, tails, masks = zip(*templates, strict=True)
     columns = np.empty(count, _HEAD_DTYPE)
@@ -123,7 +173,7 @@ def assemble(
         hash_index = np.arange(count, dtype=np.uint32)
         if has_key is not None:
             hashes, hash_index = hashes[has_key], hash_index[has_key]
-    columns["crc"] = high << _HALF | np.array([*map(crc32c, bodies)], np.uint64)
+    columns["crc"] = high << _HALF | np.array(crcs_of_bodies or [*map(crc32c, bodies)], np.uint64)
 
     parts = [_HEAD_BLANK] * (4 * count)
     parts[1::4] = bodies
@@ -132,6 +182,37 @@ def assemble(
     data = bytearray().join(parts)
     layout.scatter(data, starts, 0, columns.view(_HEAD_BYTES))
     return EncodedBatch(data, lengths.astype(np.uint32), hash_index, hashes, count=count)
+
+
+def attach_blocks(batch: EncodedBatch, together: Sequence[Together], body_sizes: Sequence[int]) -> EncodedBatch:
+    """Put blocks behind records, and fill in the blank pointers of those whose bodies stand in them.
+
+    Parameters:
+        batch: its bytes are changed.
+        body_sizes: of all bodies, as they were sent.
+    """
+    data = batch.data
+    lengths = batch.lengths.astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    sizes = np.array(body_sizes, np.int64)
+    blocks: list[bytes] = []
+    at = len(data)
+    for indexes, codec, raw_size, packed in together:
+        mine, size = starts, sizes
+        if len(indexes) != batch.count:
+            chosen = np.array(indexes)
+            mine, size = starts[chosen], sizes[chosen]
+        rows = np.empty(len(mine), POINTER_DTYPE)
+        rows["distance"] = at - mine
+        rows["place"] = np.cumsum(size) - size
+        rows["size"] = size
+        layout.scatter(data, mine, layout.BODY_AT, rows.view(_POINTER_VOID))
+        np.frombuffer(data, np.uint8)[mine + layout.FLAGS_AT] |= layout.BLOCK
+        blocks.append(make_block(codec, raw_size, packed))
+        at += len(blocks[-1])
+    behind = b"".join(blocks)
+    data += behind
+    return EncodedBatch(data, batch.lengths, batch.hash_index, batch.hashes, count=batch.count, block_bytes=len(behind))
 
 
 def key_sizes_of(raw_keys: list[bytes], has_key: npt.NDArray[np.bool_] | None) -> list[int]:

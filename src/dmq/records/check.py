@@ -3,11 +3,10 @@
 Always looked at: the layout, the sizes and kinds of attributes, and that every text is UTF-8. The checksums of a record
 only where nothing else vouches for its bytes. A batch is looked at as columns: all first entries of the attributes,
 then all second ones. Texts that are ASCII, as most are, are known to be UTF-8 all at once; records with others are
-looked at one by one.
+looked at one by one. Of a batch with blocks, these are looked at as well, without expanding them.
 
 What always holds: what passes is read by every reader (`RecordView`, `Columns`, a move) without an error, but for a
 body that does not expand. The paths agree: what one refuses, the other refuses, for the same first record and reason.
-A stand-in passes, whatever the bytes are that it stands for.
 """
 
 from __future__ import annotations
@@ -26,24 +25,12 @@ from dmq.compiled import choose
 from dmq.errors import InvalidMessage, MessageTooLarge, RecordCorrupt
 from dmq.records import attributes as attrs
 from dmq.records import layout
-from dmq.records.attributes import Attributes, encode_attributes
-from dmq.records.builder import build_record, record_head
+from dmq.records.block import POINTER_BYTES, BodyBlocks, block_flags, check_blocks
 from dmq.records.columns import Parts, walk_parts
-from dmq.records.compression import decompress
 from dmq.records.layout import Buffer, Positions
-from dmq.records.move import DeadReason, shorten
 from dmq.records.view import RecordView
 
-__all__ = [
-    "BatchRules",
-    "are_right_plain",
-    "batch_rules",
-    "check_batch",
-    "find_corrupt",
-    "placeholder",
-    "stand_in",
-    "verify_few",
-]
+__all__ = ["BatchRules", "are_right_plain", "batch_rules", "check_batch", "find_corrupt", "many_bodies", "verify_few"]
 
 # From this many records on the numpy path is the faster one (bench/records.py).
 VERIFY_MANY_MIN: Final = 32
@@ -59,8 +46,8 @@ _unpack_checked: Final = _CHECKED.unpack_from
 _BODY_AT: Final = layout.BODY_AT
 _MAGIC_NUMBER: Final = layout.MAGIC
 _PRIORITY_MAX: Final = layout.PRIORITY_MAX
-_COMPRESSED: Final = layout.COMPRESSED
-_ALL_FLAGS: Final = 0xFF & ~layout.RESERVED_FLAGS
+_PACKED: Final = layout.COMPRESSED | layout.BLOCK  # flags of a body that is not there as it was sent
+_ALL_FLAGS: Final = 0xFF & ~(layout.RESERVED_FLAGS | layout.BLOCK)
 _BODY_CRC_AT: Final = layout.CRC_AT + 4  # the low half
 _BODY_CRC_AND_SIZE: Final = struct.Struct(">II")
 _LONE: Final = (0,)  # where a record begins that is alone
@@ -70,8 +57,6 @@ _NO_ATTRIBUTES: Final = layout.U16.pack(0)
 # The beginning of attributes that are one text: their size, its kind and its size.
 _LONE_TEXT: Final = np.dtype([("attributes", ">u2"), ("kind", "u1"), ("text", ">u2")])
 _LONE_TEXT_BYTES: Final = np.dtype(f"V{_LONE_TEXT.itemsize}")
-
-_NOTHING: Final = Attributes()
 
 # Attributes of more bytes are looked at one by one: windows over all records would be mostly empty.
 _WINDOW_MAX: Final = 512
@@ -94,6 +79,10 @@ class BatchRules(msgspec.Struct, frozen=True, gc=False):
     @property
     def flags_allowed(self) -> int:
         return ~self.flags_forbidden & 0xFF
+
+    def with_blocks(self) -> BatchRules:
+        """The same, for records that may have their bodies in blocks."""
+        return msgspec.structs.replace(self, flags_forbidden=self.flags_forbidden & ~layout.BLOCK)
 
 
 def batch_rules(
@@ -125,16 +114,22 @@ def batch_rules(
     )
 
 
-def check_batch(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules) -> None:
-    """Check a batch that a client sent: `buffer` holds the records, one after another, and nothing else.
+def check_batch(
+    buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules, block_bytes: int = 0
+) -> None:
+    """Check a batch that a client sent: `buffer` holds the records, one after another, their blocks, and nothing else.
 
     Parameters:
         lengths: how long each record is, as the sender says.
+        block_bytes: how many bytes at the end of the buffer are blocks; without any, no record may point to one.
 
     Raises:
         RecordCorrupt: the first record at fault, by its index, cannot be read or fails its checksums.
         InvalidMessage: it can be read, and breaks a rule.
     """
+    if block_bytes:
+        _check_with_blocks(buffer, lengths, rules, block_bytes)
+        return
     if are_right(buffer, lengths, rules):
         return
     few = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
@@ -164,6 +159,21 @@ def are_right_plain(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.inte
 
 
 are_right: Final = choose(are_right_plain, "are_right")
+
+
+def _check_with_blocks(
+    buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], rules: BatchRules, block_bytes: int
+) -> None:
+    """`check_batch` for a batch that has blocks."""
+    sizes = np.asarray(lengths, np.int64)
+    blocks_at = len(buffer) - block_bytes
+    total = -1 if blocks_at < 0 or int(sizes.max()) > blocks_at else int(sizes.sum())
+    _check_sum(blocks_at, len(sizes), total, int(sizes.min()))
+    starts = np.cumsum(sizes) - sizes
+    rules = rules.with_blocks()
+    if len(sizes) < VERIFY_MANY_MIN or _any_bad(buffer, starts, sizes, rules):
+        verify_few(buffer, starts.tolist(), sizes.tolist(), rules)
+    check_blocks(buffer, starts, blocks_at, rules.body_bytes_max, check_crc=rules.check_crc)
 
 
 def _check_sum(size: int, count: int, total: int, smallest: int) -> None:
@@ -204,7 +214,7 @@ def find_corrupt(
     """Which of some stored records cannot be read or fail their checksums, by index, and why.
 
     Parameters:
-        starts, lengths: where they stand in the buffer.
+        starts, lengths: where they stand in the buffer, in which their blocks stand as well.
     """
     begins, sizes = starts.astype(np.int64), lengths.astype(np.int64)
     if len(begins) >= VERIFY_MANY_MIN:
@@ -219,6 +229,7 @@ def find_corrupt(
             and not (head["length"] != sizes).any()
             and head["magic"].tobytes() == _MAGIC * len(begins)
             and not int(np.bitwise_or.reduce(head["flags"])) & layout.RESERVED_FLAGS
+            and not _any_pointer_bad(buffer, begins, head["flags"])
             and not _any_unreadable(buffer, parts, begins + sizes, head["flags"])
             and not _any_text_bad(buffer, parts.topic_at, parts.app_at)
             and not _any_text_bad(buffer, parts.app_at, parts.business_at)
@@ -226,35 +237,75 @@ def find_corrupt(
         ):
             return {}
     found: dict[int, str] = {}
+    blocks = BodyBlocks(buffer)
     for index, (start, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
         try:
-            _read_all(RecordView(bytes(buffer[start : start + size])), size, True)
+            record = RecordView(bytes(buffer[start : start + size]))
+            _read_all(record, size, True)
+            if record.in_block and crc32c(blocks.body(start)) != record.crc & 0xFFFF_FFFF:
+                raise RecordCorrupt("the body of the record does not match its CRC")
         except RecordCorrupt as error:
             found[index] = error.message.replace(" at byte 0", "", 1)  # a place that means nothing to others
     return found
 
 
-def checked_bodies(buffer: bytes, bounds: Sequence[int] | npt.NDArray[np.int64]) -> list[bytes] | None:
-    """The bodies of some records, as they are stored; None if one fails its checksum.
+def checked_bodies(
+    buffer: bytes, bounds: Sequence[int] | npt.NDArray[np.int64], blocks: BodyBlocks | None = None
+) -> list[bytes] | None:
+    """The bodies of some records, as they are stored, or out of their blocks; None if one fails its checksum.
 
     For records whose frame came as it was sent: their producer may have sealed what was damaged already.
 
     Parameters:
+        buffer: the records, and the blocks behind them.
         bounds: where each record begins, and where the last one ends.
+        blocks: of the buffer; None if no body stands in one.
     """
     if not isinstance(bounds, np.ndarray):
         few: list[bytes] = []
         for start in bounds[:-1]:
             crc, size = _BODY_CRC_AND_SIZE.unpack_from(buffer, start + _BODY_CRC_AT)
-            few.append(body := buffer[start + layout.BODY_AT : start + layout.BODY_AT + size])
+            if blocks is not None and buffer[start + layout.FLAGS_AT] & layout.BLOCK:
+                try:
+                    body = blocks.body(start)
+                except RecordCorrupt:
+                    return None
+            else:
+                body = buffer[start + layout.BODY_AT : start + layout.BODY_AT + size]
+            few.append(body)
             if crc32c(body) != crc:
                 return None
         return few
     starts = bounds[:-1]
-    begins = starts + layout.BODY_AT
-    ends = begins + layout.gather(buffer, starts, layout.BODY_SIZE_AT, ">u4")
-    bodies = [buffer[at:end] for at, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    bodies = many_bodies(buffer, starts, blocks)
+    if bodies is None:
+        return None
     return bodies if [*map(crc32c, bodies)] == layout.gather(buffer, starts, _BODY_CRC_AT, ">u4").tolist() else None
+
+
+def many_bodies(buffer: bytes, starts: Positions, blocks: BodyBlocks | None) -> list[bytes] | None:
+    """The bodies of many records, as they are stored, or out of their blocks; None if a block cannot be expanded."""
+    in_block = None if blocks is None else block_flags(buffer, starts)
+    try:
+        if blocks is not None and in_block is not None and in_block.all():
+            return blocks.bodies(starts)
+        begins = starts + layout.BODY_AT
+        ends = begins + layout.gather(buffer, starts, layout.BODY_SIZE_AT, ">u4")
+        bodies = [buffer[at:end] for at, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        if blocks is not None and in_block is not None:
+            _put_block_bodies(bodies, blocks, starts, in_block)
+    except RecordCorrupt:
+        return None
+    return bodies
+
+
+def _put_block_bodies(
+    bodies: list[bytes], blocks: BodyBlocks, starts: Positions, in_block: npt.NDArray[np.bool_]
+) -> None:
+    """Put the bodies that stand in blocks in their places; raises RecordCorrupt if a block cannot be expanded."""
+    mine = blocks.bodies(starts[in_block])
+    for index, body in zip(np.flatnonzero(in_block).tolist(), mine, strict=True):
+        bodies[index] = body
 
 
 def _read_all(record: RecordView, size: int, check_crc: bool) -> None:
@@ -278,6 +329,8 @@ def _fault(record: RecordView, rules: BatchRules) -> str | None:
     attributes_size = record.start + record.length - attributes_at - 2
     if record.flags & rules.flags_forbidden:
         return f"system flags {record.flags:#04x} are not allowed, only those in {rules.flags_allowed:#04x}"
+    if record.in_block:
+        record.check_pointer()
     if record.priority > layout.PRIORITY_MAX:
         return f"priority is 0 to {layout.PRIORITY_MAX}, not {record.priority}"
     if attributes_size > rules.attributes_bytes_max:
@@ -285,94 +338,6 @@ def _fault(record: RecordView, rules: BatchRules) -> str | None:
     if bytes(record.buffer[topic_at + 1 : app_at]) != rules.topic:
         return "it names another topic than its batch"
     return None
-
-
-# --- what stands for a record that cannot be read ---------------------------------------------------------------------
-
-
-def stand_in(raw: bytes, says: Attributes = _NOTHING, *, flags: int = 0, is_sealed: bool = True) -> bytes:
-    """A record that can be read, for one that cannot or fails its checksums: with its place and times, its body, and
-    what of its names and attributes can be read. A body that cannot be found is the whole record.
-
-    Parameters:
-        says: attributes in place of its own of these kinds.
-        flags: to be set.
-        is_sealed: the checksum of the body is right.
-    """
-    padded = raw.ljust(layout.RECORD_BYTES_MIN, b"\0")
-    _, _, had, tag_hash, priority, *_ = layout.FIXED.unpack_from(padded)
-    body, names, entries = raw, [b"", b"", b""], dict[tuple[int, bytes], bytes]()
-    try:
-        view = RecordView(layout.U32.pack(len(raw)) + _MAGIC + raw[layout.FLAGS_AT :])
-        names = [*view.name_bytes]
-        body, entries = view.raw_body, _entries_of(view.attribute_bytes)
-    except RecordCorrupt:
-        pass
-    flags |= had & (layout.ORDERED | layout.IPV6)
-    if (attrs.MESSAGE_ID, b"") in entries:
-        flags |= had & (layout.MOVED | layout.REPLAYED)
-    if had & layout.COMPRESSED and _expands(body, entries):
-        flags |= layout.COMPRESSED
-    else:
-        entries.pop((attrs.COMPRESSION, b""), None)
-    added = encode_attributes(says)
-    for kind, _ in attrs.read_entries(added):
-        entries.pop((kind, b""), None)
-    kept = b"".join(attrs.entry(kind, value) for (kind, _), value in entries.items())
-    if len(kept) + len(added) > layout.ATTRIBUTES_BYTES_MAX:
-        kept = b""
-    record = bytearray(
-        build_record(
-            record_head(flags & ~layout.IPV6, tag_hash, min(priority, layout.PRIORITY_MAX)),
-            sent_at_ms=layout.U64.unpack_from(padded, layout.SEND_TIME_AT)[0],
-            body=body,
-            body_crc=crc32c(body) if is_sealed else ~crc32c(body) & 0xFFFF_FFFF,
-            names=b"".join(bytes((len(name),)) + name for name in map(_as_text, names)),
-            attributes=kept + added,
-        )
-    )
-    record[layout.FLAGS_AT] = flags
-    for first, last in ((layout.JOURNAL_OFFSET_AT, layout.SEND_TIME_AT), (layout.RECEIVE_TIME_AT, layout.CRC_AT)):
-        record[first:last] = padded[first:last]
-    return bytes(record)
-
-
-def placeholder(raw: bytes, reason: str) -> bytes:
-    """A stand-in for people who look at messages: marked as none of a user's, with the reason."""
-    return stand_in(raw, Attributes(reason=shorten(reason), reason_code=DeadReason.CORRUPT), flags=layout.SYSTEM)
-
-
-def _entries_of(raw: bytes) -> dict[tuple[int, bytes], bytes]:
-    """What can be read of attributes, by kind and key of a property, in their order."""
-    found: dict[tuple[int, bytes], bytes] = {}
-    at, end = 0, len(raw)
-    while end - at >= _ENTRY_BYTES:
-        kind, size = attrs.ENTRY.unpack_from(raw, at)
-        value = raw[at + _ENTRY_BYTES : at + _ENTRY_BYTES + size]
-        at += _ENTRY_BYTES + size
-        if at > end:
-            break
-        if _kinds_of(attrs.entry(kind, value)) >= 0:
-            key = value[1 : 1 + value[0]] if kind == attrs.PROPERTY else b""
-            found.setdefault((kind, key), value)
-    return found
-
-
-def _expands(body: bytes, entries: dict[tuple[int, bytes], bytes]) -> bool:
-    said = attrs.decode_attributes(b"".join(attrs.entry(kind, value) for (kind, _), value in entries.items()))
-    try:
-        decompress(said.codec, said.raw_size or 0, body, layout.RAW_BYTES_MAX)
-    except RecordCorrupt:
-        return False
-    return True
-
-
-def _as_text(name: bytes) -> bytes:
-    """A name that is text; what of it is none is replaced."""
-    text = name if _is_text(name) else name.decode("utf-8", "replace").encode()
-    return (
-        text if len(text) <= layout.NAME_BYTES_MAX else text[: layout.NAME_BYTES_MAX].decode("utf-8", "ignore").encode()
-    )
 
 
 # --- a few records ----------------------------------------------------------------------------------------------------
@@ -409,7 +374,7 @@ def _may_be_bad(buffer: Buffer, start: int, size: int, rules: BatchRules) -> boo
         ):
             return True
         tail = bytes(buffer[app_at:end])
-        if tail.isascii() and not flags & _COMPRESSED:
+        if tail.isascii() and not flags & _PACKED:
             # Mostly a key and nothing else. Less than the head of an entry leaves a size below 0, which no text has.
             if not attributes_size or (
                 buffer[at + 3] << 8 | buffer[at + 4] == attributes_size - _ENTRY_BYTES and buffer[at + 2] in _TEXT_KINDS
@@ -417,13 +382,15 @@ def _may_be_bad(buffer: Buffer, start: int, size: int, rules: BatchRules) -> boo
                 return False
         elif not tail[: at - app_at].isascii():
             return True
-        kinds = _kinds_of(tail[at + 2 - app_at :])
-        return kinds < 0 or bool(flags & _COMPRESSED and not kinds >> attrs.COMPRESSION & 1)
+        kinds = kinds_of(tail[at + 2 - app_at :])
+        if flags & layout.BLOCK and (body_size != POINTER_BYTES or flags & layout.COMPRESSED):
+            return True
+        return kinds < 0 or bool(flags & layout.COMPRESSED and not kinds >> attrs.COMPRESSION & 1)
     except (IndexError, struct.error):
         return True
 
 
-def _kinds_of(raw: bytes) -> int:
+def kinds_of(raw: bytes) -> int:
     """The kinds of attributes below `PROPERTY` as bits; -1 if they cannot be read: `decode_attributes` says why."""
     at, end, seen = 0, len(raw), 0
     keys: set[bytes] = set()
@@ -441,12 +408,12 @@ def _kinds_of(raw: bytes) -> int:
             seen |= 1 << kind
         shape = _SHAPES[kind]
         if shape == attrs.TEXT_SHAPE:
-            if not _is_text(raw[value_at:at]):
+            if not is_text(raw[value_at:at]):
                 return -1
         elif shape == attrs.PROPERTY_SHAPE:
             cut = value_at + 1 + raw[value_at] if at > value_at else at + 1
             key = raw[value_at + 1 : cut]
-            if not key or cut > at or key in keys or not (_is_text(key) and _is_text(raw[cut:at])):
+            if not key or cut > at or key in keys or not (is_text(key) and is_text(raw[cut:at])):
                 return -1
             keys.add(key)
         elif shape >= 0 and at - value_at != shape:
@@ -454,7 +421,7 @@ def _kinds_of(raw: bytes) -> int:
     return seen
 
 
-def _is_text(raw: bytes) -> bool:
+def is_text(raw: bytes) -> bool:
     if raw.isascii():
         return True
     try:
@@ -481,6 +448,8 @@ def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: BatchRu
     ):
         return True
     ends = starts + sizes
+    if flags & layout.BLOCK and _any_pointer_bad(buffer, starts, head["flags"]):
+        return True
     try:
         if not (flags & layout.COMPRESSED or rules.check_crc) and _are_alike(buffer, starts, ends, rules):
             return False
@@ -495,6 +464,13 @@ def _any_bad(buffer: Buffer, starts: Positions, sizes: Positions, rules: BatchRu
         or _any_unreadable(buffer, parts, ends, head["flags"])
         or (rules.check_crc and _any_crc_wrong(buffer, starts, parts, ends))
     )
+
+
+def _any_pointer_bad(buffer: Buffer, starts: Positions, flags: npt.NDArray[np.uint8]) -> bool:
+    """Whether a body that stands in a block is not a pointer, or is said to be compressed by itself as well."""
+    in_block = flags & np.uint8(layout.BLOCK) != 0
+    sizes = layout.gather(buffer, starts[in_block], layout.BODY_SIZE_AT, ">u4")
+    return bool((sizes != POINTER_BYTES).any() or (flags[in_block] & np.uint8(layout.COMPRESSED)).any())
 
 
 def _are_alike(buffer: Buffer, starts: Positions, ends: Positions, rules: BatchRules) -> bool:
@@ -542,7 +518,7 @@ def _any_name_bad(buffer: Buffer, parts: Parts, named: bytes) -> bool:
     # The records of a batch are of one app: its name is looked at once, and all others compared with it.
     app_at = int(parts.app_at[0])
     names = named + bytes(buffer[app_at : int(parts.business_at[0])])
-    if not _is_text(names[len(named) + 1 :]):
+    if not is_text(names[len(named) + 1 :]):
         return True
     if _are_all(buffer, parts.topic_at, names):
         return False
@@ -569,7 +545,7 @@ def _any_text_bad(buffer: Buffer, starts: Positions, ends: Positions) -> bool:
         return False
     others = np.flatnonzero((windows > 0x7F).any(axis=1))
     places = zip(starts[others].tolist(), ends[others].tolist(), strict=True)
-    return not all(_is_text(bytes(buffer[start + 1 : end])) for start, end in places)
+    return not all(is_text(bytes(buffer[start + 1 : end])) for start, end in places)
 
 
 def _windows(buffer: Buffer, ends: Positions, width: int) -> tuple[npt.NDArray[np.uint8], Positions]:
@@ -596,7 +572,7 @@ def _any_unreadable(buffer: Buffer, parts: Parts, ends: Positions, flags: npt.ND
         close |= (flags & layout.COMPRESSED != 0) & ~table.has(attrs.COMPRESSION)
     for index in np.flatnonzero(close).tolist():
         at, end = int(parts.attributes_at[index]) + 2, int(ends[index])
-        kinds = _kinds_of(bytes(buffer[at:end]))
+        kinds = kinds_of(bytes(buffer[at:end]))
         if kinds < 0 or (int(flags[index]) & layout.COMPRESSED and not kinds >> attrs.COMPRESSION & 1):
             return True
     return False
@@ -763,13 +739,18 @@ def _any_crc_wrong(buffer: Buffer, starts: Positions, parts: Parts, ends: Positi
     crcs = layout.gather(buffer, starts, layout.CRC_AT, ">u8").astype(np.uint64)
     bodies_at, tails_at = (starts + layout.BODY_AT).tolist(), parts.topic_at.tolist()
     bodies = [raw[at:end] for at, end in zip(bodies_at, tails_at, strict=True)]
+    if (in_block := block_flags(raw, starts)).any():
+        try:
+            _put_block_bodies(bodies, BodyBlocks(raw), starts, in_block)
+        except RecordCorrupt:
+            return True
     if [*map(crc32c, bodies)] != (crcs & np.uint64(0xFFFF_FFFF)).tolist():
         return True
     signed = np.empty(len(starts), _SIGNED)
     signed["head"] = layout.gather(buffer, starts, layout.MAGIC_AT, _SIGNED["head"])
     signed["sent"] = layout.gather(buffer, starts, layout.SEND_TIME_AT, "V8")
     flags = signed.view(np.uint8).reshape(len(starts), _SIGNED.itemsize)[:, layout.FLAGS_AT - layout.MAGIC_AT]
-    flags &= 0xFF & ~layout.IPV6
+    flags &= 0xFF & ~layout.UNSIGNED_FLAGS
     heads = signed.tobytes()
     step = _SIGNED.itemsize
     others = [

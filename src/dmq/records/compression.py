@@ -1,27 +1,30 @@
-"""Compressing bodies where it pays, and expanding them within a bound.
+"""Compressing bodies where it pays, together or one by one, and expanding them within a bound.
 
-What always holds: a compressed body is kept only if it saves at least a tenth (or makes a body fit that otherwise would
-not); what does not pay is soon not even tried, but never given up for good. Expanding yields exactly the size that the
-record declares, a size under the reader's limit, or an error: never more memory than that.
+What always holds: what is compressed is kept only if it saves at least a tenth (or makes a body fit that otherwise
+would not); what does not pay is soon not even tried, but never given up for good. Expanding yields exactly the size
+that is declared, a size under the reader's limit, or an error: never more memory than that.
 
-What was measured, per body of JSON: lz4 0.7 µs for 100 bytes, 5 µs for 4 KB (saves 46 %); zstd level 1 3.3 µs and
-12.7 µs (saves 69 %). So lz4 below 4 KiB, where zstd's fixed cost dominates, and zstd above. A try that saves nothing
-costs 0.7 to 3 µs, as much as all other encoding of a small message: that is what the growing pauses below avoid.
+What was measured, for each of 500 bodies of JSON: by itself lz4 takes 0.7 µs for 100 bytes, 5 µs for 4 KB (saves 46 %);
+zstd level 1 3.3 µs and 12.7 µs (saves 69 %). Together, 200 bytes each, lz4 takes 0.11 µs and saves 73 %, zstd level -1
+0.18 µs and 78 %, zstd level 1 0.20 µs and 85 %; expanding takes 0.03 and 0.07 µs. So bodies up to 32 KiB of a batch are
+compressed together, with lz4, and larger ones by themselves, with zstd. A body that goes alone is compressed from 4 KiB
+on. A try that saves nothing costs 0.02 µs a body together and 0.7 to 3 µs by itself, as much as all other encoding of
+a small message: that is what the growing pauses below avoid.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import lz4.block
 import zstandard
 
 from dmq.errors import RecordCorrupt
 
-__all__ = ["CODEC_LZ4", "CODEC_NONE", "CODEC_ZSTD", "Compressor", "decompress"]
+__all__ = ["BLOCK_BYTES_MAX", "CODEC_LZ4", "CODEC_NONE", "CODEC_ZSTD", "Compressor", "Together", "decompress"]
 
 CODEC_NONE: Final = 0
 CODEC_LZ4: Final = 1  # one lz4 block, without a size in front
@@ -30,10 +33,16 @@ CODEC_ZSTD: Final = 2  # one zstd frame
 Mode: TypeAlias = Literal["auto", "none", "lz4", "zstd"]
 
 COMPRESS_OVER_BYTES: Final = 100
-ZSTD_FROM_BYTES: Final = 4096
+ALONE_FROM_BYTES: Final = 4096  # `auto` leaves smaller ones that go alone as they are
+TOGETHER_MAX: Final = 32 * 1024  # a body of more has enough in itself
+TOGETHER_FROM_BYTES: Final = 12 * 1024  # of all bodies of a batch: fewer do not pay for what a block takes to handle
+BLOCK_BYTES_MAX: Final = 256 * 1024  # of bodies that are compressed together
 ZSTD_LEVEL: Final = 1
 
 _ENTRY_BYTES: Final = 8  # the attribute that says so is part of the price
+_POINTER_BYTES: Final = 12  # so is what a record has for its body if that stands in a block
+_TOGETHER: Final = -1  # in place of a size class
+_LZ4_FAST: Final = 4  # a fifth faster than 1 for 1 % more bytes
 _KEEP_RATIO: Final = 0.9
 _NEW_WEIGHT: Final = 0.25  # of the latest try in the running ratio: a handful of tries turns an estimate round
 _PAUSE_MIN: Final = 8
@@ -61,6 +70,15 @@ class _Estimate:
             self.pause = min(self.pause * 2, _PAUSE_MAX)
 
 
+class Together(NamedTuple):
+    """Bodies that were compressed together."""
+
+    indexes: Sequence[int]  # which of the batch, rising
+    codec: int
+    raw_size: int
+    data: bytes
+
+
 class Compressor:
     """Decides for each body whether and how to compress it, and learns from the outcome.
 
@@ -68,14 +86,15 @@ class Compressor:
     of four wide: small bodies of a topic may not pay where its large ones do), the longest unused forgotten first.
 
     Parameters:
-        mode: `auto` chooses codec and moment; `lz4` and `zstd` try every body over 100 bytes with that codec;
-            `none` never compresses.
+        mode: `auto` chooses codec and moment; `lz4` and `zstd` try every body over 100 bytes with that codec, by itself
+            where it cannot be done together; `none` never compresses.
     """
 
     def __init__(self, mode: Mode = "auto") -> None:
         if mode not in ("auto", "none", "lz4", "zstd"):
             raise ValueError(f"compression {mode!r} is unknown: use auto, none, lz4 or zstd")
         self.mode: Final = mode
+        self._alone_over = ALONE_FROM_BYTES - 1 if mode == "auto" else COMPRESS_OVER_BYTES
         self._estimates: OrderedDict[tuple[str, int], _Estimate] = OrderedDict()
         self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=False, write_checksum=False)
 
@@ -91,7 +110,7 @@ class Compressor:
             The codec and the bytes to store; `CODEC_NONE` and the body itself where it did not pay.
         """
         size = len(body)
-        if self.mode == "none" or size <= COMPRESS_OVER_BYTES:
+        if self.mode == "none" or (size <= self._alone_over and not must_shrink):
             return CODEC_NONE, body
         if self.mode != "auto" or must_shrink:
             codec, data = self._run(self._codec(size), body)
@@ -138,7 +157,7 @@ class Compressor:
         estimate = self._estimate(topic, size)
         results: list[tuple[int, bytes]] = []
         while (done := len(results)) < len(bodies):
-            if size > COMPRESS_OVER_BYTES and estimate.skip:
+            if size > self._alone_over and estimate.skip:
                 passed = bodies[done : done + estimate.skip]
                 estimate.skip -= len(passed)
                 results += [(CODEC_NONE, body) for body in passed]
@@ -153,9 +172,9 @@ class Compressor:
         """
         if self.mode != "auto":
             return self.mode != "none" and largest > COMPRESS_OVER_BYTES
-        if largest <= COMPRESS_OVER_BYTES:
+        if largest <= self._alone_over:
             return False
-        if smallest <= COMPRESS_OVER_BYTES or _class(smallest) != _class(largest):
+        if smallest <= self._alone_over or _class(smallest) != _class(largest):
             return True
         estimate = self._estimate(topic, largest)
         if estimate.skip < count:
@@ -163,9 +182,54 @@ class Compressor:
         estimate.skip -= count
         return False
 
+    # --- together ---------------------------------------------------------------------------------------------------
+
+    def compress_together(self, topic: str, bodies: Sequence[bytes], body_bytes_max: int) -> list[Together]:
+        """Compress the bodies of one batch together, those of them that are neither small nor large, if that pays.
+
+        Parameters:
+            body_bytes_max: the largest body.
+
+        Returns:
+            Runs of them, in order; none if they stay as they are.
+        """
+        largest = min(TOGETHER_MAX, body_bytes_max)
+        if self.mode == "none" or len(bodies) < 2:
+            return []
+        estimate = self._estimate(topic, _TOGETHER)
+        if estimate.skip:
+            estimate.skip = max(0, estimate.skip - len(bodies))
+            return []
+        sizes = [*map(len, bodies)]
+        chosen: Sequence[int] = range(len(bodies))
+        if min(sizes) <= COMPRESS_OVER_BYTES or max(sizes) > largest:
+            chosen = [index for index, size in enumerate(sizes) if COMPRESS_OVER_BYTES < size <= largest]
+            sizes = [sizes[index] for index in chosen]
+        if len(chosen) < 2 or (total := sum(sizes)) < TOGETHER_FROM_BYTES:
+            return []
+        found: list[Together] = []
+        for run in [chosen] if total <= BLOCK_BYTES_MAX else _runs(chosen, sizes):
+            raw = b"".join(bodies if len(run) == len(bodies) else [bodies[index] for index in run])
+            codec, data = self._run_together(raw)
+            ratio = (len(data) + _POINTER_BYTES * (len(run) + 2)) / len(raw)
+            if ratio > _KEEP_RATIO:
+                # The first that does not pay ends it: what follows will hardly be another matter.
+                if self.mode == "auto":
+                    estimate.learn(1.0 if not found else ratio)
+                return found
+            found.append(Together(run, codec, len(raw), data))
+        if self.mode == "auto":
+            estimate.learn(ratio)
+        return found
+
+    def _run_together(self, raw: bytes) -> tuple[int, bytes]:
+        if self.mode == "zstd":
+            return CODEC_ZSTD, self._zstd.compress(raw)
+        return CODEC_LZ4, lz4.block.compress(raw, mode="fast", acceleration=_LZ4_FAST, store_size=False)
+
     def _codec(self, size: int) -> int:
         if self.mode == "auto":
-            return CODEC_LZ4 if size < ZSTD_FROM_BYTES else CODEC_ZSTD
+            return CODEC_LZ4 if size < ALONE_FROM_BYTES else CODEC_ZSTD
         return CODEC_LZ4 if self.mode == "lz4" else CODEC_ZSTD
 
     def _run(self, codec: int, body: bytes) -> tuple[int, bytes]:
@@ -174,7 +238,7 @@ class Compressor:
         return codec, self._zstd.compress(body)
 
     def _estimate(self, topic: str, size: int) -> _Estimate:
-        key = (topic, _class(size))
+        key = (topic, _class(size) if size >= 0 else _TOGETHER)
         estimate = self._estimates.get(key)
         if estimate is None:
             estimate = self._estimates[key] = _Estimate()
@@ -183,6 +247,17 @@ class Compressor:
         else:
             self._estimates.move_to_end(key)
         return estimate
+
+
+def _runs(chosen: Sequence[int], sizes: list[int]) -> Iterator[Sequence[int]]:
+    """The chosen ones, of these sizes, in runs of at most 256 KiB."""
+    first = total = 0
+    for at, size in enumerate(sizes):
+        if total + size > BLOCK_BYTES_MAX:
+            yield chosen[first:at]
+            first, total = at, 0
+        total += size
+    yield chosen[first:]
 
 
 def _class(size: int) -> int:
@@ -199,7 +274,7 @@ class _Expanders(threading.local):
 _EXPANDERS: Final = _Expanders()
 
 
-def decompress(codec: int, raw_size: int, data: bytes, limit: int) -> bytes:
+def decompress(codec: int, raw_size: int, data: bytes | memoryview, limit: int) -> bytes:
     """Expand a stored body.
 
     Parameters:

@@ -30,9 +30,18 @@ from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import attributes as attrs
 from dmq.records import layout
-from dmq.records.assembler import EncodedBatch, Template, assemble, assemble_even, key_sizes_of, raw_keys_of
+from dmq.records.assembler import (
+    BLANK_POINTER,
+    EncodedBatch,
+    Template,
+    assemble,
+    assemble_even,
+    attach_blocks,
+    key_sizes_of,
+    raw_keys_of,
+)
 from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD, name_bytes
-from dmq.records.compression import Compressor
+from dmq.records.compression import TOGETHER_FROM_BYTES, TOGETHER_MAX, Compressor, Together
 from dmq.records.hashes import tag_hash
 
 __all__ = ["EncodedBatch", "LoneRecord", "encode_batch", "encode_lone", "encode_plain", "is_plain"]
@@ -283,6 +292,7 @@ def encode_batch(
     extra: bytes | Sequence[bytes] = b"",
     body_bytes_max: int = layout.BODY_BYTES_MAX,
     raw_bytes_max: int = layout.RAW_BYTES_MAX,
+    blocks: bool = False,
 ) -> EncodedBatch:
     """Encode messages for one topic.
 
@@ -297,18 +307,43 @@ def encode_batch(
             for each message.
         body_bytes_max: the largest body, after compression.
         raw_bytes_max: the largest body before compression: what readers expand.
+        blocks: bodies may be compressed together, in blocks behind the records.
 
     Raises:
         InvalidMessage: a message breaks a rule; `detail["index"]` says which.
         MessageTooLarge: a body is over its limit.
     """
-    if flags & (layout.RESERVED_FLAGS | layout.COMPRESSED | layout.IPV6):
+    if flags & (layout.RESERVED_FLAGS | layout.COMPRESSED | layout.UNSIGNED_FLAGS):
         raise ValueError(f"flags {flags:#04x} are not for the caller to set")
     bodies = _checked_bodies(messages, raw_bytes_max)
+    batch = _Batch(topic, app, sent_at_ms, flags, extras=extra)
+    if blocks and compressor is not None:
+        together = compressor.compress_together(topic, bodies, body_bytes_max)
+        if together:
+            swapped = _Swapped(bodies, together)
+            packed = compressor.compress_many(topic, swapped.bodies, body_bytes_max=body_bytes_max)
+            encoded = _encode_packed(batch, messages, packed, body_bytes_max, bodies=swapped.bodies, crcs=swapped.crcs)
+            return attach_blocks(encoded, together, swapped.sizes)
     packed = None if compressor is None else compressor.compress_many(topic, bodies, body_bytes_max=body_bytes_max)
-    return _encode_packed(
-        _Batch(topic, app, sent_at_ms, flags, extras=extra), messages, packed, body_bytes_max, bodies=bodies
-    )
+    return _encode_packed(batch, messages, packed, body_bytes_max, bodies=bodies)
+
+
+class _Swapped:
+    """The bodies of a batch, with blank pointers for those that go into blocks; and of all of them as they were sent
+    the sizes and checksums."""
+
+    __slots__ = ("bodies", "crcs", "sizes")
+
+    def __init__(self, bodies: list[bytes], together: Sequence[Together]) -> None:
+        self.sizes = [*map(len, bodies)]
+        self.crcs = [*map(crc32c, bodies)]
+        if len(together[0].indexes) == len(bodies):
+            self.bodies = [BLANK_POINTER] * len(bodies)
+            return
+        self.bodies = bodies.copy()
+        for run in together:
+            for index in run.indexes:
+                self.bodies[index] = BLANK_POINTER
 
 
 def _encode_packed(
@@ -317,12 +352,15 @@ def _encode_packed(
     packed: list[tuple[int, bytes]] | None,
     body_bytes_max: int,
     bodies: list[bytes] = _NO_BODIES,
+    crcs: list[int] | None = None,
 ) -> EncodedBatch:
-    """`encode_batch` once its bodies are compressed; `bodies` are they if none is."""
+    """`encode_batch` once its bodies are compressed; `bodies` are they if none is, with other checksums if so said."""
     codecs: list[int] | None = None
     if packed is not None:
         codecs = [codec for codec, _ in packed]
         bodies = [data for _, data in packed]
+        if crcs is not None:
+            crcs = [crc32c(data) if codec else crc for (codec, data), crc in zip(packed, crcs, strict=True)]
     if max(map(len, bodies), default=0) > body_bytes_max:
         index, size = next((index, len(body)) for index, body in enumerate(bodies) if len(body) > body_bytes_max)
         raise MessageTooLarge(
@@ -333,8 +371,8 @@ def _encode_packed(
             limit=body_bytes_max,
         )
     if len(messages) >= ALIKE_MIN:
-        return _encode_many(batch, messages, bodies, codecs)
-    return _encode_few(batch, messages, bodies, codecs)
+        return _encode_many(batch, messages, bodies, codecs, crcs=crcs)
+    return _encode_few(batch, messages, bodies, codecs, crcs=crcs)
 
 
 def _checked_bodies(messages: Sequence[Message], raw_bytes_max: int) -> list[bytes]:
@@ -357,7 +395,11 @@ def _checked_bodies(messages: Sequence[Message], raw_bytes_max: int) -> list[byt
 
 
 def _encode_few(
-    batch: _Batch, messages: Sequence[Message], bodies: Sequence[bytes], codecs: Sequence[int] | None
+    batch: _Batch,
+    messages: Sequence[Message],
+    bodies: Sequence[bytes],
+    codecs: Sequence[int] | None,
+    crcs: list[int] | None = None,
 ) -> EncodedBatch:
     parts: list[bytes] = []
     lengths, hash_index, hashes = [], [], []
@@ -373,7 +415,8 @@ def _encode_few(
         key_crc = crc32c(raw_key)
         size = len(body)
         length = HEAD.size + size + len(tail) + len(raw_key)
-        parts += (HEAD.pack(length, head, (key_crc ^ mask) << 32 | crc32c(body), size), body, tail, raw_key)
+        crc = crc32c(body) if crcs is None else crcs[index]
+        parts += (HEAD.pack(length, head, (key_crc ^ mask) << 32 | crc, size), body, tail, raw_key)
         lengths.append(length)
         if key is not None:
             hash_index.append(index)
@@ -398,6 +441,7 @@ def encode_plain(
     body_bytes_max: int = layout.BODY_BYTES_MAX,
     raw_bytes_max: int = layout.RAW_BYTES_MAX,
     like: Message = _PLAIN_MESSAGE,
+    blocks: bool = False,
 ) -> EncodedBatch:
     """`encode_batch` for messages that differ in body and key only, as columns: what is sent most.
 
@@ -414,12 +458,18 @@ def encode_plain(
     largest = max(sizes, default=0)
     packed = None
     is_small = largest <= min(body_bytes_max, raw_bytes_max)
-    if is_small and compressor is not None and compressor.mode != "none" and count:
+    blocks = blocks and compressor is not None and sum(sizes) >= TOGETHER_FROM_BYTES
+    if blocks and count >= ENCODE_MANY_MIN and largest <= min(TOGETHER_MAX, body_bytes_max) and compressor is not None:
+        together = compressor.compress_together(topic, bodies, body_bytes_max)
+        if together:
+            return _encode_blocks(_Batch(topic, app, sent_at_ms, 0, extras=b""), like, bodies, keys, together=together)
+        blocks = False
+    if is_small and not blocks and compressor is not None and compressor.mode != "none" and count:
         smallest = min(sizes)
         if compressor.is_worth_trying(topic, smallest, largest, count):
             packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
         compressor = None
-    if is_small and packed is None and count >= ALIKE_MIN:
+    if is_small and not blocks and packed is None and count >= ALIKE_MIN:
         batch = _Batch(topic, app, sent_at_ms, 0, extras=b"")
         try:
             return _encode_alike(batch, like, bodies, sizes, keys=keys)
@@ -434,8 +484,24 @@ def encode_plain(
         return _encode_packed(_Batch(topic, app, sent_at_ms, 0, extras=b""), messages, packed, body_bytes_max)
     return encode_batch(
         topic, app, messages, sent_at_ms=sent_at_ms, compressor=compressor, body_bytes_max=body_bytes_max,
-        raw_bytes_max=raw_bytes_max,
+        raw_bytes_max=raw_bytes_max, blocks=blocks,
     )  # fmt: skip
+
+
+def _encode_blocks(
+    batch: _Batch, like: Message, bodies: list[bytes], keys: Sequence[str | None], *, together: Sequence[Together]
+) -> EncodedBatch:
+    """`encode_plain` for many bodies some of which were compressed together; the others, being small, stay."""
+    swapped = _Swapped(bodies, together)
+    sizes = [*map(len, swapped.bodies)]
+    try:
+        encoded = _encode_alike(batch, like, swapped.bodies, sizes, keys=keys, crcs=swapped.crcs)
+    except (InvalidMessage, UnicodeEncodeError, AttributeError):
+        beside = msgspec.structs.asdict(like)
+        del beside["body"], beside["key"]
+        messages = [Message(body, key, **beside) for body, key in zip(swapped.bodies, keys, strict=True)]
+        encoded = _encode_few(batch, messages, swapped.bodies, None, crcs=swapped.crcs)  # says which is wrong
+    return attach_blocks(encoded, together, swapped.sizes)
 
 
 class _Even(NamedTuple):
@@ -461,14 +527,18 @@ def _even_keys(keys: Sequence[str | None]) -> _Even | None:
 
 
 def _encode_many(
-    batch: _Batch, messages: Sequence[Message], bodies: list[bytes], codecs: Sequence[int] | None
+    batch: _Batch,
+    messages: Sequence[Message],
+    bodies: list[bytes],
+    codecs: Sequence[int] | None,
+    crcs: list[int] | None = None,
 ) -> EncodedBatch:
     keys, sizes = [message.key for message in messages], [*map(len, bodies)]
     try:
         if codecs is None and not batch.extras and len(_kinds(messages)) == 1:
-            return _encode_alike(batch, messages[0], bodies, sizes, keys=keys)
+            return _encode_alike(batch, messages[0], bodies, sizes, keys=keys, crcs=crcs)
         if len(messages) < ENCODE_MANY_MIN:
-            return _encode_few(batch, messages, bodies, codecs)
+            return _encode_few(batch, messages, bodies, codecs, crcs=crcs)
         raw_keys, has_key = raw_keys_of(keys)
         key_sizes = key_sizes_of(raw_keys, has_key)
         templates = [
@@ -476,19 +546,24 @@ def _encode_many(
             for index, message in enumerate(messages)
         ]
     except (InvalidMessage, UnicodeEncodeError, AttributeError):
-        return _encode_few(batch, messages, bodies, codecs)  # which says what is wrong with which message
-    return assemble(bodies, sizes, raw_keys, has_key, templates=templates)
+        return _encode_few(batch, messages, bodies, codecs, crcs=crcs)  # which says what is wrong with which message
+    return assemble(bodies, sizes, raw_keys, has_key, templates=templates, crcs_of_bodies=crcs)
 
 
 def _encode_alike(
-    batch: _Batch, message: Message, bodies: list[bytes], sizes: list[int], keys: Sequence[str | None]
+    batch: _Batch,
+    message: Message,
+    bodies: list[bytes],
+    sizes: list[int],
+    keys: Sequence[str | None],
+    crcs: list[int] | None = None,
 ) -> EncodedBatch:
     """Messages that differ from this one in body and key only."""
-    if _assemble_alike is not None:
+    if _assemble_alike is not None and crcs is None:
         encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys)
         if encoded is not None:
             return encoded
-    return encode_alike_plain(batch, message, bodies, sizes, keys=keys)
+    return encode_alike_plain(batch, message, bodies, sizes, keys=keys, crcs=crcs)
 
 
 _assemble_alike: Final = find("assemble_alike")
@@ -515,17 +590,23 @@ def encode_alike_compiled(
 
 
 def encode_alike_plain(
-    batch: _Batch, message: Message, bodies: list[bytes], sizes: list[int], keys: Sequence[str | None]
+    batch: _Batch,
+    message: Message,
+    bodies: list[bytes],
+    sizes: list[int],
+    keys: Sequence[str | None],
+    crcs: list[int] | None = None,
 ) -> EncodedBatch:
     """The same column by column."""
     even = _even_keys(keys)
     if even is not None:
-        return assemble_even(bodies, sizes, even.joined, batch.template(0, message, even.size, 0))
+        template = batch.template(0, message, even.size, 0)
+        return assemble_even(bodies, sizes, even.joined, template, crcs_of_bodies=crcs)
     raw_keys, has_key = raw_keys_of(keys)
     key_sizes = key_sizes_of(raw_keys, has_key)
     by_size = {size: batch.template(0, message, size, 0) for size in {*key_sizes}}
     templates = [*by_size.values()] if len(by_size) == 1 else [*map(by_size.__getitem__, key_sizes)]
-    return assemble(bodies, sizes, raw_keys, has_key, templates=templates)
+    return assemble(bodies, sizes, raw_keys, has_key, templates=templates, crcs_of_bodies=crcs)
 
 
 def is_plain(messages: Sequence[Message]) -> bool:

@@ -16,11 +16,14 @@ Everything is big-endian.
     39  u64  send time, ms since 1970
     47  u32  receive time, ms after send     broker
     51  u32  store time, ms after send       broker
-    55  u64  CRC: low half of the body as stored, high half of the other parts the client wrote
+    55  u64  CRC: low half of the body, high half of the other parts the client wrote
 
 What always holds: the client leaves the broker's bytes (10..38 and 47..54) zero and no checksum covers them, so that a
-broker stamps a record without touching anything the client wrote. The one flag a broker may set, `IPV6`, counts as zero
-in the checksum for the same reason. Relative times saturate at 0 and 2**32-1: clocks differ, and spools are old.
+broker stamps a record without touching anything the client wrote. The flags that change on the way, `IPV6` and `BLOCK`,
+count as zero in the checksum for the same reason. The checksum of a body is of its bytes as they stand in the record,
+compressed or not; but of a body that stands in a block (`dmq.records.block`) it is of the body itself, so that a record
+keeps its checksums when it leaves its block. Relative times saturate at 0 and 2**32-1: clocks differ, and spools are
+old.
 
 Numpy reaches the unaligned fields through a view whose stride is one byte: element `i` of it is the field that begins
 at byte `i`, and indexing it with the starts of the records gathers or scatters that field of all of them in one call.
@@ -80,7 +83,9 @@ SYSTEM: Final = 0x04  # not a user's message, and in no queue's index
 MOVED: Final = 0x08  # the attributes carry the original id, topic, queue and time
 IPV6: Final = 0x10  # the client address does not fit: its field is zero, the address is in the unit
 REPLAYED: Final = 0x20
-RESERVED_FLAGS: Final = 0xC0
+BLOCK: Final = 0x40  # the body stands in a block behind the records; see `dmq.records.block`
+RESERVED_FLAGS: Final = 0x80
+UNSIGNED_FLAGS: Final = IPV6 | BLOCK  # no checksum covers them
 
 PRIORITY_MAX: Final = 9
 NAME_BYTES_MAX: Final = 255

@@ -17,6 +17,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import MessageId
 from dmq.records import layout
 from dmq.records.attributes import Attributes, decode_attributes
+from dmq.records.block import POINTER_BYTES, BodyBlocks
 from dmq.records.builder import others_crc
 from dmq.records.compression import decompress
 from dmq.records.layout import Buffer
@@ -26,7 +27,7 @@ __all__ = ["RecordView", "iter_records"]
 _Fixed: TypeAlias = tuple[int, int, int, int, int, int, int, int, bytes, bytes, int, int, int, int]
 
 _LOW_HALF: Final = 0xFFFF_FFFF
-_NOT_IPV6: Final = 0xFF & ~layout.IPV6
+_SIGNED_FLAGS: Final = 0xFF & ~layout.UNSIGNED_FLAGS
 
 
 class RecordView:
@@ -123,6 +124,11 @@ class RecordView:
         return bool(self.flags & layout.COMPRESSED)
 
     @property
+    def in_block(self) -> bool:
+        """Whether the body stands in a block (`dmq.records.block`), and `raw_body` is a pointer to it."""
+        return bool(self.flags & layout.BLOCK)
+
+    @property
     def ordered(self) -> bool:
         return bool(self.flags & layout.ORDERED)
 
@@ -143,6 +149,14 @@ class RecordView:
         return bytes(self.buffer[at : self.parts()[0]])
 
     @property
+    def body_size(self) -> int:
+        """How many bytes the body has, as it was sent, by what the record says."""
+        if self.in_block:
+            self.check_pointer()
+            return int(layout.U32.unpack_from(self.buffer, self.start + layout.BODY_AT + 8)[0])
+        return (self.attributes.raw_size or 0) if self.compressed else self.parts()[4]
+
+    @property
     def body(self) -> bytes:
         """The body as it was sent, at most 64 MiB; `body_within` takes another limit."""
         if self._body is None:
@@ -153,8 +167,12 @@ class RecordView:
         """The body as it was sent.
 
         Raises:
-            RecordCorrupt: it cannot be expanded to the size it declares, or that size is over the limit.
+            RecordCorrupt: it cannot be expanded to the size it declares, or that size is over the limit; or it
+                stands in a block, and the buffer does not have that.
         """
+        if self.in_block:
+            self.check_pointer()
+            return BodyBlocks(self.buffer).body(self.start)
         raw = self.raw_body
         if not self.compressed:
             return raw
@@ -249,7 +267,7 @@ class RecordView:
         return self._names
 
     def verify(self) -> None:
-        """Check everything that can be checked without expanding the body.
+        """Check everything that can be checked without expanding the body; of one in a block, all but the body.
 
         Raises:
             RecordCorrupt: says whether sizes, flags, body or the other parts are wrong.
@@ -258,13 +276,24 @@ class RecordView:
         if self.flags & layout.RESERVED_FLAGS:
             raise RecordCorrupt(f"the record at byte {self.start} has reserved flags set: {self.flags:#04x}")
         view, start = memoryview(self.buffer), self.start
-        if crc32c(view[start + layout.BODY_AT : topic_at]) != self.crc & _LOW_HALF:
+        if self.in_block:
+            self.check_pointer()
+        elif crc32c(view[start + layout.BODY_AT : topic_at]) != self.crc & _LOW_HALF:
             raise RecordCorrupt(f"the body of the record at byte {start} does not match its CRC")
         head = bytearray(view[start + layout.MAGIC_AT : start + layout.JOURNAL_OFFSET_AT])
-        head[layout.FLAGS_AT - layout.MAGIC_AT] &= _NOT_IPV6
+        head[layout.FLAGS_AT - layout.MAGIC_AT] &= _SIGNED_FLAGS
         sent = view[start + layout.SEND_TIME_AT : start + layout.RECEIVE_TIME_AT]
         if others_crc(head, sent, view[topic_at : start + self.length]) != self.crc >> 32:
             raise RecordCorrupt(f"names, attributes or head of the record at byte {start} do not match their CRC")
+
+    def check_pointer(self) -> None:
+        """Check that the body of a record whose body stands in a block is a pointer.
+
+        Raises:
+            RecordCorrupt: it is none.
+        """
+        if self.parts()[4] != POINTER_BYTES or self.compressed:
+            raise RecordCorrupt(f"the record at byte {self.start} has its body in a block, and does not say where")
 
     def __repr__(self) -> str:
         return f"<RecordView {self.length} bytes at {self.start}, journal offset {self.journal_offset}>"

@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from dmq.errors import SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
 from dmq.model import MessageId, retry_topic_name
+from dmq.records.block import StoredBlocks
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.file_pool import FilePool, NeedsDisk, Prepared
+from dmq.storage.files import Buffer
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_writer import Writer
@@ -251,20 +253,30 @@ class Queries:
         max_bytes: int = 1 << 20,
         tags: TagFilter | None = None,
     ) -> Slice:
-        """Visible messages of a queue from an offset on; see `Reader.read`."""
+        """Visible messages of a queue from an offset on, each with its body in its record; see `Reader.read`."""
         found, _ = self.queue(topic, queue)
-        return self.read_of(found, queue, offset, max_messages, max_bytes=max_bytes, tags=tags)
+        return self._reader.plain(self.read_of(found, queue, offset, max_messages, max_bytes=max_bytes, tags=tags))
 
     def read_of(
         self, topic: Topic, queue: int, offset: int, max_messages: int, *, max_bytes: int, tags: TagFilter | None = None
     ) -> Slice:
-        """`read` of a queue that there is."""
+        """`read` of a queue that there is, as its records are stored: `plain` or `hand_out` follows."""
         self.check_open()
         read = self._reader.read
         try:
             return read(topic, queue, offset, max_messages, max_bytes=max_bytes, tags=tags)
         except DerivedDamaged:
             return self.healed(lambda: read(topic, queue, offset, max_messages, max_bytes=max_bytes, tags=tags))
+
+    def plain(self, found: Slice) -> Slice:
+        """Messages with their bodies in their records; see `Reader.plain`."""
+        return self._reader.plain(found)
+
+    def hand_out(
+        self, lengths: Sequence[int] | npt.NDArray[np.uint32], pieces: Sequence[memoryview], blocks: StoredBlocks
+    ) -> tuple[Sequence[int] | npt.NDArray[np.uint32], list[Buffer]]:
+        """Records of a slice for one who reads blocks; see `Reader.hand_out`."""
+        return self._reader.hand_out(lengths, pieces, blocks)
 
     def id_runs(self, topic: Topic, queue: int, offsets: Sequence[int], pieces: Sequence[memoryview]) -> list[IdRun]:
         """The ids of records that `read` gave, as runs; see `dmq.storage.read.record_origin`."""
@@ -319,7 +331,8 @@ class Queries:
 
     def raw_record(self, found: Found) -> memoryview:
         """The bytes of a record that was found."""
-        return self._reader.bytes_at(found.journal_offset, found.journal_offset + found.record.length)
+        record, start = found.record, found.record.start
+        return memoryview(record.buffer)[start : start + record.length]
 
     def record_at(self, journal_offset: int) -> Found | None:
         """The message that stands at a journal offset; None if its topic is gone."""

@@ -15,8 +15,9 @@ from dmq.errors import InvalidMessage, RecordCorrupt
 from dmq.model import Message, MessageId
 from dmq.records import Attributes, RecordView, attributes, batch_rules, check_batch, encode_batch, layout
 from dmq.records.builder import build_record, name_bytes, record_head
-from dmq.records.check import VERIFY_MANY_MIN, find_corrupt, placeholder, stand_in, verify_few
+from dmq.records.check import VERIFY_MANY_MIN, find_corrupt, verify_few
 from dmq.records.move import moved_record
+from dmq.records.stand_in import placeholder, stand_in
 from tests.unit.records.samples import SENT_AT_MS, batches
 
 ENTRY = struct.Struct(">BH")

@@ -45,17 +45,30 @@ def test_a_compressed_body_expands_to_itself(piece: bytes, times: int, mode: Any
 
 def test_bodies_up_to_100_bytes_are_left_alone() -> None:
     """J-08."""
-    compressor = CountingCompressor("auto")
+    compressor = CountingCompressor("lz4")
     assert compressor.compress("t", bytes(100)) == (0, bytes(100))
     assert compressor.tries == 0
     assert compressor.compress("t", bytes(101))[0] == module.CODEC_LZ4
+    bodies = [bytes(100)] * 500
+    assert compressor.compress_together("t", bodies, LIMIT) == []
+    (run,) = compressor.compress_together("t", [*bodies, *[bytes(101)] * 500], LIMIT)
+    assert [*run.indexes] == [*range(500, 1000)]
 
 
-def test_large_bodies_get_zstd_and_small_ones_lz4() -> None:
+def test_a_body_that_goes_alone_is_compressed_from_4_kib_on() -> None:
     """J-08."""
     compressor = Compressor()
-    assert compressor.compress("t", bytes(4095))[0] == module.CODEC_LZ4
+    assert compressor.compress("t", bytes(4095))[0] == module.CODEC_NONE
     assert compressor.compress("t", bytes(4096))[0] == module.CODEC_ZSTD
+
+
+def test_large_bodies_are_not_compressed_together_with_others() -> None:
+    """J-08."""
+    bodies = [bytes(200)] * 100 + [bytes(32 * 1024 + 1)] + [bytes(200)]
+    (run,) = Compressor().compress_together("t", bodies, LIMIT)
+    assert [*run.indexes] == [*range(100), 101]
+    (run,) = Compressor().compress_together("t", [bytes(200)] * 100 + [bytes(600)], 500)
+    assert [*run.indexes] == [*range(100)], "no body over the broker's limit"
 
 
 def test_what_does_not_pay_is_tried_ever_more_rarely_but_never_given_up() -> None:
@@ -64,7 +77,7 @@ def test_what_does_not_pay_is_tried_ever_more_rarely_but_never_given_up() -> Non
     tries = []
     for seed in range(20_000):
         before = compressor.tries
-        assert compressor.compress("t", noise(200, seed))[0] == 0
+        assert compressor.compress("t", noise(5_000, seed % 7))[0] == 0
         if compressor.tries > before:
             tries.append(seed)
     gaps = [later - earlier for earlier, later in pairwise(tries)]
@@ -77,8 +90,8 @@ def test_what_begins_to_pay_is_compressed_again() -> None:
     """J-08."""
     compressor = Compressor()
     for seed in range(2_000):
-        compressor.compress("t", noise(200, seed))
-    kept = [compressor.compress("t", b"ab" * 100)[0] for _ in range(20_000)]
+        compressor.compress("t", noise(5_000, seed % 7))
+    kept = [compressor.compress("t", b"ab" * 2_500)[0] for _ in range(20_000)]
     assert all(kept[-1_000:])
 
 
@@ -86,17 +99,17 @@ def test_one_topic_and_one_size_say_nothing_about_another() -> None:
     """J-08."""
     compressor = CountingCompressor()
     for seed in range(100):
-        compressor.compress("noise", noise(200, seed))
+        compressor.compress("noise", noise(5_000, seed % 7))
     before = compressor.tries
-    assert compressor.compress("text", b"ab" * 100)[0]
-    assert compressor.compress("noise", b"ab" * 5_000)[0]
+    assert compressor.compress("text", b"ab" * 2_500)[0]
+    assert compressor.compress("noise", b"ab" * 50_000)[0]
     assert compressor.tries == before + 2
 
 
 def test_what_a_compressor_remembers_is_bounded() -> None:
     compressor = Compressor()
     for number in range(3_000):
-        compressor.compress(f"topic-{number}", bytes(200))
+        compressor.compress(f"topic-{number}", bytes(5_000))
     assert len(compressor._estimates) == 1_024
 
 
@@ -116,7 +129,7 @@ def test_a_body_over_the_limit_is_compressed_whatever_was_learnt_and_kept_for_an
     body = noise(5_000) + bytes(300)
     compressor = Compressor()
     for seed in range(50):
-        compressor.compress("t", noise(5_000, seed))
+        compressor.compress("t", noise(5_000, seed % 7))
     assert compressor.compress("t", body)[0] == 0
     codec, data = compressor.compress("t", body, must_shrink=True)
     assert codec
@@ -203,10 +216,10 @@ def test_a_record_that_is_marked_compressed_but_does_not_say_how_is_corrupt() ->
 
 def test_compression_shrinks_a_batch_of_text_and_leaves_noise_as_it_is() -> None:
     """J-08."""
-    text = [Message(b'{"state": "paid", "state_before": "paid"}' * 20)] * 10
-    loud = [Message(noise(800, seed)) for seed in range(10)]
+    text = [Message(b'{"state": "paid", "state_before": "paid"}' * 20)] * 20
+    loud = [Message(noise(800, seed)) for seed in range(20)]
     for messages, smaller in ((text, True), (loud, False)):
         plain = encode_batch("t", "a", messages, sent_at_ms=0)
-        packed = encode_batch("t", "a", messages, sent_at_ms=0, compressor=Compressor())
+        packed = encode_batch("t", "a", messages, sent_at_ms=0, compressor=Compressor(), blocks=True)
         assert (len(packed.data) < 0.5 * len(plain.data)) is smaller
         assert smaller or packed.data == plain.data

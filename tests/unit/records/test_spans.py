@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dmq.model import Message
 from dmq.records import Compressor, encode_batch, iter_records, layout
-from dmq.records.spans import NO_SPAN, NOTHING, find_spans
+from dmq.records.columns import NO_SPAN, NOTHING, find_spans
 from tests.unit.records.samples import SENT_AT_MS, batches
 
 

@@ -21,6 +21,7 @@ from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, DRAIN_GROUP, MessageId, dead_letter_topic_name
 from dmq.records import DeadReason, RecordView, moved_record
 from dmq.records.attributes import Attributes
+from dmq.records.block import plain_records
 from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import TopicDropped
@@ -211,13 +212,11 @@ class DeadLetters:
         producer = first_id.producer_id or secrets.randbits(63) | 1 << 62
 
         def put(store: DeadLetterStore) -> dict[int, str]:
-            records, at = [], 0
-            for index, length in enumerate(refused.lengths):
-                record = RecordView(refused.data, at, at + length)
-                at += length
+            records = []
+            for index, record in enumerate(plain_records(refused.data, refused.lengths)):
                 records.append(
                     moved_record(
-                        record,
+                        RecordView(record),
                         DLQ_PREFIX,
                         sent_at_ms=at_ms,
                         message_id=MessageId(producer, first_id.sequence + index),

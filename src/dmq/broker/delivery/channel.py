@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dmq.broker.delivery.bitmap import Ranges, full, lowest
 from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseEnd, LeaseNumbers, Looked, Proposal
@@ -372,25 +372,28 @@ class Channel:
         except BaseException:
             cursor.release(proposal, now_ms)
             raise
-        # Without a filter one follows the other, and a range says so without naming each.
-        offsets: Sequence[int] = (
-            range(proposal.start, proposal.start + len(found)) if filtered is None else found.offsets.tolist()
-        )
-        lengths: Lengths = found.lengths
-        pieces = found.pieces
-        size = sum(map(len, pieces))
-        looked = Looked(found.next_offset, None if filtered is None else offsets, size)
-        lease = cursor.grant(proposal, demand.member, now_ms, demand.lease_ms, looked=looked)
-        if lease is None:
-            return None
-        self._timed.add(queue)
-        if (
+        must_look = (
             queue >= RETRY
             or topic.config.ttl_ms is not None
             or topic.id in self._queries.expiring
             or 0 < self.max_attempts < proposal.attempt
             or found.corrupt
-        ):
+        )
+        if found.blocks is not None and (must_look or not demand.takes_blocks):
+            found = self._queries.plain(found)
+        # Without a filter one follows the other, and a range says so without naming each.
+        offsets: Sequence[int] = (
+            range(proposal.start, proposal.start + len(found)) if filtered is None else found.offsets.tolist()
+        )
+        lengths: Lengths = found.lengths
+        pieces: Sequence[Any] = found.pieces
+        size = found.size or sum(map(len, pieces))
+        looked = Looked(found.next_offset, None if filtered is None else offsets, size)
+        lease = cursor.grant(proposal, demand.member, now_ms, demand.lease_ms, looked=looked)
+        if lease is None:
+            return None
+        self._timed.add(queue)
+        if must_look or found.corrupt:
             self._doom(queue, lease, found, offsets, now_ms=now_ms)
             if lease.count > limit:
                 more = list(mask_runs(lease.start, lease.mask ^ lowest(lease.mask, limit)))
@@ -402,6 +405,9 @@ class Channel:
             offsets, lengths, pieces = _part(found, offsets, wanted)
             size = sum(lengths)
         ids = self._queries.id_runs(topic, number, offsets, pieces)
+        if found.blocks is not None:
+            lengths, pieces = self._queries.hand_out(lengths, pieces, found.blocks)
+            size = sum(map(len, pieces))
         name = "" if queue < RETRY else topic.name
         return Handed(number, lease, lengths, pieces, size=size, ids=ids, sought=cursor.sought, topic=name)
 
@@ -463,7 +469,14 @@ class Channel:
             if limit > 1 and group.idle and not member.messages_out:
                 limit = self._share(limit, group.idle + 1)
             size = room if room < PUSH_BYTES else PUSH_BYTES
-            demand = Demand(member, limit, size, subscriber.lease_ms, allowed=subscriber.allowed)
+            demand = Demand(
+                member,
+                limit,
+                size,
+                subscriber.lease_ms,
+                allowed=subscriber.allowed,
+                takes_blocks=subscriber.takes_blocks,
+            )
             handed = self.hand_out(demand, now_ms)
             if handed is None:
                 misses += 1

@@ -58,6 +58,9 @@ class Client:
         app: the app it belongs to; an id that begins with it and a dash was made up for it.
         address: where it is, for people.
         voice: where one hears of it; without one it is never doubted.
+
+    Attributes:
+        takes_blocks: it reads bodies that stand in blocks (`dmq.records.block`); the owner may set it.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Client:
         self.client_id = client_id
         self.app = app
         self.address = address
+        self.takes_blocks = False
         self._pulse = None if voice is None else Pulse(voice, self._pulse_changed)
         self.subscriptions: dict[int, Subscribed] = {}
         self.pulling: set[tuple[Channel, Member]] = set()
@@ -184,6 +188,7 @@ class Client:
         channel, member = self._join(asked, messages, size)
         subscriber = Subscriber(self, asked.subscription, member, sink, batch=asked.batch or messages)
         subscriber.lease_ms = asked.lease_ms or int(settings.lease_seconds * 1000)
+        subscriber.takes_blocks = self.takes_blocks
         subscriber.allowed = _bits(asked.queues) if asked.queues or asked.strategy else -1
         self.subscriptions[asked.subscription] = Subscribed(channel, subscriber)
         self._take_over(channel, member)
@@ -298,6 +303,7 @@ class Client:
             asked.max_bytes or _PULL_BYTES,
             asked.lease_ms or int(channels.settings.lease_seconds * 1000),
             allowed=allowed,
+            takes_blocks=self.takes_blocks,
         )
         waiting = WaitingPull(self, demand, now_ms + asked.wait_ms, answer)
         if channel.try_pull(waiting, now_ms):

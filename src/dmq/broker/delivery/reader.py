@@ -15,11 +15,12 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import hashes_of, normalised
 from dmq.broker.journal.disk_reads import Asker
 from dmq.broker.journal.journal import Journal
-from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic
+from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic, Unsupported
 from dmq.model import MessageId
 from dmq.protocol import read as headers
 from dmq.records import placeholder
 from dmq.records.attributes import ANY_QUEUE
+from dmq.storage.journal.unit import has_blocks
 from dmq.storage.read.reader import Found, Slice, TagFilter
 from dmq.storage.read.record_origin import IdRun, OriginRun
 from dmq.storage.state import events
@@ -163,14 +164,25 @@ class Reader:
             answer(headers.FindReply(rows, is_complete), read)
 
     async def fetch(
-        self, asked: headers.Fetch, asker: Asker, answer: Callable[[headers.FetchReply, bytes | memoryview], None]
+        self,
+        asked: headers.Fetch,
+        asker: Asker,
+        answer: Callable[[headers.FetchReply, bytes | memoryview], None],
+        *,
+        takes_blocks: bool = True,
     ) -> None:
         """Whole visible units, verbatim; waits for some if asked to.
 
+        Parameters:
+            takes_blocks: whether the asker reads units that have body blocks.
+
         Raises:
             OffsetGone: the journal does not have the offset.
+            Unsupported: a unit has blocks, which the asker does not read.
         """
         deadline_ms = self._runtime.clock.now_ms + asked.wait_ms
+        if not takes_blocks:
+            answer = partial(_answer_without_blocks, answer)
         if await self._fetched(asked, asker, deadline_ms, answer):
             return
         with self._arrivals.waits():
@@ -238,6 +250,19 @@ class Reader:
             return reply()
 
         return keep() if asked.journal_offset > queries.archived_to else reply()
+
+
+def _answer_without_blocks(
+    answer: Callable[[headers.FetchReply, bytes | memoryview], None],
+    reply: headers.FetchReply,
+    units: bytes | memoryview,
+) -> None:
+    if has_blocks(units):
+        raise Unsupported(
+            f"the journal has body blocks from about offset {reply.start} on, and this reader does not know them: "
+            "upgrade the reader, or set store.unit_version to 1 before they are written"
+        )
+    answer(reply, units)
 
 
 def _row(found: Found) -> headers.Found:

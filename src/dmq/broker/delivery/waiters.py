@@ -21,13 +21,14 @@ from dmq.broker.delivery.bitmap import full
 from dmq.broker.delivery.group import Member
 from dmq.broker.delivery.lease import Lease
 from dmq.errors import Busy, DMQError
+from dmq.storage.files import Buffer
 from dmq.storage.read.record_origin import IdRun
 from dmq.storage.state.events import Outcome, Settled
 
 __all__ = ["ConsumedWatch", "Demand", "Handed", "Lengths", "Sink", "Subscriber", "WaitingPull", "Watches"]
 
 
-Lengths: TypeAlias = list[int] | npt.NDArray[np.uint32]
+Lengths: TypeAlias = Sequence[int] | npt.NDArray[np.uint32]
 
 
 class Handed(NamedTuple):
@@ -36,7 +37,7 @@ class Handed(NamedTuple):
     queue: int
     lease: Lease
     lengths: Lengths
-    pieces: list[memoryview]
+    pieces: Sequence[Buffer]  # the records, and the blocks that bodies stand in
     size: int
     ids: list[IdRun]
     sought: int
@@ -50,6 +51,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         limit: how many messages at most.
         max_bytes: how many bytes; one message always fits.
         allowed: a bit for each queue it may take from; all by default.
+        takes_blocks: the client reads bodies that stand in blocks.
     """
 
     member: Member
@@ -57,6 +59,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     max_bytes: int
     lease_ms: int
     allowed: int = -1
+    takes_blocks: bool = False
 
 
 class Sink(Protocol):
@@ -100,9 +103,10 @@ class Subscriber:
         number: what its client calls the subscription.
         batch: how many messages one push has at most.
         allowed: a bit for each queue it takes.
+        takes_blocks: as of a demand.
     """
 
-    __slots__ = ("allowed", "batch", "lease_ms", "member", "number", "owner", "sink")
+    __slots__ = ("allowed", "batch", "lease_ms", "member", "number", "owner", "sink", "takes_blocks")
 
     def __init__(self, owner: SubscriberOwner, number: int, member: Member, sink: Sink, batch: int) -> None:
         self.owner = owner
@@ -112,6 +116,7 @@ class Subscriber:
         self.batch = batch
         self.lease_ms = 0
         self.allowed = -1
+        self.takes_blocks = False
 
 
 class WaitingPull:

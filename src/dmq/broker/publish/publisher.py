@@ -52,6 +52,7 @@ _SPECIAL: Final = _ASIDE | int(ProduceFlag.REPLAYED)
 _DUES: Final = int(ProduceFlag.DUES)
 _HALF: Final = int(ProduceFlag.HALF)
 _REPLAYED: Final = int(ProduceFlag.REPLAYED)
+_BLOCKS: Final = int(ProduceFlag.BLOCKS)
 _NAMED: Final = int(ProduceFlag.NAMED)
 _EXPIRING: Final = int(ProduceFlag.EXPIRING)
 _STORED_ASKED: Final = int(Durability.STORED)
@@ -187,6 +188,7 @@ class Publisher:
         self._transactions = transactions
         self._dead_letters = dead_letters
         self._body_bytes_max = journal.store.settings.body_bytes_max
+        self._takes_blocks = journal.store.settings.takes_blocks
         self._keeps_failed = channels.settings.dead_letter_store_failures
         self.messages_in = 0
         self.bytes_in = 0
@@ -257,6 +259,7 @@ class Publisher:
             address=request.address,
             port=request.port,
             received_at_ms=self._wall_ms(),
+            block_bytes=packed.block_bytes,
             room=request.room,
         )
         request._publisher = self
@@ -272,7 +275,17 @@ class Publisher:
         """Raises if a batch cannot be taken, whatever its topic is."""
         asked, packed = request.asked, request.batch
         rules = _replay_rules if asked.flags & _REPLAYED else _rules
-        check_batch(packed.data, packed.lengths, rules(asked.topic, self._body_bytes_max, request.check_crc))
+        if asked.flags & _BLOCKS and (asked.flags & _SPECIAL or not self._takes_blocks):
+            raise InvalidRequest(
+                "only plain messages have their bodies in blocks, and only if this broker takes blocks: send each body "
+                "in its record"
+            )
+        check_batch(
+            packed.data,
+            packed.lengths,
+            rules(asked.topic, self._body_bytes_max, request.check_crc),
+            packed.block_bytes,
+        )
         if asked.flags & _DUES:
             self._delays.check_due(int(max(packed.dues)))
 

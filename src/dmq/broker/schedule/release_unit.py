@@ -21,8 +21,7 @@ from dmq.records.attributes import Attributes
 from dmq.records.copy import release_record
 from dmq.records.hashes import id_hashes
 from dmq.records.layout import FLAGS_AT, ORDERED
-from dmq.records.move import STORED_DAMAGED, DeadReason
-from dmq.records.move_many import moved_many
+from dmq.records.move import STORED_DAMAGED, DeadReason, moved_many
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.queries import Queries
 from dmq.storage.read.record_group import Gathered

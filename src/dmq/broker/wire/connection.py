@@ -43,7 +43,8 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     client_id = asked.client_id or f"{asked.app}-{secrets.token_hex(6)}"
     settings = dispatcher.settings.broker
     connection.parser.frame_bytes_max = settings.frame_bytes_max
-    features = headers.choose_features(asked)
+    known = headers.FEATURES if dispatcher.settings.store.takes_blocks else headers.FEATURES - {headers.BLOCKS}
+    features = headers.choose_features(asked, known)
     session = Session(connection, asked.app, client_id, dispatcher.counters)
     session.features = frozenset(features)
     dispatcher.begin(session)

@@ -27,7 +27,7 @@ from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
-from dmq.protocol.session import ServerHealth, ServerReboot
+from dmq.protocol.session import BLOCKS, ServerHealth, ServerReboot
 from dmq.settings import Settings
 
 __all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
@@ -109,6 +109,7 @@ class Dispatcher:
         session.client = Client(
             broker.channels, session.client_id, session.app, session.address, voice=SessionVoice(session)
         )
+        session.client.takes_blocks = BLOCKS in session.features
         for group, count in session.producer_groups.items():
             for _ in range(count):
                 broker.transactions.join(session, group)

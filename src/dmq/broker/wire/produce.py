@@ -19,11 +19,14 @@ __all__ = ["produce", "producer_states"]
 
 # As plain numbers: an operation on an enum costs more than all the rest.
 _DUES: Final = int(ProduceFlag.DUES)
+_BLOCKS: Final = int(ProduceFlag.BLOCKS)
 _REQUEST: Final = int(Kind.REQUEST)
 
 
 def produce(broker: Broker, session: Session, frame: Frame, asked: Produce) -> None:
-    batch = unpack_batch(frame.body, asked.count, asked.keys, (asked.flags & _DUES) != 0)
+    batch = unpack_batch(
+        frame.body, asked.count, asked.keys, (asked.flags & _DUES) != 0, blocks=(asked.flags & _BLOCKS) != 0
+    )
     request = PublishRequest(asked, batch, session.address16, session.port)
     request.room = frame.room
     request.check_crc = FRAME_CRC not in session.features

@@ -9,6 +9,7 @@ from dmq.broker.wire.session import Session
 from dmq.protocol import read as headers
 from dmq.protocol.batch import pack_records
 from dmq.protocol.frame import Frame
+from dmq.protocol.session import BLOCKS
 
 __all__ = ["archived", "fetch", "find", "offsets", "peek"]
 
@@ -32,7 +33,12 @@ async def find(broker: Broker, session: Session, frame: Frame, asked: headers.Fi
 
 
 async def fetch(broker: Broker, session: Session, frame: Frame, asked: headers.Fetch) -> None:
-    await broker.reader.fetch(asked, session, lambda reply, units: session.answer(frame, reply, units))
+    await broker.reader.fetch(
+        asked,
+        session,
+        lambda reply, units: session.answer(frame, reply, units),
+        takes_blocks=BLOCKS in session.features,
+    )
 
 
 def archived(broker: Broker, session: Session, frame: Frame, asked: headers.Archived) -> Work | None:

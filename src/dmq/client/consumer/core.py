@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of, has_packed, is_all
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of, is_all, packed_flags
 from dmq.client.consumer.leases import LeaseBook, settlements_of
 from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.client.consumer.options import ConsumerOptions
@@ -40,7 +40,9 @@ from dmq.errors import DMQError, RecordCorrupt
 from dmq.event_log import EventLog
 from dmq.protocol import Buffer, unpack_records
 from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, SubscribeReply
+from dmq.records.block import BodyBlocks
 from dmq.records.check import find_corrupt
+from dmq.records.layout import BLOCK, COMPRESSED
 
 __all__ = ["ConsumerCore"]
 
@@ -170,12 +172,14 @@ class ConsumerCore:
         without: Container[int] = (),
         is_for_handlers: bool = False,
     ) -> Iterable[Delivery]:
-        lengths, data = unpack_records(body, sum(lease.count for lease in leases))
+        lengths, data = unpack_records(body, sum(lease.count for lease in leases), blocks=True)
         bounds = bounds_of(lengths)
         # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
         buffer = bytes(data)
         begun = self.now() if since is None else since
-        is_packed = has_packed(buffer, bounds)  # for all of them at once
+        packed = packed_flags(buffer, bounds)  # for all of them at once
+        is_packed = bool(packed & COMPRESSED)
+        blocks = BodyBlocks(buffer) if packed & BLOCK else None
         at = 0
         for number, lease in enumerate(leases):
             mine = bounds if len(leases) == 1 else bounds[at : at + lease.count + 1]
@@ -185,10 +189,15 @@ class ConsumerCore:
             delivery = Delivery(self, book.broker, lease, buffer, bounds=mine)
             delivery.deadline = begun + lease.lease_ms / 1000
             delivery.is_packed = is_packed
+            delivery.blocks = blocks
             book.held[delivery.key] = delivery
             if book.is_moved(lease):
                 self._begin_anew(delivery)
-            if not (book.is_vouched and (not is_for_handlers or delivery.check_bodies())):
+            if is_for_handlers:
+                is_right = book.is_vouched and delivery.check_bodies()
+            else:
+                is_right = book.is_vouched and (blocks is None or delivery.open_blocks())
+            if not is_right:
                 edges = np.asarray(mine, np.int64)
                 delivery.corrupt = find_corrupt(buffer, edges[:-1], np.diff(edges))
             yield delivery

@@ -27,9 +27,21 @@ from dmq.model import MessageId
 from dmq.offset_runs import offset_runs
 from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
-from dmq.records.check import checked_bodies
-from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, MOVED, PRIORITY_AT, QUEUE_OFFSET_AT, REPLAYED, U32, U64
-from dmq.records.spans import NO_SPAN, NOTHING, Spans, find_spans, key_in_place
+from dmq.records.block import BodyBlocks
+from dmq.records.check import checked_bodies, many_bodies
+from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, key_in_place
+from dmq.records.layout import (
+    BLOCK,
+    BODY_AT,
+    COMPRESSED,
+    FLAGS_AT,
+    MOVED,
+    PRIORITY_AT,
+    QUEUE_OFFSET_AT,
+    REPLAYED,
+    U32,
+    U64,
+)
 
 __all__ = [
     "SETTLED",
@@ -40,8 +52,8 @@ __all__ = [
     "Holder",
     "LeaseKey",
     "bounds_of",
-    "has_packed",
     "is_all",
+    "packed_flags",
 ]
 
 Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
@@ -99,6 +111,7 @@ class Delivery:
         "_run_ends",
         "acks",
         "attempt",
+        "blocks",
         "bodies",
         "bounds",
         "broker",
@@ -142,6 +155,7 @@ class Delivery:
         self.is_pulled = False
         self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
         self.is_packed = True  # a body may be compressed, until the flags of the records were looked at
+        self.blocks: BodyBlocks | None = None  # if bodies stand in some
         self.bodies: list[Any] | None = None  # if they are at hand as they were sent
         self._decoded: dict[int, Any] = {}
         self._records: list[RecordView | None] | None = None
@@ -182,12 +196,24 @@ class Delivery:
         return self.raw_body(index)
 
     def check_bodies(self) -> bool:
-        """Whether all bodies match their checksums. Small ones are kept then: they had to be taken out for that."""
-        bodies = checked_bodies(self.buffer, self.bounds)
+        """Whether all bodies match their checksums. Small ones are kept then, and those out of blocks: they had to be
+        taken out for that."""
+        bodies = checked_bodies(self.buffer, self.bounds, self.blocks)
         if bodies is None:
             return False
         is_plain = self.core.options.type is None and not self.is_packed
-        if is_plain and len(self.buffer) <= self.count * _SMALL_BYTES:
+        if is_plain and (self.blocks is not None or len(self.buffer) <= self.count * _SMALL_BYTES):
+            self.bodies = bodies
+        return True
+
+    def open_blocks(self) -> bool:
+        """Take all bodies out of their blocks, whose checksums stand for theirs; False if a block cannot be read."""
+        if not isinstance(self.bounds, np.ndarray):
+            return self.check_bodies()
+        bodies = many_bodies(self.buffer, self.bounds[:-1], self.blocks)
+        if bodies is None:
+            return False
+        if self.core.options.type is None and not self.is_packed:
             self.bodies = bodies
         return True
 
@@ -215,9 +241,9 @@ class Delivery:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Whether every body stands in its record as it is: then `columns` takes them out, many at a time."""
+        """Whether every body is at hand, or stands in its record as it is: then `columns` gives many at a time."""
         self._look_at_many()
-        return self.spans is not None and NO_SPAN not in self.spans.body_ends
+        return self.spans is not None and (self.bodies is not None or NO_SPAN not in self.spans.body_ends)
 
     def columns(self, block: range) -> tuple[list[bytes], Iterable[str | None]] | None:
         """Bodies and keys of messages that follow each other; None if a key cannot be read at once.
@@ -249,7 +275,10 @@ class Delivery:
         buffer, start = self.buffer, self.starts[index]
         at = start + BODY_AT
         end: int = at + U32.unpack_from(buffer, at - 4)[0]
-        if buffer[start + FLAGS_AT] & COMPRESSED or end >= self.starts[index + 1]:
+        flags = buffer[start + FLAGS_AT]
+        if flags & BLOCK and self.blocks is not None:
+            return self.blocks.body(start)
+        if flags & COMPRESSED or end >= self.starts[index + 1]:
             return self.record(index).body
         return buffer[at:end]
 
@@ -361,12 +390,15 @@ class Delivery:
         return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
 
 
-def has_packed(buffer: bytes, bounds: Bounds) -> bool:
-    """Whether there is a body that is compressed."""
+def packed_flags(buffer: bytes, bounds: Bounds) -> int:
+    """Which flags of packed bodies any record has: `COMPRESSED` and `BLOCK`."""
     if isinstance(bounds, np.ndarray):
         flags = np.frombuffer(buffer, np.uint8).take(bounds[:-1] + FLAGS_AT, mode="clip")
-        return bool(int(np.bitwise_or.reduce(flags)) & COMPRESSED)
-    return any(buffer[start + FLAGS_AT] & COMPRESSED for start in bounds[:-1])
+        return int(np.bitwise_or.reduce(flags)) & (COMPRESSED | BLOCK)
+    found = 0
+    for start in bounds[:-1]:
+        found |= buffer[start + FLAGS_AT]
+    return found & (COMPRESSED | BLOCK)
 
 
 def is_all(states: bytearray, state: int, indexes: Sequence[int]) -> bool:

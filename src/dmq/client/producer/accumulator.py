@@ -244,6 +244,7 @@ class SendBatch(Outcome, NumberedBatch):
         """The same messages with the same numbers, to be sent once more; this batch lets go of their bytes."""
         again = self.again = SendBatch(self.lane)
         again.queue, again.producer_id, again.first_sequence = self.queue, self.producer_id, self.first_sequence
+        again.block_bytes = self.block_bytes
         again.count, again.bytes, again.key_count, again.has_extras = (
             self.count, self.bytes, self.key_count, self.has_extras
         )  # fmt: skip

@@ -153,11 +153,12 @@ class BatchEncoder:
         self._compressor = compressor
         self._encoding = threading.Lock()  # a compressor serves one thread at a time
 
-    def encode(self, batch: SendBatch, body_bytes_max: int) -> None:
+    def encode(self, batch: SendBatch, body_bytes_max: int, *, blocks: bool = False) -> None:
         """Turn a batch's messages into the body of its request.
 
         Parameters:
             body_bytes_max: the largest body, after compression.
+            blocks: bodies may be compressed together; those of messages that wait somewhere first are not.
 
         Raises:
             InvalidMessage, MessageTooLarge: a message cannot be sent.
@@ -169,6 +170,7 @@ class BatchEncoder:
                 batch.drop_messages()
                 return
         now_ms = self._clock.now_ms()
+        blocks = blocks and not batch.dues and not batch.lane.key.is_half
         with self._encoding:
             if batch.is_plain:
                 encoded = encode_plain(
@@ -179,6 +181,7 @@ class BatchEncoder:
                     sent_at_ms=now_ms,
                     compressor=self._compressor,
                     body_bytes_max=body_bytes_max,
+                    blocks=blocks,
                 )
             else:
                 encoded = encode_batch(
@@ -189,8 +192,9 @@ class BatchEncoder:
                     compressor=self._compressor,
                     extra=batch.extras if batch.has_extras else b"",
                     body_bytes_max=body_bytes_max,
+                    blocks=blocks,
                 )
-        batch.key_count = len(encoded.hashes)
+        batch.key_count, batch.block_bytes = len(encoded.hashes), encoded.block_bytes
         batch.body = pack_batch(encoded, batch.dues)
         batch.drop_messages()  # the records hold everything; the objects may go
 

@@ -33,6 +33,7 @@ class NumberedBatch:
     set."""
 
     body: Sequence[Buffer] | None = None  # encoded
+    block_bytes = 0  # of the body: bodies of its messages that were compressed together
     broker: Address | None = None  # of the last attempt
     pending: Pending | None = None  # of the last attempt
     refusals = 0  # by brokers that named no time to try again

@@ -37,8 +37,9 @@ from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
+from dmq.protocol.batch import plain_batch
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
-from dmq.protocol.session import OVERLAP
+from dmq.protocol.session import BLOCKS, OVERLAP
 
 __all__ = ["Sender"]
 
@@ -82,6 +83,8 @@ class Sender:
         """What the broker in use takes as a body, after compression."""
         self.frame_bytes_max = FRAME_BYTES_MAX
         """And as a request."""
+        self.takes_blocks = False
+        """Whether it takes bodies that were compressed together."""
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -106,7 +109,7 @@ class Sender:
         Raises:
             InvalidMessage, MessageTooLarge: a message cannot be sent.
         """
-        self._encoder.encode(batch, self.body_bytes_max)
+        self._encoder.encode(batch, self.body_bytes_max, blocks=self.takes_blocks)
 
     def dispatch(self, batch: SendBatch, link: Link | None) -> None:
         """Send a batch that has left its lane; whatever prevents that, it is seen to. Without a link it waits."""
@@ -154,7 +157,8 @@ class Sender:
             flags=(ProduceFlag.DUES if key.is_delayed else 0)
             | (ProduceFlag.HALF if key.is_half else 0)
             | (ProduceFlag.JOINED if key.is_half and batch.has_extras else 0)
-            | (ProduceFlag.EXPIRING if batch.has_extras else 0),
+            | (ProduceFlag.EXPIRING if batch.has_extras else 0)
+            | (ProduceFlag.BLOCKS if batch.block_bytes else 0),
             group=key.group,
             timeout_ms=timeout_ms,
             previous_sequence=batch.previous_sequence,
@@ -163,6 +167,9 @@ class Sender:
     def _send(self, batch: SendBatch, link: Link) -> None:
         key = batch.lane.key
         now = self._clock.monotonic()
+        if batch.block_bytes and BLOCKS not in link.features:  # encoded for another broker
+            assert batch.body is not None
+            batch.body, batch.block_bytes = plain_batch(batch.body, batch.count, batch.key_count), 0
         header = self.header(batch, now)
         if key.durability == Durability.NONE:
             assert batch.body is not None
@@ -285,6 +292,7 @@ class Sender:
     def connected(self, link: Link) -> None:
         """A link is in use: what was parked goes out, as far as its brokers are connected, then what has gathered."""
         self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
+        self.takes_blocks = BLOCKS in link.features
         with self.lock:
             parked, self._parked = self._parked, []
         held = []

@@ -1,4 +1,4 @@
-"""Bodies as their senders gave them: copied where they are stored so, expanded one by one where not.
+"""Bodies as their senders gave them: copied where they are stored so, expanded where not, one by one or by the block.
 
 What always holds: a body is expanded once, whatever columns are made of it. One that cannot be expanded is null: the
 client that sent it spoilt it, and nobody can read it.
@@ -16,10 +16,11 @@ from crc32c import crc32c
 
 from dmq.errors import RecordCorrupt
 from dmq.event_log import EventLog
-from dmq.pipeline.decode.arrow import numbers, packed
+from dmq.pipeline.decode.arrow import Bits, numbers, packed
 from dmq.pipeline.decode.units import UnitRows
 from dmq.records import layout
 from dmq.records.attributes import COMPRESSION
+from dmq.records.block import BLOCK_BYTES_MAX, BodyBlocks, read_pointers
 from dmq.records.compression import CODEC_LZ4, decompress
 from dmq.records.layout import gather
 
@@ -29,6 +30,7 @@ log = EventLog(__name__)
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 
+_ARROW_MAX: Final = (1 << 31) - 1  # bytes of one array
 _ENTRY_BYTES: Final = 5  # codec u8 · size u32
 _LZ4_BYTES_MAX: Final = 64 << 10  # that a record may claim without being looked at: the library allocates as much
 
@@ -49,6 +51,9 @@ def raw_sizes(rows: UnitRows) -> Positions:
     sizes = end - at
     record, _, size = _codecs(rows)
     sizes[record] = np.minimum(size, layout.RAW_BYTES_MAX)
+    in_block = rows.in_block()
+    if in_block.any():
+        sizes[in_block] = np.minimum(read_pointers(rows.buffer, rows.starts[in_block]).size, BLOCK_BYTES_MAX)
     return sizes
 
 
@@ -97,22 +102,66 @@ def _one_by_one(
 
 def bodies(rows: UnitRows) -> pa.Array:
     """The bodies, uncompressed."""
-    is_compressed = rows.is_compressed()
+    is_compressed, in_block = rows.is_compressed(), rows.in_block()
+    is_plain = ~(is_compressed | in_block)
     starts, ends = rows.stored_bodies()
-    if not is_compressed.any():
+    if is_plain.all():
         return packed(rows.buffer, starts, ends)
-    expanded = pa.array(_expanded(rows), pa.binary())
-    if is_compressed.all():
-        return expanded
-    plain = packed(rows.buffer, starts[~is_compressed], ends[~is_compressed])
+    if in_block.all():
+        return _out_of_blocks(rows, in_block)
+    arrays = [packed(rows.buffer, starts[is_plain], ends[is_plain]), _out_of_blocks(rows, in_block)]
+    masks = [is_plain, in_block & ~is_compressed]
+    if is_compressed.any():
+        expanded = pa.array(_expanded(rows), pa.binary())
+        if is_compressed.all():
+            return expanded
+        arrays.append(expanded)
+        masks.append(is_compressed)
     index = np.empty(len(rows), np.int64)
-    index[~is_compressed] = np.arange(len(plain))
-    index[is_compressed] = np.arange(len(plain), len(rows))
-    return pa.concat_arrays([plain, expanded]).take(pa.array(index))
+    at = 0
+    for mask in masks:
+        count = int(mask.sum())
+        index[mask] = np.arange(at, at + count)
+        at += count
+    return pa.concat_arrays(arrays).take(pa.array(index))
+
+
+def _out_of_blocks(rows: UnitRows, in_block: Bits) -> pa.Array:
+    """The bodies that stand in blocks, null where one cannot be expanded.
+
+    The blocks are expanded one behind the other, and that is the buffer of the array: bodies that are all wanted are
+    not copied once more.
+    """
+    starts = rows.starts[in_block & ~rows.is_compressed()]
+    if not len(starts):
+        return pa.array([], pa.binary())
+    pointers = read_pointers(rows.buffer, starts)
+    blocks = BodyBlocks(rows.buffer)
+    places, number = np.unique(pointers.block_at, return_inverse=True)
+    expanded: list[bytes] = []
+    for place in places.tolist():
+        try:
+            expanded.append(blocks.expanded(place))
+        except RecordCorrupt as error:
+            log.warning("a body block cannot be expanded", once_for=__name__, reason=error.message)
+            expanded.append(b"")
+    sizes = np.array([*map(len, expanded)], np.int64)
+    base = (np.cumsum(sizes) - sizes)[number]
+    valid = pointers.place + pointers.size <= sizes[number]
+    at = np.where(valid, base + pointers.place, base)
+    end = np.where(valid, at + pointers.size, base)
+    values = b"".join(expanded)
+    if valid.all() and len(values) <= _ARROW_MAX:
+        if not int(at[0]) and int(end[-1]) == len(values) and not (at[1:] != end[:-1]).any():
+            offsets = np.concatenate((at[:1], end)).astype(np.int32)
+            return pa.Array.from_buffers(pa.binary(), len(at), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
+        return packed(memoryview(values), at, end)
+    bodies = [values[a:b] if ok else None for a, b, ok in zip(at.tolist(), end.tolist(), valid.tolist(), strict=True)]
+    return pa.array(bodies, pa.binary())
 
 
 def body_crcs(rows: UnitRows) -> pa.Array:
-    """CRC-32C of each body, uncompressed."""
+    """CRC-32C of each body, uncompressed. That of a body in a block stands in its record."""
     crcs = rows.body_crc()
     is_compressed = rows.is_compressed()
     if not is_compressed.any():

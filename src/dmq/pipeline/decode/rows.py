@@ -249,7 +249,7 @@ COLUMNS: Final[dict[str, Callable[[UnitRows], pa.Array]]] = {
     "tag": _text_of(attrs.TAG),
     "app": lambda rows: texts(packed(rows.buffer, *rows.apps())),
     "priority": lambda rows: numbers(rows.priority(), pa.int32()),
-    "flags": lambda rows: numbers(rows.flags(), pa.int32()),
+    "flags": lambda rows: numbers(rows.flags() & np.uint8(0xFF & ~layout.BLOCK), pa.int32()),  # the body is taken out
     "client": _client,
     "sent_at": _sent_at,
     "received_at": lambda rows: times(rows.received_at_ms()),

@@ -73,7 +73,8 @@ ROW_DTYPE: Final = np.dtype(
         ("zero", ">u2"),
         ("first_queue_offset", ">u8"),
         ("address", "V18"),  # and the port
-        ("rest", "V6"),
+        ("block_bytes", ">u4"),
+        ("rest", "V2"),
     ]
 )
 assert ROW_DTYPE.itemsize == ROW_BYTES
@@ -177,6 +178,7 @@ class UnitRows:
         self._parts: tuple[Positions, ...] | None = None
         self._entries: dict[int, Found] | None = None
         self._compressed: Bits | None = None
+        self._in_block: Bits | None = None
         self.expanded: list[bytes | None] | None = None
         """The compressed bodies, once somebody expanded them; see `dmq.pipeline.decode.bodies`."""
 
@@ -225,10 +227,16 @@ class UnitRows:
         return self._field(layout.FLAGS_AT, "u1")
 
     def is_compressed(self) -> Bits:
-        """Which bodies are stored compressed."""
+        """Which bodies are stored compressed, each by itself."""
         if self._compressed is None:
             self._compressed = (self.flags() & layout.COMPRESSED) != 0
         return self._compressed
+
+    def in_block(self) -> Bits:
+        """Which bodies stand in blocks, compressed together with others."""
+        if self._in_block is None:
+            self._in_block = (self.flags() & layout.BLOCK) != 0
+        return self._in_block
 
     def priority(self) -> npt.NDArray[np.uint8]:
         return self._field(layout.PRIORITY_AT, "u1")
@@ -342,10 +350,11 @@ def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection
     lengths_at = _runs(units.at + HEADER_BYTES, units.records, 4)
     before = np.zeros(len(lengths_at) + 1, np.int64)  # bytes of records before each record
     np.cumsum(gather(buffer, lengths_at, 0, ">u4"), dtype=np.int64, out=before[1:])
-    _check(units, before, counts, unit_of_row)
+    _check(units, before, table, unit_of_row)
     batches = _batches(units, table, unit_of_row)
     # From sums over all records to places in the body: what the tables of the units take comes on top.
     shift = (_data_at(units) - before[np.cumsum(units.records) - units.records])[unit_of_row]
+    shift += _blocks_before(units, table)
     chosen = batches.topic_id != 0
     rows = _Rows(before, shift, counts, np.cumsum(counts) - counts)
     events = _events(buffer, rows.of(np.flatnonzero(~chosen)), batches, units.flags[unit_of_row])
@@ -381,6 +390,18 @@ def decode_fetched(
             if start > base:
                 yield decode_units(body[: start - base], wanted=wanted, columns=columns)
             body, base = body[end - base :], end
+
+
+def _blocks_before(units: _Units, table: npt.NDArray[np.void]) -> Positions:
+    """For each row, how many bytes the blocks of the rows before it take in its unit."""
+    sizes = table["block_bytes"].astype(np.int64)
+    before = np.cumsum(sizes) - sizes
+    if not sizes.any():
+        return before
+    firsts = np.cumsum(units.batches) - units.batches
+    has_rows = units.batches > 0
+    shift: Positions = before - np.repeat(before[firsts[has_rows]], units.batches[has_rows])
+    return shift
 
 
 class _Rows(NamedTuple):
@@ -464,11 +485,12 @@ def _batches(units: _Units, table: npt.NDArray[np.void], unit_of_row: Positions)
     )
 
 
-def _check(units: _Units, before: Positions, counts: Positions, unit_of_row: Positions) -> None:
+def _check(units: _Units, before: Positions, table: npt.NDArray[np.void], unit_of_row: Positions) -> None:
     """Whether the tables of each unit add up to the unit."""
     last = np.cumsum(units.records)
     sizes = before[last] - before[last - units.records]
-    per_unit = np.bincount(unit_of_row, counts, len(units.at)).astype(np.int64)
+    per_unit = np.bincount(unit_of_row, table["records"], len(units.at)).astype(np.int64)
+    sizes += np.bincount(unit_of_row, table["block_bytes"], len(units.at)).astype(np.int64)
     is_bad = (_data_at(units) + sizes != units.end) | (per_unit != units.records)
     if is_bad.any():
         start = int(units.start[int(is_bad.argmax())])

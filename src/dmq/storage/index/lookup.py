@@ -125,7 +125,7 @@ class Lookup:
                 pending.hash_offsets.extend([unit.offsets[i] for i in unit.hash_index])
         at = 0
         batches: list[int] = []
-        for producer_id, _, first_sequence, records, _, _, _, _, _, _, _ in unit.rows:
+        for producer_id, _, first_sequence, records, _, _, _, _, _, _, _, _ in unit.rows:
             if producer_id:
                 batches += (producer_id, first_sequence, records, int(offsets[at]))
             at += records

@@ -5,7 +5,7 @@ A unit is valid as a whole or not at all, so the records in it happen together. 
     header, 72 bytes
      0  4    magic, b"DMQU"
      4  u32  CRC-32C of everything that follows, to the end of the unit
-     8  u16  format version
+     8  u16  format version: 2 if a batch has blocks, else 1
     10  u16  flags: 1 = snapshot, 2 = checked: its records were checked when they came
     12  u32  epoch of the leader that wrote it
     16  u64  journal offset of the unit
@@ -23,7 +23,7 @@ A unit is valid as a whole or not at all, so the records in it happen together. 
           u32 x h   which record of the unit a hash belongs to
           u64 x h   hashes: of keys, and of the ids of moved records
           u64 x d   due time of each record of the batches marked DUE, in order
-          the records
+          the records of each batch, and behind them its blocks (`dmq.records.block`)
 
     batch row, 64 bytes: consecutive records with one producer and one destination
      0  u64  producer id (0 = the store itself)     24  u32  topic id (0 = events)
@@ -33,7 +33,9 @@ A unit is valid as a whole or not at all, so the records in it happen together. 
                                                     30  u16  zero
                                                     32  u64  queue offset of the first
                                                     40  16   client address, IPv6 or IPv4-mapped
-                                                    56  u16  client port      58  6  zero
+                                                    56  u16  client port
+                                                    58  u32  bytes of blocks behind its records
+                                                    62  u16  zero
 
 Since lengths, destinations, hashes and due times are columns, a reader never has to walk records to index them.
 """
@@ -64,6 +66,7 @@ __all__ = [
     "Part",
     "Row",
     "Unit",
+    "has_blocks",
     "is_intact",
     "parse_unit",
     "read_header",
@@ -72,6 +75,8 @@ __all__ = [
 
 UNIT_MAGIC: Final = b"DMQU"
 UNIT_VERSION: Final = 1
+BLOCKS_VERSION: Final = 2  # of units that have blocks
+_VERSIONS: Final = (UNIT_VERSION, BLOCKS_VERSION)
 SNAPSHOT: Final = 1
 CHECKED: Final = 2
 
@@ -82,7 +87,7 @@ EXPIRING: Final = 8
 
 HEADER: Final = struct.Struct(">4sIHHIQIIIIIIQQQ")
 HEADER_BYTES: Final = HEADER.size
-ROW: Final = struct.Struct(">QIQIIBBHQ16sH6x")
+ROW: Final = struct.Struct(">QIQIIBBHQ16sHI2x")
 ROW_BYTES: Final = ROW.size
 CRC_FROM: Final = 8
 _PLACE: Final = struct.Struct(">4s12xQI")  # the magic, the journal offset and the length, at byte 0
@@ -137,10 +142,12 @@ class Row(NamedTuple):
     first_queue_offset: int
     address: bytes
     port: int
+    block_bytes: int = 0
 
 
 class Part(NamedTuple):
-    """A batch on its way into a unit: its row, its records with the broker's fields blank, its columns."""
+    """A batch on its way into a unit: its row, its records with the broker's fields blank and their blocks, its
+    columns."""
 
     row: Row
     data: Buffer
@@ -213,6 +220,27 @@ def ints(column: Any) -> Sequence[int]:
     return column.tolist() if isinstance(column, np.ndarray) else list(map(int, column))
 
 
+def shift_few(rows: Sequence[Row], offsets: list[int]) -> int:
+    """Make room in the offsets of records that follow each other for the blocks of the batches before them.
+
+    Returns how many bytes all blocks take.
+    """
+    index = shift = 0
+    for row in rows:
+        last = min(index + row.records, len(offsets))
+        if shift:
+            offsets[index:last] = [offset + shift for offset in offsets[index:last]]
+        index = last
+        shift += row.block_bytes
+    return shift
+
+
+def shift_many(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+    """For each record, how many bytes the blocks of the batches before its own take."""
+    sizes = np.array([row.block_bytes for row in rows], np.int64)
+    return np.repeat(np.cumsum(sizes) - sizes, [row.records for row in rows])
+
+
 def _tags(buffer: Buffer, offsets: Any, start: int) -> Any:
     if isinstance(offsets, np.ndarray):
         return gather(buffer, offsets - start, TAG_AT, ">u2").astype(np.uint16)
@@ -228,7 +256,7 @@ def read_header(buffer: Buffer, at: int = 0) -> Header | None:
     if header.magic != UNIT_MAGIC:
         return None
     smallest = HEADER_BYTES + 4 * header.records + ROW_BYTES * header.batches + 12 * header.hashes + 8 * header.dues
-    ours = header.version == UNIT_VERSION
+    ours = header.version in _VERSIONS
     if header.length < (smallest if ours else HEADER_BYTES) or (ours and header.zero):
         return None
     return header
@@ -251,6 +279,16 @@ def whole_units(buffer: Buffer, start: int, units_max: int) -> int:
     return at
 
 
+def has_blocks(units: Buffer) -> bool:
+    """Whether any of some whole units, one behind the other, is of the version that has blocks."""
+    at, size = 0, len(units)
+    while at + HEADER_BYTES <= size:
+        if _U16.unpack_from(units, at + CRC_FROM)[0] >= BLOCKS_VERSION:
+            return True
+        at += max(HEADER_BYTES, _PLACE.unpack_from(units, at)[2])
+    return False
+
+
 def is_intact(header: Header, buffer: Buffer, at: int = 0) -> bool:
     """Whether the bytes of the unit match its checksum.
 
@@ -260,10 +298,10 @@ def is_intact(header: Header, buffer: Buffer, at: int = 0) -> bool:
     end = at + header.length
     if end > len(buffer) or crc32c(memoryview(buffer)[at + CRC_FROM : end]) != header.crc:
         return False
-    if header.version != UNIT_VERSION:
+    if header.version not in _VERSIONS:
         raise WrongFormat(
-            f"the journal has units of format version {header.version}, this DMQ reads version {UNIT_VERSION}: "
-            "use the DMQ that wrote it",
+            f"the journal has units of format version {header.version}, this DMQ reads versions up to "
+            f"{BLOCKS_VERSION}: use the DMQ that wrote it",
             version=header.version,
         )
     return True
@@ -289,6 +327,8 @@ def parse_unit(header: Header, buffer: Buffer) -> Unit:
         for length in lengths:
             offsets.append(offset)
             offset += length
+        if header.version == BLOCKS_VERSION:
+            offset += shift_few(rows, offsets)
         end = offset
         hash_index: Any = list(struct.unpack_from(f">{h}I", buffer, at))
         hashes: Any = list(struct.unpack_from(f">{h}Q", buffer, at + 4 * h))
@@ -298,6 +338,11 @@ def parse_unit(header: Header, buffer: Buffer) -> Unit:
         ends = np.cumsum(lengths, dtype=np.int64) + (header.start + tables)
         offsets = ends - lengths
         end = int(ends[-1])
+        if header.version == BLOCKS_VERSION:
+            shifts = shift_many(rows)
+            if len(shifts) == n:
+                offsets += shifts
+            end += sum(row.block_bytes for row in rows)
         hash_index = np.frombuffer(buffer, ">u4", h, at).astype(np.uint32)
         hashes = np.frombuffer(buffer, ">u8", h, at + 4 * h).astype(np.uint64)
         dues = np.frombuffer(buffer, ">u8", d, at + 12 * h).astype(np.uint64)

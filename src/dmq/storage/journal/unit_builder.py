@@ -21,6 +21,7 @@ from dmq.compiled import find
 from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns, stamp_few
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import (
+    BLOCKS_VERSION,
     CRC_FROM,
     FEW,
     HEADER,
@@ -36,6 +37,8 @@ from dmq.storage.journal.unit import (
     Row,
     Unit,
     ints,
+    shift_few,
+    shift_many,
 )
 
 __all__ = ["UnitBuilder"]
@@ -96,19 +99,24 @@ class UnitBuilder:
             dues += len(part_dues)
         tables = HEADER_BYTES + 4 * records + ROW_BYTES * len(rows) + 12 * hashes + 8 * dues
         length += tables - HEADER_BYTES
+        version = BLOCKS_VERSION if any(row[11] for row in rows) else UNIT_VERSION
         head = HEADER.pack(
-            UNIT_MAGIC, 0, UNIT_VERSION, flags, self.epoch, start, length, records, len(rows), hashes, dues, 0,
+            UNIT_MAGIC, 0, version, flags, self.epoch, start, length, records, len(rows), hashes, dues, 0,
             stored_at_ms, flushed_through, self._journal_id,
         )  # fmt: skip
         tags: Any
         buffer: bytearray | memoryview
         if records < FEW:
             columns, lengths, others = _columns_few(parts, start + tables, hashes, dues)
+            if version == BLOCKS_VERSION and isinstance(columns[0], list):
+                shift_few(rows, columns[0])
             # Joined and not filled in: every byte is touched once.
             buffer = bytearray().join((head, lengths, *packed, others, *datas))
             tags = _stamp(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
         else:
             columns, more = _columns_many(parts, start + tables, hashes, dues)
+            if version == BLOCKS_VERSION and len(parts) > 1:
+                columns = (columns[0] + shift_many(rows), *columns[1:])
             room = parts[0].room
             if len(parts) == 1 and room is not None and len(room) >= length:
                 # The records stay where they were received: no byte of them is copied on its way to the disk.
@@ -120,7 +128,7 @@ class UnitBuilder:
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
         _U32.pack_into(buffer, _CRC_AT, crc)
         header = _new(Header, (
-            UNIT_MAGIC, crc, UNIT_VERSION, flags, self.epoch, start, length, records, len(rows), hashes, dues, 0,
+            UNIT_MAGIC, crc, version, flags, self.epoch, start, length, records, len(rows), hashes, dues, 0,
             stored_at_ms, flushed_through, self._journal_id,
         ))  # fmt: skip
         return Unit(header, buffer, rows, columns, tags=tags)

@@ -32,6 +32,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     `previous_sequence`: the producer's last message in the queue must have this number; None leaves that open.
     `moved` records carry their message id in their attributes; others get theirs from producer id and sequence.
     `dues`, one per record, makes sense for the schedule topic only. `expiring`: some record may carry an expiry.
+    `block_bytes` at the end of the data are the blocks that bodies of its records stand in.
     """
 
     topic: str
@@ -51,6 +52,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     address: bytes = NO_ADDRESS
     port: int = 0
     received_at_ms: int = 0
+    block_bytes: int = 0
     room: memoryview | None = None
     """A view that ends with the records, has room before them, and may be overwritten: a batch with such a view gets a
     unit to itself, made in place where the room suffices."""
@@ -93,7 +95,7 @@ _Fresh: TypeAlias = dict[tuple[int, int], list[int]]
 def event_part(events: Iterable[Event], now_ms: int) -> Part:
     """Events as a part of a unit: one batch, a record each."""
     records = system_records(EVENT_TOPIC, map(encode_event, events), now_ms)
-    row = Row._make((0, 0, 0, len(records), 0, 0, 0, 0, 0, NO_ADDRESS, 0))
+    row = Row._make((0, 0, 0, len(records), 0, 0, 0, 0, 0, NO_ADDRESS, 0, 0))
     return Part(row, records[0] if len(records) == 1 else b"".join(records), tuple(map(len, records)), now_ms)
 
 
@@ -303,6 +305,7 @@ def _part(batch: Batch, topic_id: int, first_offset: int, now_ms: int, *, anythi
             first_offset,
             batch.address,
             batch.port,
+            batch.block_bytes,
         ),
     )
     received = batch.received_at_ms or now_ms

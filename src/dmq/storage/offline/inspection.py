@@ -140,6 +140,7 @@ _FLAGS: Final = {
     layout.SYSTEM: "system",
     layout.MOVED: "moved",
     layout.IPV6: "ipv6",
+    layout.BLOCK: "block",
     layout.REPLAYED: "replayed",
 }
 _QUEUE_FILE: Final = re.compile(r"(\d{20})\.queue")
@@ -257,7 +258,7 @@ def _record_facts(unit: Unit, index: int, offset: int) -> Facts:
         "stored_at_ms": record.store_time_ms,
         "client": f"{address.ipv4_mapped or address}:{row.port}" if any(row.address) else None,
         "stored_body_bytes": record.parts()[4],
-        "body_bytes": record.attributes.raw_size if record.compressed else record.parts()[4],
+        "body_bytes": record.body_size,
         "attribute_bytes": len(record.attribute_bytes),
     }
 

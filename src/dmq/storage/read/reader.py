@@ -9,18 +9,29 @@ though they stand there as they came, are named with the others.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dmq.errors import Damaged, OffsetGone
+from dmq.errors import Damaged, OffsetGone, RecordCorrupt
 from dmq.model import MessageId
-from dmq.records.check import find_corrupt, placeholder, stand_in
+from dmq.records.block import (
+    BLOCK_HEAD_BYTES,
+    BlockUse,
+    BodyBlocks,
+    StoredBlocks,
+    block_size,
+    block_use,
+    gather_blocks,
+)
+from dmq.records.check import find_corrupt
 from dmq.records.hashes import id_hash, key_hash
+from dmq.records.stand_in import placeholder, stand_in
 from dmq.records.view import RecordView
+from dmq.storage.files import Buffer
 from dmq.storage.index.queue_index import Columns
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import (
@@ -45,6 +56,7 @@ __all__ = ["SCAN_MAX", "Found", "Newest", "Reader", "Slice", "TagFilter", "row_o
 _WINDOW: Final = 1 << 20
 RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
 _FIRST_WINDOW: Final = 64 << 10
+_EXPANDED_MAX: Final = 16  # blocks
 _FEW: Final = 48  # up to so many, arrays cost more than they save
 # How many index entries one filtered read looks at before it answers, so that it cannot hold others up.
 SCAN_MAX: Final = 1 << 17
@@ -61,15 +73,12 @@ class Slice(NamedTuple):
     pieces: list[memoryview]
     next_offset: int  # where to read on; beyond the last message where a filter passed over some
     corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by queue offset, and why
+    blocks: StoredBlocks | None = None  # in which bodies of some of them stand, unless each has its own in it
+    size: int = 0  # with blocks: how many bytes the records take with their bodies in them
 
     def records(self) -> Iterator[RecordView]:
         """The records, one by one."""
-        lengths = iter(self.lengths.tolist())
-        for piece in self.pieces:
-            at = 0
-            while at < len(piece):
-                yield RecordView(piece, at)
-                at += next(lengths)
+        return map(RecordView, _each(self.lengths, self.pieces))
 
     def shown(self) -> Slice:
         """The same with placeholders for what cannot be read, for people who look at messages."""
@@ -134,6 +143,7 @@ class Reader:
         self.derived = derived
         self.cache = WindowCache(cache_bytes)
         self._read_on = -1  # where the last window read from disk ended
+        self._expanded: dict[int, bytes] = {}  # the last blocks that records were taken out of, by journal offset
         self.identities = Identities(self.bytes_at, lambda offset: self.derived.lookup.unit_holding(offset))
 
     # --- a queue ----------------------------------------------------------------------------------------------------
@@ -147,8 +157,8 @@ class Reader:
         unit = derived.newest
         if unit is None or len(unit.rows) != 1:
             return None
-        producer_id, _, sequence, records, topic_id, queue, flags, _, first, _, _ = unit.rows[0]
-        if topic_id << 8 | queue != key or not first <= offset < stop or first + records != stop:
+        producer_id, _, sequence, records, topic_id, queue, flags, _, first, _, _, block_bytes = unit.rows[0]
+        if topic_id << 8 | queue != key or not first <= offset < stop or first + records != stop or block_bytes:
             return None
         at = offset - first
         begin = unit.offsets[at]
@@ -169,6 +179,8 @@ class Reader:
         tags: TagFilter | None,
     ) -> Slice:
         """Messages from an offset on: at least one if there is any, however large, and never more than asked for.
+
+        Their bodies may stand in blocks: see `plain`.
 
         Raises:
             OffsetGone: the offset is not among those that exist.
@@ -193,7 +205,7 @@ class Reader:
             except Damaged:
                 few = None  # the long way says which messages
             if few is not None:
-                return few
+                return self._finished(few, max_bytes)
         kept: list[Columns] = []
         numbers: list[npt.NDArray[np.uint64]] = []
         at = offset
@@ -214,7 +226,94 @@ class Reader:
         offsets = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
         where = kept[0].offsets if len(kept) == 1 else np.concatenate([c.offsets for c in kept])
         lengths = kept[0].lengths if len(kept) == 1 else np.concatenate([c.lengths for c in kept])
-        return self._gather(topic, queue, offsets, where, lengths=lengths, next_offset=at)
+        found = self._gather(topic, queue, offsets, where, lengths=lengths, next_offset=at)
+        return self._finished(found, max_bytes)
+
+    def _finished(self, found: Slice, max_bytes: int) -> Slice:
+        """The same with the blocks that bodies stand in: no byte of the journal is needed for it from now on.
+
+        Bodies count as many bytes as they expand to, so that a block brings no more messages than fit without it.
+        """
+        used = block_use(found.lengths, found.pieces)
+        if used is None:
+            return found
+        count, total = len(used.sizes), int(used.sizes.sum())
+        if total > max_bytes:
+            count = max(1, int(np.searchsorted(np.cumsum(used.sizes), max_bytes, side="right")))
+        pieces, following = found.pieces, found.next_offset
+        if count < len(used.sizes):
+            used = BlockUse(used.offsets[:count], used.sizes[:count])
+            total, following = int(used.sizes.sum()), int(found.offsets[count])
+            pieces = [*_first(count, found.lengths, pieces)]
+        blocks = self.blocks_at(used.blocks)
+        blocks.used = used
+        return Slice(
+            found.offsets[:count], found.lengths[:count], pieces, following, corrupt=found.corrupt, blocks=blocks,
+            size=total,
+        )  # fmt: skip
+
+    def blocks_at(self, places: Iterable[int]) -> StoredBlocks:
+        """The blocks that begin at these journal offsets."""
+        blocks = StoredBlocks()
+        for at in places:
+            blocks[at] = self.bytes_at(at, at + block_size(self.bytes_at(at, at + BLOCK_HEAD_BYTES)))
+        return blocks
+
+    def plain(self, found: Slice) -> Slice:
+        """The same with all bodies in their records."""
+        blocks = found.blocks
+        if blocks is None:
+            return found
+        pieces: list[memoryview] = []
+        corrupt = dict(found.corrupt)
+        for offset, record in zip(found.offsets.tolist(), _each(found.lengths, found.pieces), strict=True):
+            try:
+                pieces.append(blocks.plain(record, self._expand))
+            except RecordCorrupt as error:
+                corrupt[offset] = error.message
+                pieces.append(record)
+        lengths = np.array([*map(len, pieces)], np.uint32)
+        return Slice(found.offsets, lengths, pieces, found.next_offset, corrupt=corrupt or _NOTHING)
+
+    def _expand(self, at: int, block: memoryview) -> bytes:
+        """What a block expands to; the last few are kept, since records are taken out of one several at a time."""
+        expanded = self._expanded.get(at)
+        if expanded is None:
+            expanded = BodyBlocks(block).expanded(0)
+            if len(self._expanded) >= _EXPANDED_MAX:
+                del self._expanded[next(iter(self._expanded))]
+            self._expanded[at] = expanded
+        return expanded
+
+    def plain_record(self, record: memoryview) -> memoryview:
+        """A stored record with its body in it, wherever that stands.
+
+        Raises:
+            RecordCorrupt: its block cannot be expanded, or does not have the body.
+        """
+        used = block_use((len(record),), (record,))
+        return record if used is None else self.blocks_at(used.blocks).plain(record, self._expand)
+
+    def hand_out(
+        self, lengths: Sequence[int] | npt.NDArray[np.uint32], pieces: Sequence[memoryview], blocks: StoredBlocks
+    ) -> tuple[Sequence[int] | npt.NDArray[np.uint32], list[Buffer]]:
+        """Records of a slice with their blocks behind them; or with their bodies in them, if they take less then.
+
+        Returns their lengths and bytes.
+        """
+        used = blocks.used
+        if used is None or len(used.sizes) != len(lengths):  # some are left out
+            used = block_use(lengths, pieces)
+        if used is None:
+            return lengths, [*pieces]
+        together = gather_blocks(lengths, pieces, blocks, used)
+        if sum(map(len, together)) <= int(used.sizes.sum()):
+            return lengths, together
+        try:
+            records: list[Buffer] = [blocks.plain(record, self._expand) for record in _each(lengths, pieces)]
+        except RecordCorrupt:
+            return lengths, together  # its reader finds out which it is
+        return [*map(len, records)], records
 
     def _read_few(self, key: int, offset: int, stop: int, max_bytes: int) -> Slice | None:
         """`read` for the last few messages, which costs less without arrays; None where that does not do."""
@@ -477,6 +576,11 @@ class Reader:
         else:
             record = RecordView(unit.buffer, offset - unit.start)
             message_id = message_id_of(unit, row, index, within)
+            if record.in_block:
+                try:
+                    record = RecordView(self.plain_record(unit.record(index)))
+                except RecordCorrupt as error:
+                    why, record = error.message, RecordView(stand_in(bytes(unit.record(index))))
         return Found(message_id, topic.name, offset, unit.header.stored_at_ms, record=record, corrupt=why)
 
     def offset_since(self, topic_id: int, queue: int, time_ms: int) -> int:
@@ -494,6 +598,27 @@ class Reader:
             else:
                 high = middle
         return low
+
+
+def _each(lengths: Sequence[int] | npt.NDArray[np.uint32], pieces: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The records of some pieces, one by one."""
+    sizes = iter(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths)
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            end = at + next(sizes)
+            yield piece[at:end]
+            at = end
+
+
+def _first(count: int, lengths: npt.NDArray[np.uint32], pieces: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The pieces of the first so many records."""
+    left = int(lengths[:count].sum(dtype=np.int64))
+    for piece in pieces:
+        if left <= 0:
+            break
+        yield piece[:left]
+        left -= len(piece)
 
 
 def _corrupt_of(header: Header, data: memoryview) -> dict[int, str]:

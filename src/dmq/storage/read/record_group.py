@@ -2,22 +2,23 @@
 
 What always holds: every offset asked for is in exactly one of the groups, or among those that cannot be read; the
 records of a `Gathered` share their producer and, if a client sent them, their topic: they are of one large batch, or of
-many small units, which are put together so that what follows is done for many at a time.
+many small units, which are put together so that what follows is done for many at a time. A body that stands in a block
+is found by `RecordView.body`; records that are moved have theirs in them, since what waits is never in a block.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dmq.errors import Damaged
+from dmq.errors import Damaged, RecordCorrupt
 from dmq.model import MessageId
-from dmq.records.check import stand_in
 from dmq.records.layout import BODY_AT, BODY_SIZE_AT, U32
+from dmq.records.stand_in import stand_in
 from dmq.records.view import RecordView
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import DUE, MOVED, Row, Unit
@@ -136,7 +137,7 @@ def gather(reader: Reader, offsets: Sequence[int]) -> tuple[list[Gathered], list
         end = bisect_left(wanted, unit.end, at)
         corrupt = reader.cache.corrupt(unit.start, unit.end)
         if isinstance(unit.offsets, list):
-            _of_small_unit(unit, wanted[at:end], lost, corrupt, runs=runs)
+            _of_small_unit(unit, wanted[at:end], lost, corrupt, runs=runs, plain=reader.plain_record)
         else:
             found += _of_unit(unit, np.array(wanted[at:end], np.int64), lost, corrupt)
         at = end
@@ -144,7 +145,13 @@ def gather(reader: Reader, offsets: Sequence[int]) -> tuple[list[Gathered], list
 
 
 def _of_small_unit(
-    unit: Unit, wanted: list[int], lost: list[int], corrupt: Mapping[int, str], *, runs: dict[_Key, _Run]
+    unit: Unit,
+    wanted: list[int],
+    lost: list[int],
+    corrupt: Mapping[int, str],
+    *,
+    runs: dict[_Key, _Run],
+    plain: Callable[[memoryview], memoryview],
 ) -> None:
     """As `_of_unit` without arrays, whose set-up would cost more than all the rest."""
     buffer, base = memoryview(unit.buffer), unit.start
@@ -161,9 +168,14 @@ def _of_small_unit(
                 run = runs.get(key)
                 if run is None:
                     run = runs[key] = _Run(row)
-                run.pieces.append(buffer[start : start + length])
+                piece = buffer[start : start + length]
+                try:
+                    piece = plain(piece)
+                except RecordCorrupt as error:
+                    run.corrupt[offset] = error.message
+                run.pieces.append(piece)
                 run.offsets.append(offset)
-                run.lengths.append(length)
+                run.lengths.append(len(piece))
                 run.sequences.append(row.first_sequence + number)
                 run.hashes.append(_key_hash(unit, row, index))
                 run.times.append(unit.header.stored_at_ms)

@@ -70,7 +70,7 @@ class Derived:
         columns = unit.columns_by_row()
         events = None if unit.events is None else iter(unit.events)
         for row in unit.rows:
-            _, _, _, records, topic_id, _, flags, _, _, _, _ = row
+            _, _, _, records, topic_id, _, flags, _, _, _, _, _ = row
             end = at + records
             if topic_id == 0:
                 for index in range(at, end):
@@ -93,7 +93,7 @@ class Derived:
             self.queues.drop_topic(event.topic_id)
 
     def _apply_batch(self, unit: Unit, row: Row, columns: tuple[Any, Any, Any], at: int, due_at: int) -> None:
-        _, _, _, records, topic_id, queue, _, _, first, _, _ = row
+        _, _, _, records, topic_id, queue, _, _, first, _, _, _ = row
         expected = self.state.apply_batch(row)
         if expected is None:
             return

@@ -451,7 +451,7 @@ class State:
 
     def apply_batch(self, row: Row) -> int | None:
         """Take in one batch of messages; returns where its queue ended before, None if its topic is gone."""
-        _, _, _, records, topic_id, queue, flags, _, first, _, _ = row  # for every batch: each name is read once
+        _, _, _, records, topic_id, queue, flags, _, first, _, _, _ = row  # for every batch: each name is read once
         if topic_id not in self.topics_by_id:
             return None
         key = topic_id << 8 | queue
@@ -468,7 +468,7 @@ class State:
         """Keep what makes resent batches of a unit recognisable."""
         start, end, stored_at_ms = unit.start, unit.end, unit.header.stored_at_ms
         remember = self.producers.remember
-        for producer_id, epoch, first_sequence, records, topic_id, queue, flags, _, first_offset, _, _ in unit.rows:
+        for producer_id, epoch, first_sequence, records, topic_id, queue, flags, _, first_offset, _, _, _ in unit.rows:
             if producer_id and topic_id:
                 place = Place(first_sequence, records, first_offset, start, unit_end=end)
                 remember(

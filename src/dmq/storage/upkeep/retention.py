@@ -20,9 +20,9 @@ from dmq.errors import Damaged
 from dmq.event_log import EventLog
 from dmq.model import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX, MessageId
 from dmq.records.attributes import Attributes
-from dmq.records.check import stand_in
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.move import moved_record
+from dmq.records.stand_in import stand_in
 from dmq.records.view import RecordView
 from dmq.settings import StoreSettings, format_size
 from dmq.storage.delay.wheel import Delay

@@ -19,7 +19,7 @@ from dmq.records import (
     stamp_few,
 )
 from dmq.records.hashes import id_hashes
-from dmq.records.move_many import moved_many
+from dmq.records.move import moved_many
 from tests.unit.records.samples import SENT_AT_MS, messages
 
 ADDRESS = b"\x0a\x00\x00\x01\x12\x34"
