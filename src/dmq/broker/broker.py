@@ -26,6 +26,7 @@ from dmq.broker.journal.journal_times import JournalTimes
 from dmq.broker.maintenance import Audience, Maintenance
 from dmq.broker.publish.publisher import Publisher
 from dmq.broker.publish.rate_limits import RateLimits
+from dmq.broker.publish.straight_path import StraightPath
 from dmq.broker.retry.mover import Mover
 from dmq.broker.retry.policy import check_table
 from dmq.broker.runtime.runtime import Runtime
@@ -99,6 +100,7 @@ class Broker:
             transactions=self.transactions,
             dead_letters=self.dead_letters,
         )
+        self.straight = StraightPath(store, self.writer, self.publisher, self.changes, is_on=settings.straight)
         self.maintenance = Maintenance(runtime.readiness, self.channels, audience)
         catalog.listeners += [self.channels, self.limits, self.publisher]
         self.channels.on_dead_letters = self.dead_letters.drain.wake

@@ -18,7 +18,7 @@ from dmq.clock import Clock
 from dmq.errors import DMQError, FrameCorrupt, ProtocolError
 from dmq.event_log import EventLog
 from dmq.protocol.commands import error_frame
-from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser, seal_frame, seal_whole
+from dmq.protocol.frame import Buffer, Chunks, Frame, FrameParser, Whole, frame_of, seal_frame, seal_whole
 
 __all__ = ["Connection", "Peer", "WriteCoalescer"]
 
@@ -83,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_silent = False  # it is closed because nothing was heard for too long
         self.address: tuple[str, int] = ("", 0)
         self.session: object | None = None  # the peer's own
+        self.straight: Callable[[Whole], bool] | None = None  # takes a request before the peer; whether it has
 
     # --- asyncio ----------------------------------------------------------------------------------------------------
 
@@ -106,6 +107,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard += 1
+        if self.straight is not None and not self._unserved and self.is_writable and self.is_open:
+            whole = self.parser.take_whole(nbytes)
+            if whole is not None:
+                if not self.straight(whole):
+                    self._peer.received(self, frame_of(whole))
+                return
         try:
             frames = self.parser.buffer_updated(nbytes)
         except (ProtocolError, FrameCorrupt) as error:
@@ -155,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = False
         self._pending.clear()
         self._unserved.clear()
+        self.straight = None
         # We and the transport know each other, and may stay in memory until somebody collects such circles.
         self.parser.drop()
         self._track(self, False)
@@ -178,6 +186,16 @@ class Connection(asyncio.BufferedProtocol):
             self._pending_bytes += sum(map(len, pieces))
         if self._pending_bytes >= _JOIN_BYTES:
             self.flush()
+
+    def send_sealed(self, whole: bytes) -> None:
+        """`send` for a small frame that has its checksum, on a connection that has them."""
+        if self.is_open:
+            if not self._pending:
+                self._outbox.add(self)
+            self._pending.append(whole)
+            self._pending_bytes += len(whole)
+            if self._pending_bytes >= _JOIN_BYTES:
+                self.flush()
 
     def flush(self) -> None:
         """Hand what waits to the transport."""

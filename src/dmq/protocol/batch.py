@@ -41,7 +41,7 @@ Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.uint32]
 LongNumbers: TypeAlias = Sequence[int] | npt.NDArray[np.uint64]
 
 _U32S: Final = tuple(struct.Struct(f">{count}I") for count in range(FEW))
-_LONE_KEY: Final = struct.Struct(">IIQ")
+LONE_KEY: Final = struct.Struct(">IIQ")
 _U64S: Final = tuple(struct.Struct(f">{count}Q") for count in range(FEW))
 
 
@@ -75,7 +75,7 @@ def pack_batch(batch: EncodedBatch, dues: LongNumbers = ()) -> list[Buffer]:
 def pack_lone(record: LoneRecord) -> list[Buffer]:
     """The body of a PRODUCE of one record that is not delayed, in one piece."""
     if record.key_hash:
-        columns = _LONE_KEY.pack(record.length, 0, record.key_hash)
+        columns = LONE_KEY.pack(record.length, 0, record.key_hash)
     else:
         columns = _U32S[1].pack(record.length)
     return [b"".join((columns, *record.parts))]

@@ -12,10 +12,13 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from crc32c import crc32c
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
 from dmq.protocol.frame import (
+    CRC,
+    CRC_BYTES,
     HEAD,
     KNOWN_FLAGS,
     LENGTH_BYTES,
@@ -41,6 +44,7 @@ __all__ = [
     "produce_answer",
     "request_head",
     "response_head",
+    "sealed_produce_answer",
 ]
 
 
@@ -225,6 +229,8 @@ def response_head(command: int, header: Header, correlation: int, body_bytes: in
 _REPLY: Final = struct.Struct(">BBBBQBQBB")
 _ANSWER: Final = struct.Struct(HEAD.format + _REPLY.format[1:])
 _ANSWER_LENGTH: Final = _ANSWER.size - LENGTH_BYTES
+_pack_answer: Final = _ANSWER.pack
+_pack_crc: Final = CRC.pack
 _RESPONSE: Final = int(Kind.RESPONSE)
 _PRODUCE: Final = int(Command.PRODUCE)
 
@@ -245,6 +251,17 @@ def produce_answer(
         _ANSWER_LENGTH, WIRE_FORMAT, _RESPONSE, _PRODUCE, 0, 0, correlation, _REPLY.size,
         0x95, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC3 if is_duplicate else 0xC2,
     )  # fmt: skip
+
+
+def sealed_produce_answer(
+    correlation: int, queue: int, first_offset: int, journal_offset: int, durability: int
+) -> bytes:
+    """`produce_answer` to a message that is new, with the frame's checksum."""
+    sealed = _pack_answer(
+        _ANSWER_LENGTH + CRC_BYTES, WIRE_FORMAT, _RESPONSE, _PRODUCE, 0, 0, correlation, _REPLY.size,
+        0x95, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC2,
+    )  # fmt: skip
+    return sealed + _pack_crc(crc32c(sealed))
 
 
 def one_way_head(command: int, header: Header, body_bytes: int = 0) -> bytes:

@@ -80,8 +80,10 @@ __all__ = [
     "Frame",
     "FrameParser",
     "Kind",
+    "Whole",
     "build_frame",
     "frame_head",
+    "frame_of",
     "is_sealed",
     "seal_frame",
     "seal_whole",
@@ -123,6 +125,10 @@ class Flag(IntFlag):
 
 KNOWN_FLAGS: Final = int(Flag.RESEND)
 MUST_KNOW_FLAGS: Final = 0xFF00
+
+
+# A whole frame with its checksum, its command and correlation, and where its body begins.
+Whole: TypeAlias = tuple[bytes, int, int, int]
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -192,6 +198,13 @@ _pack_u32: Final = CRC.pack
 _unpack_crc: Final = CRC.unpack_from
 
 
+def frame_of(whole: Whole) -> Frame:
+    """A request that `take_whole` took, as a frame like any other."""
+    data, command, correlation, body_at = whole
+    header, body = data[HEAD_BYTES:body_at], data[body_at:-CRC_BYTES]
+    return Frame(1, command, 0, 0, correlation=correlation, header=header, body=body)
+
+
 def seal_frame(*buffers: Buffer) -> tuple[Buffer, ...]:
     """A frame with its checksum: the same bytes but for the length, and a last piece. Nothing large is copied.
 
@@ -223,6 +236,7 @@ def is_sealed(frame: Buffer) -> bool:
 
 CHUNK_BYTES: Final = 64 * 1024
 VIEW_BYTES_MIN: Final = CHUNK_BYTES // 4
+WHOLE_BYTES_MIN: Final = HEAD_BYTES + CRC_BYTES
 GROWTH: Final = 16
 # Before a frame that has a buffer of its own: as much as the tables of a unit are larger than what a PRODUCE has before
 # its records, so that a broker can make the one of the other in place.
@@ -348,6 +362,26 @@ class FrameParser:
                 buffer[: self._end] = self._aside
                 self._aside = b""
         return buffer[self._end :] if self._end else buffer
+
+    def take_whole(self, nbytes: int) -> Whole | None:
+        """What was written into the last `get_buffer`, if it is one small request with a right checksum and no flags.
+
+        If not, nothing has happened: `buffer_updated` says what it is.
+        """
+        buffer = self._buffer
+        if self._end or buffer is None or not self.is_checked or not WHOLE_BYTES_MIN <= nbytes < VIEW_BYTES_MIN:
+            return None
+        length, wire, kind, command, _, flags, correlation, header_bytes = _unpack_head(buffer)
+        end, body_at = nbytes - CRC_BYTES, HEAD_BYTES + header_bytes
+        if length != nbytes - LENGTH_BYTES or wire != WIRE_FORMAT or kind != 1 or flags or body_at > end:
+            return None
+        if self.error is not None or _unpack_crc(buffer, end)[0] != crc32c(buffer[:end]):
+            return None
+        whole = buffer[:nbytes].tobytes()
+        if self._chunks is not None:
+            self._chunks.give(buffer)
+        self._buffer = None
+        return whole, command, correlation, body_at
 
     def buffer_updated(self, nbytes: int) -> list[Frame]:
         """The frames that are complete now that so many bytes were written into the last `get_buffer`.

@@ -30,7 +30,16 @@ from dmq.records.columns import Parts, walk_parts
 from dmq.records.layout import Buffer, Positions
 from dmq.records.view import RecordView
 
-__all__ = ["BatchRules", "are_right_plain", "batch_rules", "check_batch", "find_corrupt", "many_bodies", "verify_few"]
+__all__ = [
+    "BatchRules",
+    "are_right_plain",
+    "batch_rules",
+    "check_batch",
+    "find_corrupt",
+    "many_bodies",
+    "may_be_bad",
+    "verify_few",
+]
 
 # From this many records on the numpy path is the faster one (bench/records.py).
 VERIFY_MANY_MIN: Final = 32
@@ -142,7 +151,7 @@ def are_right_plain(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.inte
     """Whether all records of a batch are certainly right. If not, `check_batch` looks at them one by one."""
     count = len(lengths)
     if count == 1 and len(buffer) == lengths[0] >= layout.RECORD_BYTES_MIN:
-        return not (rules.check_crc or _may_be_bad(buffer, 0, int(lengths[0]), rules))
+        return not (rules.check_crc or may_be_bad(buffer, 0, int(lengths[0]), rules))
     if count < VERIFY_MANY_MIN:
         few = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
         places = list(accumulate(few, initial=0))
@@ -346,13 +355,13 @@ def _fault(record: RecordView, rules: BatchRules) -> str | None:
 def _may_be_bad_few(buffer: Buffer, starts: Sequence[int], sizes: Sequence[int], rules: BatchRules) -> bool:
     """Whether a record is bad or has to be looked at closely, without numpy."""
     for start, size in zip(starts, sizes, strict=True):  # noqa: SIM110 - `any` makes it a third slower
-        if _may_be_bad(buffer, start, size, rules):
+        if may_be_bad(buffer, start, size, rules):
             return True
     return False
 
 
-def _may_be_bad(buffer: Buffer, start: int, size: int, rules: BatchRules) -> bool:
-    """The same of one record."""
+def may_be_bad(buffer: Buffer, start: int, size: int, rules: BatchRules) -> bool:
+    """Whether one record has to be looked at closely; never of its checksums."""
     named, end = rules.named, start + size
     try:
         length, magic, flags, priority, body_size = _unpack_checked(buffer, start)

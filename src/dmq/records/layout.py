@@ -95,15 +95,15 @@ CLIENT_ATTRIBUTES_BYTES_MAX: Final = 62_464  # a user's and what a client adds; 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 RAW_BYTES_MAX: Final = 64 * 1024 * 1024
 
-_RELATIVE_MAX: Final = 0xFFFF_FFFF
-_RELATIVE_MAX_U64: Final = np.uint64(_RELATIVE_MAX)
+RELATIVE_MAX: Final = 0xFFFF_FFFF
+_RELATIVE_MAX_U64: Final = np.uint64(RELATIVE_MAX)
 
 FIXED: Final = struct.Struct(">IHBHBQBQ6s6sQIIQ")
 CLIENT_PART: Final = struct.Struct(">HBHB")  # bytes 4..9
 STAMP: Final = struct.Struct(">QBQ6s6s")  # bytes 10..38
 TIMES: Final = struct.Struct(">II")  # bytes 47..54
-_SENT: Final = struct.Struct(f">H{SEND_TIME_AT - TAG_AT - 2}xQ")  # the tag hash at 7, the send time at 39
-_STAMPED: Final = struct.Struct(">QBQ6s6sQII")  # bytes 10..54: the stamp, the send time as it was, the times
+SENT: Final = struct.Struct(f">H{SEND_TIME_AT - TAG_AT - 2}xQ")  # the tag hash at 7, the send time at 39
+STAMPED: Final = struct.Struct(">QBQ6s6sQII")  # bytes 10..54: the stamp, the send time as it was, the times
 U64: Final = struct.Struct(">Q")
 U32: Final = struct.Struct(">I")
 U16: Final = struct.Struct(">H")
@@ -195,13 +195,13 @@ def stamp_few(
     before = -1
     receive = store = 0
     for start, journal_offset in zip(starts, journal_offsets, strict=True):
-        tag, sent_at_ms = _SENT.unpack_from(buffer, start + TAG_AT)
+        tag, sent_at_ms = SENT.unpack_from(buffer, start + TAG_AT)
         tags.append(tag)
         if sent_at_ms != before:  # most batches were sent at one time
             before = sent_at_ms
-            receive = min(max(received_at_ms - sent_at_ms, 0), _RELATIVE_MAX)
-            store = min(max(stored_at_ms - sent_at_ms, 0), _RELATIVE_MAX)
-        _STAMPED.pack_into(
+            receive = min(max(received_at_ms - sent_at_ms, 0), RELATIVE_MAX)
+            store = min(max(stored_at_ms - sent_at_ms, 0), RELATIVE_MAX)
+        STAMPED.pack_into(
             buffer, start + JOURNAL_OFFSET_AT, journal_offset, queue, queue_offset, client, server,
             sent_at_ms, receive, store,
         )  # fmt: skip

@@ -28,8 +28,9 @@ from dmq.storage.disk_space import DiskSpace
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
+from dmq.storage.journal.lone_unit import Lone
 from dmq.storage.journal.scanner import Scanner, units_at
-from dmq.storage.journal.unit import HEADER_BYTES, read_header
+from dmq.storage.journal.unit import HEADER_BYTES, Unit, read_header
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Writer
 from dmq.storage.queries import Queries
@@ -312,6 +313,17 @@ class MessageStore:
         if self._inline and self.checkpoint_due:
             self._try_checkpoint()
         return outcomes
+
+    def append_lone(self, lones: Sequence[Lone], durability: Durability) -> Unit:
+        """`append_each` for messages that came one by one, all in one unit, where nothing is unusual.
+
+        Raises:
+            Unusual, StaleEpoch, SequenceConflict: nothing was changed: `append_each` decides.
+            DiskFull, StorageError: nothing was written.
+        """
+        self._check_open()
+        assert not self._inline, "a checkpoint may be due"
+        return self._writer.append_lone(lones, durability)
 
     def _append_flushed(self, items: Sequence[Batch | Event], *, atomic: bool = False) -> None:
         self.append(items, Durability.FLUSHED, atomic=atomic)

@@ -27,7 +27,7 @@ from dmq.protocol import (
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import FRAME_CRC, Hello
 from dmq.records import encode_batch
-from dmq.settings import BrokerSettings, Settings
+from dmq.settings import BrokerSettings, Settings, StoreSettings
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 
@@ -39,6 +39,7 @@ class Wire:
         self._port = port
         self._parser = FrameParser(FRAME_BYTES_MAX)
         self.writes = 0
+        self.received = b""
         self.frames: list[Frame] = []
         self.is_closed = False
         self.on_write: Callable[[], None] = lambda: None
@@ -50,6 +51,7 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         self.writes += 1
+        self.received += data
         self.on_write()
         self.frames += self._parser.feed(bytes(data))
 
@@ -163,7 +165,7 @@ class Rig:
         await self.turn()
         for peer in self.peers:
             peer.wire.frames.clear()
-            peer.wire.writes = 0
+            peer.wire.writes, peer.wire.received = 0, b""
         return self.peers[-count:]
 
     async def greet(self, hello: bytes) -> Peer:
@@ -192,12 +194,20 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[Rig]:
-    """A broker with the topics `orders` and `bills`, of four queues."""
-    files, clock = MemoryFiles(), FakeClock()
-    store = MessageStore(files, clock=clock, checkpoint_inline=False, new_epoch=True)
-    for topic in ("orders", "bills"):
-        store.create_topic(topic, TopicConfig(queues=4))
+async def running(
+    files: MemoryFiles | None = None, store_settings: StoreSettings | None = None, **settings: Any
+) -> AsyncIterator[Rig]:
+    """A broker with the topics `orders` and `bills`, of four queues.
+
+    Parameters:
+        files: a directory that has them already.
+    """
+    made, clock = files or MemoryFiles(), FakeClock()
+    store = MessageStore(made, store_settings, clock, checkpoint_inline=False, new_epoch=True)
+    if files is None:
+        for topic in ("orders", "bills"):
+            store.create_topic(topic, TopicConfig(queues=4))
+    files = made
     dispatcher = Dispatcher(Settings(broker=BrokerSettings(**settings)), clock, COMMANDS, hello)
     broker = Broker(store, dispatcher.settings.broker, clock, dispatcher, outbox=dispatcher.outbox)
     dispatcher.attach(broker)

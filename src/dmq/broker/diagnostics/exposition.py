@@ -92,6 +92,9 @@ class Exposition:
             text.add(FIGURES[key], value)
         text.add_histogram(SERIES["dmq_produce_seconds"], broker.writer.probe.waits)
         text.add_histogram(SERIES["dmq_delivery_seconds"], broker.channels.waits)
+        reasons = SERIES["dmq_straight_left_reasons_total"]
+        for reason, count in broker.straight.left.items():
+            text.add(reasons, count, _labels(reasons, reason))
         table, most = broker.queries.lags, broker.settings.metrics_series_max
         topics = [topic for topic_id in table.fullest(most + 2) if (topic := self._shown(topic_id))][:most]
         pairs = [pair for pair in table.largest(most) if self._shown(pair.topic_id)]

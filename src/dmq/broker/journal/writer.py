@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, Protocol
 
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
@@ -75,6 +75,7 @@ class Submission:
     """
 
     __slots__ = ("atomic", "durability", "items", "size")
+    touched: Collection[tuple[str, int]] = ()  # topics and queues, where placements do not say them
 
     def __init__(
         self, items: Sequence[Batch | Event], durability: Durability, size: int = 0, *, atomic: bool = False
@@ -109,6 +110,32 @@ class _Called(Submission):
 
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
         self._done(placements, error)
+
+
+class StraightTurn(Protocol):
+    """What was taken on the straight path in this turn; see `dmq.broker.publish.straight_path`."""
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    def write(self) -> None:
+        """Write all of it."""
+        ...
+
+    def submissions(self) -> list[Submission]:
+        """All of it, for the general way; nothing is left."""
+        ...
+
+
+class _NoStraightTurn:
+    """Until the broker is wired."""
+
+    is_empty = True
+
+    def write(self) -> None: ...
+
+    def submissions(self) -> list[Submission]:
+        return []
 
 
 class TurnProbe:
@@ -160,6 +187,7 @@ class JournalWriter:
         self.on_failed: Callable[[DMQError], None] = _ignore
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThreads(self._loop)
+        self.straight: StraightTurn = _NoStraightTurn()
         self._submitted: list[Submission] = []
         self._lazy: list[Event] = []  # of nobody who waits: written in a few milliseconds, or before any other event
         self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
@@ -216,15 +244,34 @@ class JournalWriter:
                 retry_after_ms=50,
             )
         self.waiting_bytes += size
+        if not self.straight.is_empty:
+            self._submitted += self.straight.submissions()
         self._submitted.append(submission)
         if not self._turn_planned:
-            self._turn_planned = True
-            probe = self.probe
-            probe.turns += 1
-            if probe.turns & 7 == 1 and not probe.began:
-                probe.began = self._clock.monotonic()
-            self._idle.clear()
-            self._loop.call_soon(self._turn)
+            self._plan_turn()
+
+    def put_lone(self, size: int) -> bool:
+        """Plan a turn for a message of so many bytes on the straight path; False if it is to be submitted."""
+        if self._submitted or (self.waiting_bytes and self.waiting_bytes + size > self._waiting_bytes_max):
+            return False
+        self.waiting_bytes += size
+        if not self._turn_planned:
+            self._plan_turn()
+        return True
+
+    @property
+    def has_submissions(self) -> bool:
+        """Whether anything was submitted for this turn."""
+        return bool(self._submitted)
+
+    def _plan_turn(self) -> None:
+        self._turn_planned = True
+        probe = self.probe
+        probe.turns += 1
+        if probe.turns & 7 == 1 and not probe.began:
+            probe.began = self._clock.monotonic()
+        self._idle.clear()
+        self._loop.call_soon(self._turn)
 
     def write_lazily(self, events: Sequence[Event]) -> None:
         """Write events that nobody waits for in a few milliseconds, together: no message waits for them."""
@@ -239,6 +286,8 @@ class JournalWriter:
 
     def _take_lazy(self) -> None:
         events, self._lazy = self._lazy, []
+        if not self.straight.is_empty:
+            self._submitted += self.straight.submissions()
         self._submitted.append(_Called(events, Durability.STORED, nobody_waits, 0, atomic=False))
 
     def write_soon(self, events: Iterable[Event]) -> None:
@@ -290,8 +339,10 @@ class JournalWriter:
             self._turn()
 
     def _turn(self) -> None:
-        """Write what was submitted: what need not be flushed first, since it need not wait."""
+        """Write what was submitted, or what was taken on the straight path."""
         self._turn_planned = False
+        if self.is_closed:
+            self._submitted += self.straight.submissions()
         submitted, self._submitted = self._submitted, []
         if self.is_closed:
             for submission in submitted:
@@ -302,13 +353,10 @@ class JournalWriter:
             submitted = self._refuse_events(submitted)
         self._outbox.hold()
         try:
-            if len(submitted) == 1 and not submitted[0].atomic:  # as below: a lone message waits for nothing else
-                self._write(submitted, submitted[0].durability)
+            if submitted:
+                self._write_submitted(submitted)
             else:
-                for durability in (Durability.STORED, Durability.FLUSHED):
-                    asked = [s for s in submitted if s.durability is durability]
-                    if asked:
-                        self._write_asked(asked, durability)
+                self.straight.write()
             if self.probe.began and not self.probe.end:
                 self.probe.end = self.store.queries.end
             self._advance()
@@ -316,16 +364,23 @@ class JournalWriter:
             self._outbox.release()
         self._work_on()
 
+    def _write_submitted(self, submitted: list[Submission]) -> None:
+        """Write what was submitted: what need not be flushed first, since it need not wait."""
+        for durability in (Durability.STORED, Durability.FLUSHED):
+            asked = [s for s in submitted if s.durability is durability]
+            if asked:
+                self._write_asked(asked, durability)
+
     def _write_asked(self, asked: list[Submission], durability: Durability) -> None:
         together = [s for s in asked if not s.atomic]
         if together:
-            self._write(together, durability)
+            self.write_each(together, durability)
         if len(together) < len(asked):
             for submission in asked:
                 if submission.atomic:
                     self._write_whole(submission)
 
-    def _write(self, together: list[Submission], durability: Durability) -> None:
+    def write_each(self, together: Sequence[Submission], durability: Durability) -> None:
         """Write what has nothing to do with each other: who is at fault is told so, and harms no other."""
         items: Sequence[Batch | Event] = (
             together[0].items if len(together) == 1 else [item for submission in together for item in submission.items]
@@ -333,10 +388,7 @@ class JournalWriter:
         try:
             outcomes = self.store.append_each(items, durability)
         except DMQError as error:
-            if len(together) > 1:
-                self._write_apart(together, durability, error)
-            else:
-                self._fail(together[0], error)
+            self.not_written(together, durability, error)
             return
         self.units += 1
         at = 0
@@ -349,6 +401,18 @@ class JournalWriter:
                 self._wait(submission, outcomes[at : at + count])
             at += count
 
+    def not_written(self, together: Sequence[Submission], durability: Durability, error: DMQError) -> None:
+        """Not all of them could be written."""
+        if len(together) > 1:
+            self._write_apart(together, durability, error)
+        else:
+            self._fail(together[0], error)
+
+    def wait_for(self, unit_end: int, submission: Submission) -> None:
+        """A submission was written as one unit: it is done when that is visible."""
+        self.units += 1
+        self._waiting.append((unit_end, submission, []))
+
     def _write_whole(self, submission: Submission) -> None:
         try:
             placements = self.store.append(submission.items, submission.durability, atomic=True)
@@ -358,7 +422,7 @@ class JournalWriter:
         self.units += 1
         self._wait(submission, [*placements])
 
-    def _write_apart(self, together: list[Submission], durability: Durability, error: DMQError) -> None:
+    def _write_apart(self, together: Sequence[Submission], durability: Durability, error: DMQError) -> None:
         """The disk filled up among them: each gets its own answer."""
         placed: dict[int, Placement] = error.detail.get("placed", {})
         at = 0
@@ -368,7 +432,7 @@ class JournalWriter:
             if all(index in placed for index in indexes):
                 self._wait(submission, [placed[index] for index in indexes])
             else:
-                self._write([submission], durability)
+                self.write_each([submission], durability)
 
     def _wait(self, submission: Submission, outcomes: list[Placement | DMQError]) -> None:
         placements = []
@@ -454,6 +518,7 @@ class JournalWriter:
         # behind it only as long as its own flush takes.
         while waiting and waiting[0][0] <= visible:
             _, submission, placements = waiting.popleft()
+            touched.update(submission.touched)
             for placement in placements:
                 if placement.topic:
                     touched.add((placement.topic, placement.queue))
@@ -464,7 +529,7 @@ class JournalWriter:
         if touched:
             self._arrivals.wake()
             self.on_visible(touched)
-        if not (waiting or self._submitted or self._lazy):
+        if not (waiting or self._submitted or self._lazy) and self.straight.is_empty:
             self._idle.set()
 
     def _work_on(self) -> None:

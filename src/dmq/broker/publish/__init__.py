@@ -1,5 +1,6 @@
 """From producers into the journal.
 
-In reading order: `publisher` (plain, delayed, half and replayed messages, one way for all), `rate_limits` (how much a
+In reading order: `publisher` (plain, delayed, half and replayed messages, one way for all), `straight_path` (a shorter
+way with the same result for plain messages that come one by one), `rate_limits` (how much a
 second a topic or an app may send), `producer_states` (how far producers have come).
 """

@@ -37,12 +37,13 @@ from dmq.records.attributes import ANY_QUEUE
 from dmq.records.check import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, MOVED, ORDERED, REPLAYED
 from dmq.records.replay import ids_of_replayed, merged_hashes
+from dmq.storage.journal.lone_unit import Lone
 from dmq.storage.journal.unit import NO_ADDRESS
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.state.events import Event
 from dmq.storage.state.state import Topic
 
-__all__ = ["PublishRequest", "Published", "Publisher"]
+__all__ = ["BATCH_BYTES", "PublishRequest", "Published", "Publisher"]
 
 Published = Callable[["PublishRequest", Placement | None, DMQError | None], None]
 
@@ -63,7 +64,7 @@ _STORED: Final = Durability.STORED
 _FLUSHED: Final = Durability.FLUSHED
 _CONSUMED_MS: Final = 30_000
 # What a batch costs besides its records while it waits, so that a flood of tiny ones is bounded as well.
-_BATCH_BYTES: Final = 1024
+BATCH_BYTES: Final = 1024
 
 
 @lru_cache(1024)
@@ -121,7 +122,7 @@ class PublishRequest(Submission):
         self.room: memoryview | None = None
         self.check_crc = True
         self.durability = _STORED if asked.durability <= _STORED_ASKED else _FLUSHED
-        self.size = len(batch.data) + _BATCH_BYTES
+        self.size = len(batch.data) + BATCH_BYTES
         self.atomic = False
 
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
@@ -133,15 +134,7 @@ class PublishRequest(Submission):
         if placement.duplicate:
             publisher.duplicates += 1
         else:
-            size = self.size - _BATCH_BYTES
-            publisher.messages_in += placement.count
-            publisher.bytes_in += size
-            try:
-                counts = publisher.by_topic[asked.topic]
-            except KeyError:
-                counts = publisher.by_topic[asked.topic] = [0, 0]
-            counts[0] += placement.count
-            counts[1] += size
+            publisher.count(asked.topic, placement.count, self.size - BATCH_BYTES)
         if asked.flags & _ASIDE:
             if asked.flags & _HALF:
                 publisher._transactions.opened(self._half_ids)
@@ -179,8 +172,9 @@ class Publisher:
         self._writer = journal.writer
         self._channels = channels
         self._catalog: Catalog = channels.catalog
+        self.choose_queue = self._catalog.choose_queue
         self._clock = channels.runtime.clock
-        self._wall_ms = self._clock.wall.now_ms
+        self.wall_ms = self._clock.wall.now_ms
         self._readiness = channels.runtime.readiness
         self._rate_limits = limits
         self._limits = limits.limits
@@ -214,19 +208,14 @@ class Publisher:
             BrokerStopping, NotInCluster, InvalidRequest, InvalidMessage, RecordCorrupt, UnknownTopic, NotAllowed,
                 RateLimited, LimitReached, Busy: it is not taken.
         """
-        asked, packed, readiness = request.asked, request.batch, self._readiness
+        asked, packed = request.asked, request.batch
         name, queue, flags = asked.topic, asked.queue, asked.flags
-        special, waits = flags & _SPECIAL, asked.durability > _FLUSHED_ASKED
-        if readiness.is_stopping or readiness.is_draining:
-            readiness.check_running()
-        if special or waits or name[0] == SYSTEM_PREFIX:
-            _check(asked)
+        special = flags & _SPECIAL
         if name not in self._queries.derived.state.topics:
+            self._check_asked(asked)
             self._check_content(request)  # what is refused creates no topic
-        topic = self._catalog.topic(name)
-        if not topic.config.can_produce:
-            raise _switched_off(topic)
-        if waits:
+        topic = self.admit(asked)
+        if asked.durability > _FLUSHED_ASKED:
             self._check_watch(topic, asked.group)
         self._check_content(request)
         hash_index, hashes = packed.hash_index, packed.hashes
@@ -258,16 +247,86 @@ class Publisher:
             expiring=(flags & _EXPIRING) != 0,
             address=request.address,
             port=request.port,
-            received_at_ms=self._wall_ms(),
+            received_at_ms=self.wall_ms(),
             block_bytes=packed.block_bytes,
             room=request.room,
         )
-        request._publisher = self
-        request._done = done
+        self.begin(request, (*before, batch) if before else (batch,), done)
         if self._limits.rules and not self._passes(request, batch):
             return
-        request.items = (*before, batch) if before else (batch,)
         self._writer.put(request)
+
+    def admit(self, asked: Produce) -> Topic:
+        """Whether a producer may send, whatever it sends: the one place that says so. Changes nothing.
+
+        Returns:
+            The topic it sends to.
+
+        Raises:
+            Later, BrokerStopping, NotInCluster, InvalidRequest, UnknownTopic, NotAllowed: as `publish`.
+        """
+        name, readiness = asked.topic, self._readiness
+        if (
+            readiness.is_stopping or readiness.is_draining or asked.flags & _SPECIAL
+            or asked.durability > _FLUSHED_ASKED or name[0] == SYSTEM_PREFIX
+        ):  # fmt: skip
+            self._check_asked(asked)
+        topic = self._catalog.topic(name)
+        if not topic.config.can_produce:
+            raise _switched_off(topic)
+        return topic
+
+    def has_limits(self, topic: str) -> bool:
+        """Whether a limit has to be asked before something is sent to a topic."""
+        limits = self._limits
+        return bool(limits.rules) and (limits.has_apps or (topic, "") in limits.rules)
+
+    def rules(self, topic: str, check_crc: bool) -> BatchRules:
+        """What holds for the records of plain messages."""
+        return _rules(topic, self._body_bytes_max, check_crc)
+
+    def begin(self, request: PublishRequest, items: Sequence[Batch | Event], done: Published) -> None:
+        """A request is taken: it is answered by `done`."""
+        request.items, request._publisher, request._done = items, self, done
+
+    def late(self, asked: Produce, lone: Lone, done: Published, context: Any) -> PublishRequest:
+        """The request of a plain message that the straight path has taken and cannot bring to its end."""
+        topic, queue, data, key_hash, producer_id, epoch, sequence, received_at_ms, sender = lone
+        index, hashes = ((0,), (key_hash,)) if key_hash else ((), ())
+        packed = PackedBatch(data, (len(data),), index, hashes, dues=())
+        request = PublishRequest(asked, packed, sender.address, sender.port)
+        request.context = context
+        batch = Batch(
+            topic=topic,
+            queue=queue,
+            data=data,
+            lengths=(len(data),),
+            hash_index=index,
+            hashes=hashes,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            first_sequence=sequence,
+            address=sender.address,
+            port=sender.port,
+            received_at_ms=received_at_ms,
+        )
+        self.begin(request, (batch,), done)
+        return request
+
+    def count(self, topic: str, messages: int, size: int) -> None:
+        """Messages were stored."""
+        self.messages_in += messages
+        self.bytes_in += size
+        try:
+            counts = self.by_topic[topic]
+        except KeyError:
+            counts = self.by_topic[topic] = [0, 0]
+        counts[0] += messages
+        counts[1] += size
+
+    def _check_asked(self, asked: Produce) -> None:
+        self._readiness.check_running()
+        _check(asked)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

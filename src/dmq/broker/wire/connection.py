@@ -77,6 +77,9 @@ def heartbeat(dispatcher: Dispatcher, session: Session, frame: Frame, asked: hea
 
 def stats(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Stats) -> None:
     values = {name: float(value) for name, value in numbers(dispatcher, dispatcher.broker).items()}
+    if dispatcher.broker is not None:
+        left = dispatcher.broker.straight.left
+        values |= {f"broker_straight_left_{reason}": float(count) for reason, count in left.items()}
     if asked.prefixes:
         values = {name: v for name, v in values.items() if name.startswith(tuple(asked.prefixes))}
     warnings = [] if dispatcher.broker is None else disk_warnings(dispatcher.broker)

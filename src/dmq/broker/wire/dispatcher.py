@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from dmq.broker.broker import Broker
@@ -27,7 +28,7 @@ from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
-from dmq.protocol.session import BLOCKS, ServerHealth, ServerReboot
+from dmq.protocol.session import BLOCKS, FRAME_CRC, ServerHealth, ServerReboot
 from dmq.settings import Settings
 
 __all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
@@ -104,12 +105,15 @@ class Dispatcher:
             broker.channels.end(_no_broker())
             for session in self.sessions:
                 session.subscribing.clear()
+                session.connection.straight = None
 
     def _bind(self, session: Session, broker: Broker) -> None:
         session.client = Client(
             broker.channels, session.client_id, session.app, session.address, voice=SessionVoice(session)
         )
         session.client.takes_blocks = BLOCKS in session.features
+        if broker.straight.is_on and FRAME_CRC in session.features:
+            session.connection.straight = partial(broker.straight.take, session)
         for group, count in session.producer_groups.items():
             for _ in range(count):
                 broker.transactions.join(session, group)

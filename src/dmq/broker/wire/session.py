@@ -18,10 +18,12 @@ from typing import Any, Final, TypeVar
 from dmq.broker.catalog.changes import Change
 from dmq.broker.delivery.client import Client
 from dmq.broker.delivery.waiters import Handed
+from dmq.broker.publish.publisher import PublishRequest
+from dmq.broker.publish.straight_path import sender_at
 from dmq.errors import DMQError
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
-from dmq.protocol.commands import Command, error_frame, one_way_head, request_head, response_head
+from dmq.protocol.commands import Command, error_frame, one_way_head, produce_answer, request_head, response_head
 from dmq.protocol.consume import GroupMembers, Push, SubscriptionEnded
 from dmq.protocol.consume import Lease as WireLease
 from dmq.protocol.frame import Buffer, Frame, Kind
@@ -29,6 +31,7 @@ from dmq.protocol.header import Header
 from dmq.protocol.produce import TransactionCheck
 from dmq.protocol.session import Heartbeat
 from dmq.protocol.status import status_of
+from dmq.storage.journal.unit_draft import Placement
 
 __all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "SessionVoice", "wire_body", "wire_lease"]
 
@@ -36,6 +39,7 @@ TEXT_BYTES_MAX: Final = 64 << 10
 _MANY: Final = 8
 _SMALL_BYTES: Final = 2048
 
+_REQUEST: Final = int(Kind.REQUEST)  # as a plain number: an operation on an enum costs more than all the rest
 _SIGN_OF_LIFE: Final = request_head(Command.HEARTBEAT, Heartbeat(0), 1)
 
 T = TypeVar("T")
@@ -66,6 +70,7 @@ class Session:
         reading, asked, is_open, is_writable: as of `Asker`.
         working: requests that go on by themselves.
         subscribing: subscriptions that wait for a change.
+        sender: the client's address, as units and records have it.
         features: in force on the connection, by the names of `dmq.protocol.session`.
     """
 
@@ -75,7 +80,7 @@ class Session:
         self.connection = connection
         self.app = app
         self.client_id = client_id
-        self._counters = counters
+        self.counters = counters
         self.producer_groups: Counter[str] = Counter()
         self.reading = asyncio.Lock()
         self.asked = 0
@@ -83,6 +88,7 @@ class Session:
         self.subscribing: dict[int | None, Change] = {}
         self.features: frozenset[str] = frozenset()
         self.address16, self.port = _packed_address(connection.address)
+        self.sender = sender_at(self.address16, self.port)
 
     @property
     def address(self) -> str:
@@ -117,9 +123,27 @@ class Session:
 
     def refuse(self, frame: Frame, error: BaseException) -> None:
         """Answer that it did not work."""
-        self._counters["errors"] += 1
+        self.counters["errors"] += 1
         if frame.kind == Kind.REQUEST:
             self.connection.send(error_frame(error, frame.command, frame.correlation))
+
+    @staticmethod
+    def published(request: PublishRequest, placement: Placement | None, error: DMQError | None) -> None:
+        """Answer a PRODUCE; the context of its request is the session and the frame."""
+        session, frame = request.context
+        if placement is None:
+            session.refuse(frame, error)
+        elif frame.kind == _REQUEST:
+            session.connection.send(
+                produce_answer(
+                    frame.correlation,
+                    placement.queue,
+                    placement.first_offset,
+                    placement.unit_start,
+                    durability=request.asked.durability,
+                    is_duplicate=placement.duplicate,
+                )
+            )
 
     async def answer_with(
         self, frame: Frame, work: Coroutine[Any, Any, T], reply: Callable[[T], Header] = lambda _: Header()

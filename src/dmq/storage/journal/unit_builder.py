@@ -41,7 +41,7 @@ from dmq.storage.journal.unit import (
     shift_many,
 )
 
-__all__ = ["UnitBuilder"]
+__all__ = ["UnitBuilder", "sender_of"]
 
 _CRC_AT: Final = 4
 _U32: Final = struct.Struct(">I")
@@ -66,7 +66,7 @@ class UnitBuilder:
 
     def __init__(self, journal_id: int, server: bytes, epoch: int) -> None:
         self._journal_id = journal_id
-        self._server = server
+        self.server = server
         self.epoch = epoch
 
     def build(
@@ -112,7 +112,7 @@ class UnitBuilder:
                 shift_few(rows, columns[0])
             # Joined and not filled in: every byte is touched once.
             buffer = bytearray().join((head, lengths, *packed, others, *datas))
-            tags = _stamp(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
+            tags = _stamp(buffer, parts, columns[0], start, origin=(self.server, stored_at_ms))
         else:
             columns, more = _columns_many(parts, start + tables, hashes, dues)
             if version == BLOCKS_VERSION and len(parts) > 1:
@@ -124,7 +124,7 @@ class UnitBuilder:
                 buffer[:tables] = b"".join((head, more[0], *packed, *more[1:]))
             else:
                 buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
-            tags = _stamp(buffer, parts, columns[0], start, origin=(self._server, stored_at_ms))
+            tags = _stamp(buffer, parts, columns[0], start, origin=(self.server, stored_at_ms))
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
         _U32.pack_into(buffer, _CRC_AT, crc)
         header = _new(Header, (
@@ -150,9 +150,9 @@ class UnitBuilder:
             buffer = bytearray().join((head, _KEYED.pack(0, values[0]), data))
         else:  # a moved record has its id's beside its key's
             buffer = bytearray().join((head, bytes(4 * len(values)), struct.pack(f">{len(values)}Q", *values), data))
-        client, ipv6 = _client(row[9], row[10])
+        client, ipv6 = sender_of(row[9], row[10])
         offsets = [start + at]
-        stamp = _new(Stamp, (row[5], row[8], client, self._server, received_at_ms, stored_at_ms, ipv6))
+        stamp = _new(Stamp, (row[5], row[8], client, self.server, received_at_ms, stored_at_ms, ipv6))
         if _stamp_run is None:
             tags = stamp_few(buffer, (at,), offsets, stamp)
         else:
@@ -231,7 +231,7 @@ def _joined(columns: Sequence[Any], dtype: Any) -> npt.NDArray[Any]:
 
 
 @lru_cache(4096)
-def _client(address: bytes, port: int) -> tuple[bytes, bool]:
+def sender_of(address: bytes, port: int) -> tuple[bytes, bool]:
     """The sender's address as records carry it, and whether it is one of IPv6, which does not fit."""
     if address == NO_ADDRESS:
         return _BLANK, False
@@ -277,7 +277,7 @@ def stamp_parts(
         row = part.row
         if not row[3]:
             continue
-        client, ipv6 = _client(row[9], row[10])
+        client, ipv6 = sender_of(row[9], row[10])
         offset = int(offsets[at])
         stamp = _new(Stamp, (row[5], row[8], client, server, part.received_at_ms, stored_at_ms, ipv6))
         tags += loop(buffer, offset - start, part.lengths, offset, stamp=stamp)
@@ -295,7 +295,7 @@ def stamp_parts_few(
     at = 0
     for part in parts:
         row = part.row
-        client, ipv6 = _client(row.address, row.port)
+        client, ipv6 = sender_of(row.address, row.port)
         end = at + row.records
         stamp = _new(Stamp, (row[5], row[8], client, server, part.received_at_ms, stored_at_ms, ipv6))
         tags += stamp_few(buffer, positions[at:end], offsets[at:end], stamp)
@@ -316,7 +316,7 @@ def stamp_parts_many(
     received = parts[0].received_at_ms
     if len(parts) == 1:
         row = parts[0].row
-        client, ipv6 = _client(row.address, row.port)
+        client, ipv6 = sender_of(row.address, row.port)
         numbers = np.arange(row.first_queue_offset, row.first_queue_offset + row.records)
         addresses = np.frombuffer(client + server, ADDRESSES_DTYPE)
         lone = StampColumns(
@@ -324,7 +324,7 @@ def stamp_parts_many(
         )
         return stamp_columns(buffer, positions, offsets, lone)
     rows = [part.row for part in parts]
-    clients = [_client(row.address, row.port) for row in rows]
+    clients = [sender_of(row.address, row.port) for row in rows]
     addresses = np.frombuffer(b"".join([client + server for client, _ in clients]), ADDRESSES_DTYPE)
     counts = np.array([row.records for row in rows])
     ends = np.cumsum(counts)

@@ -17,6 +17,7 @@ from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.disk_space import DiskSpace
 from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.lone_unit import Lone, UnitHead, Unusual, lay_out
 from dmq.storage.journal.unit import CHECKED, SNAPSHOT, Part, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part, was_written
@@ -31,6 +32,7 @@ __all__ = ["Beginning", "FlushTicket", "Writer"]
 
 _SNAPSHOT_PART: Final = 1 << 20
 _DISK_CHECK_BYTES: Final = 16 << 20
+_new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
 
 
 class FlushTicket:
@@ -219,11 +221,48 @@ class Writer:
     def _write(self, draft: Draft, durability: Durability, now_ms: int) -> Unit:
         if self._tail_in_use and self._journal.tail.size + draft.size > self._settings.segment_bytes:
             self._roll()
-        if self._replicates:
-            durability = Durability.REPLICATED
         self.stored_at_ms = max(self.stored_at_ms, now_ms)
         unit = self._build(draft.parts, self._journal.end)
         unit.events = draft.events
+        self._append_unit(unit, durability)
+        return unit
+
+    def append_lone(self, lones: Sequence[Lone], durability: Durability) -> Unit:
+        """Write messages that came one by one as one unit: what `append_each` does where nothing is unusual.
+
+        Raises:
+            Unusual, StaleEpoch, SequenceConflict: nothing was changed; `append_each` decides.
+            DiskFull, StorageError: as `append_each`, in which nothing was placed.
+        """
+        journal, visibility, builder = self._journal, self.visibility, self._builder
+        if self._space.is_refusing or self._unchecked >= _DISK_CHECK_BYTES:
+            raise Unusual("disk")
+        now_ms = self._clock.now_ms()
+        stored_at_ms = now_ms if now_ms > self.stored_at_ms else self.stored_at_ms
+        head = (
+            CHECKED, builder.epoch, journal.end, stored_at_ms, visibility.flushed, journal.id, builder.server
+        )  # fmt: skip
+        unit = lay_out(lones, self.derived.state, self._drafter.assigned, _new(UnitHead, head))
+        size = unit.header.length
+        if self._tail_in_use and journal.segments[-1].size + size > self._settings.segment_bytes:
+            raise Unusual("segment")
+        if size > self._settings.unit_bytes_max:
+            raise Unusual("size")
+        self.stored_at_ms = stored_at_ms
+        try:
+            self._append_unit(unit, durability)
+        except StorageError as error:
+            if isinstance(error, DiskFull):
+                self._space.ran_out()
+            if error is not journal.failure:
+                error.detail["placed"] = {}
+            raise
+        return unit
+
+    def _append_unit(self, unit: Unit, durability: Durability) -> None:
+        """Write a unit, and apply it once it is visible."""
+        if self._replicates:
+            durability = Durability.REPLICATED
         self._journal.append(unit.buffer)
         self._tail_in_use = True
         self._unchecked += unit.header.length
@@ -231,12 +270,11 @@ class Writer:
         self._cache.put_tail(unit.start, unit.buffer)
         if self.visibility.show(unit, durability):
             self.derived.apply(unit)
-            return unit
+            return
         self.visibility.wrote(unit, durability)
         self._advance()
         if self.visibility.visible < unit.end:
             self._assign(unit)
-        return unit
 
     def _assign(self, unit: Unit) -> None:
         """Queue offsets are given, though the unit that has them is not applied yet."""

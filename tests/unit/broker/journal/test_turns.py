@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from dmq.testing import FakeClock
 from tests.unit.broker.turns import Rig, running
 
 
-def in_a_broker(test: Callable[[Rig], Awaitable[None]], **settings: int) -> None:
+def in_a_broker(test: Callable[[Rig], Awaitable[None]], **settings: Any) -> None:
     async def run() -> None:
         async with running(**settings) as rig:
             await test(rig)

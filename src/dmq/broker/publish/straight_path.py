@@ -1,0 +1,262 @@
+"""The straight path of a plain PRODUCE: from the frame's bytes to the unit's, and to those of the answer.
+
+A message that is sent by itself spends most of its time between steps, not in them. Here the steps follow each other,
+without the objects that the general way (`publisher`, `writer`) makes. What comes in one turn of the loop, over all
+connections, is one unit here as well.
+
+What always holds: it chooses and never decides. `Publisher.admit` says for both ways whether a producer may send; what
+it refuses, and all that is unusual, takes the general way. A turn takes one way as a whole. It ends when the unit is
+written: what is waited for after that is a matter of the writer's one completion queue. Every request is counted, in
+`taken`, or in `left` with its reason; STATS has them as `broker_straight` and `broker_straight_left_<reason>`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from dmq.broker.catalog.changes import Changes, Later
+from dmq.broker.journal.writer import JournalWriter, Submission
+from dmq.broker.publish.publisher import BATCH_BYTES, Publisher, PublishRequest
+from dmq.errors import DMQError, StorageError
+from dmq.model import Durability
+from dmq.net.connection import Connection
+from dmq.protocol.batch import LONE_KEY
+from dmq.protocol.commands import Command, sealed_produce_answer
+from dmq.protocol.frame import CRC_BYTES, HEAD_BYTES, Frame, Kind, Whole
+from dmq.protocol.header import UNREADABLE
+from dmq.protocol.produce import Produce
+from dmq.records.attributes import ANY_QUEUE
+from dmq.records.check import may_be_bad
+from dmq.records.layout import RECORD_BYTES_MIN
+from dmq.storage.journal.lone_unit import Lone, Sender, Unusual
+from dmq.storage.journal.unit import Unit
+from dmq.storage.journal.unit_builder import sender_of
+from dmq.storage.journal.unit_draft import Placement
+from dmq.storage.store import MessageStore
+
+__all__ = ["REASONS", "Caller", "StraightPath", "sender_at"]
+
+# Why a request took the general way; docs/guide/monitoring.md explains each.
+REASONS: Final = (
+    "header", "batch", "special", "order", "durability", "change", "refused", "limits", "content", "busy", "mixed",
+    "topic", "resend", "disk", "segment", "size",
+)  # fmt: skip
+
+_PRODUCE: Final = int(Command.PRODUCE)
+_REQUEST: Final = int(Kind.REQUEST)
+_STORED: Final = Durability.STORED
+_FLUSHED: Final = Durability.FLUSHED
+# The first byte of a header with all fields that are known here, and no more; arrays of 16 and more begin otherwise.
+_FIELDS: Final = 0x90 | len(Produce.__struct_fields__)
+_decode: Final = msgspec.msgpack.Decoder(Produce).decode
+_unpack_length: Final = struct.Struct(">I").unpack_from
+_unpack_key: Final = LONE_KEY.unpack_from
+
+
+class Caller(Protocol):
+    """The session of a producer."""
+
+    connection: Connection
+    counters: dict[str, int]
+    sender: Sender
+
+    @staticmethod
+    def published(request: PublishRequest, placement: Placement | None, error: DMQError | None) -> None:
+        """Answer a request of the general way, whose context is the session and the frame."""
+
+
+# A request that was taken: who asked, what, and the correlation of its frame.
+_Asked = tuple[Caller, Produce, int]
+
+
+def sender_at(address: bytes, port: int) -> Sender:
+    """Where a producer is, from its address as units keep it."""
+    return Sender(address, port, *sender_of(address, port))
+
+
+class StraightPath:
+    """The straight path of one broker.
+
+    Parameters:
+        is_on: whether any request takes it.
+
+    Attributes:
+        taken: requests that took it to the end.
+        left: those that did not, by reason.
+    """
+
+    def __init__(
+        self, store: MessageStore, writer: JournalWriter, publisher: Publisher, changes: Changes, *, is_on: bool
+    ) -> None:
+        self.is_on = is_on
+        self._store = store
+        self._writer = writer
+        self._publisher = publisher
+        self._changes = changes
+        self._lones: list[Lone] = []  # of this turn
+        self._asked: list[_Asked] = []
+        self._size = 0
+        self.taken = 0
+        self.left = dict.fromkeys(REASONS, 0)
+        writer.straight = self
+
+    # --- in -----------------------------------------------------------------------------------------------------------
+
+    def take(self, session: Caller, frame: Whole) -> bool:
+        """Take a request whose frame is whole and right; False if the general way is to be taken, and nothing is done.
+
+        Parameters:
+            session: that of a connection with checksums.
+        """
+        whole, command, correlation, body_at = frame
+        if command != _PRODUCE:
+            return False
+        try:
+            asked = _decode(whole[HEAD_BYTES:body_at])
+        except UNREADABLE:
+            return self._leave("header")
+        if whole[HEAD_BYTES] > _FIELDS:
+            return self._leave("header")
+        topic, durability = asked.topic, asked.durability
+        if asked.count != 1 or asked.flags or asked.previous_sequence is not None or durability > _FLUSHED:
+            return self._leave(_why(asked))
+        try:
+            if asked.keys:
+                size, index, key_hash = _unpack_key(whole, body_at)
+                data_at = body_at + LONE_KEY.size
+            else:
+                (size,) = _unpack_length(whole, body_at)
+                data_at, index, key_hash = body_at + 4, 0, 0
+        except struct.error:
+            return self._leave("batch")
+        data = whole[data_at:-CRC_BYTES]
+        if asked.keys > 1 or index or len(data) != size or (asked.keys and not key_hash) or size < RECORD_BYTES_MIN:
+            return self._leave("batch")
+        publisher, writer = self._publisher, self._writer
+        if self._changes.under_way:
+            return self._leave("change")
+        try:
+            found = publisher.admit(asked)
+        except (DMQError, Later):
+            return self._leave("refused")
+        if publisher.has_limits(topic):
+            return self._leave("limits")
+        if may_be_bad(data, 0, size, publisher.rules(topic, False)):
+            return self._leave("content")
+        queue = asked.queue
+        if queue == ANY_QUEUE and found.config.priority:
+            return self._leave("special")
+        if not writer.put_lone(size + BATCH_BYTES):
+            return self._leave("mixed" if writer.has_submissions else "busy")
+        if queue == ANY_QUEUE:
+            queue = publisher.choose_queue(found)
+        session.counters["requests"] += 1
+        self._size += size + BATCH_BYTES
+        self._lones.append((
+            topic, queue, data, key_hash, asked.producer_id, asked.producer_epoch, asked.first_sequence,
+            publisher.wall_ms(), session.sender,
+        ))  # fmt: skip
+        self._asked.append((session, asked, correlation))
+        return True
+
+    def _leave(self, reason: str) -> bool:
+        self.left[reason] += 1
+        return False
+
+    # --- through ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was taken in this turn."""
+        return not self._lones
+
+    def write(self) -> None:
+        """Write what was taken in this turn: what need not be flushed first, as the general way does."""
+        lones, asked, size = self._lones, self._asked, self._size
+        self._lones, self._asked, self._size = [], [], 0
+        if not lones:
+            return
+        is_flushed = [asking[1].durability == _FLUSHED for asking in asked]
+        if not any(is_flushed):
+            self._write(lones, asked, size, _STORED)
+        elif all(is_flushed):
+            self._write(lones, asked, size, _FLUSHED)
+        else:
+            for durability in (_STORED, _FLUSHED):
+                chosen = [at for at, flushed in enumerate(is_flushed) if flushed == (durability is _FLUSHED)]
+                size = sum(len(lones[at][2]) + BATCH_BYTES for at in chosen)
+                chosen_lones, chosen_asked = [lones[at] for at in chosen], [asked[at] for at in chosen]
+                self._write(chosen_lones, chosen_asked, size, durability)
+
+    def _write(self, lones: list[Lone], asked: list[_Asked], size: int, durability: Durability) -> None:
+        writer = self._writer
+        try:
+            unit = self._store.append_lone(lones, durability)
+        except StorageError as error:
+            self.left["disk"] += len(lones)
+            writer.not_written(self._requests(lones, asked), durability, error)
+        except (Unusual, DMQError) as unusual:
+            self.left[unusual.reason if isinstance(unusual, Unusual) else "resend"] += len(lones)
+            writer.write_each(self._requests(lones, asked), durability)
+        else:
+            self.taken += len(lones)
+            writer.wait_for(unit.end, _StraightUnit(self, lones, asked, unit, size=size))
+
+    def submissions(self) -> list[Submission]:
+        """What was taken in this turn, for the general way; nothing is left."""
+        requests = self._requests(self._lones, self._asked)
+        self.left["mixed"] += len(requests)
+        self._lones, self._asked, self._size = [], [], 0
+        return [*requests]
+
+    def _requests(self, lones: list[Lone], asked: list[_Asked]) -> list[PublishRequest]:
+        """The same for the general way, built late."""
+        requests = []
+        for lone, (session, produce, correlation) in zip(lones, asked, strict=True):
+            frame = Frame(_REQUEST, _PRODUCE, 0, 0, correlation=correlation, header=b"", body=b"")
+            requests.append(self._publisher.late(produce, lone, session.published, (session, frame)))
+        return requests
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    def answer(self, lones: list[Lone], asked: list[_Asked], unit: Unit) -> None:
+        """The unit is as safe as was asked: count its messages, and answer."""
+        start, count = unit.start, self._publisher.count
+        for lone, (session, request, correlation), row in zip(lones, asked, unit.rows, strict=True):
+            count(lone[0], 1, len(lone[2]))
+            session.connection.send_sealed(
+                sealed_produce_answer(correlation, row[5], row[8], start, durability=request.durability)
+            )
+
+
+class _StraightUnit(Submission):
+    """A unit that is written, and the producers that wait for it."""
+
+    __slots__ = ("_asked", "_lones", "_path", "_unit", "touched")
+
+    def __init__(self, path: StraightPath, lones: list[Lone], asked: list[_Asked], unit: Unit, size: int) -> None:
+        self.size = size
+        self.touched = {(lone[0], lone[1]) for lone in lones}
+        self._path = path
+        self._lones = lones
+        self._asked = asked
+        self._unit = unit
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None:
+        if error is None:
+            self._path.answer(self._lones, self._asked, self._unit)
+            return
+        for request in self._path._requests(self._lones, self._asked):
+            request.done([], error)
+
+
+def _why(asked: Any) -> str:
+    """Why a request is none for the straight path."""
+    if asked.count != 1:
+        return "batch"
+    if asked.flags:
+        return "special"
+    return "order" if asked.previous_sequence is not None else "durability"
