@@ -28,7 +28,6 @@ from dmq.broker.diagnostics.disk_report import disk_refusal
 from dmq.broker.diagnostics.exposition import Exposition
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
-from dmq.broker.runtime.address import check_address
 from dmq.broker.runtime.service_manager import ServiceManager
 from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
@@ -37,6 +36,7 @@ from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url
 from dmq.errors import BrokerStopping, StoreFailed
 from dmq.event_log import EventLog, tell_suppressed
+from dmq.net.address import check_address
 from dmq.net.pages import MakePage, Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings

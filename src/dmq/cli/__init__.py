@@ -30,6 +30,7 @@ __all__ = ["COMMANDS", "LazyCommand", "command", "exit_code", "load", "main"]
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "dev": ("dmq.cli.process.dev", "Run everything in one process, to try things out."),
     "broker": ("dmq.cli.process.broker", "Run a broker."),
+    "nameserver": ("dmq.cli.process.nameserver", "Run a name server."),
     "topic": ("dmq.cli.admin.topic", "Create, list, show, change and delete topics."),
     "group": ("dmq.cli.admin.group", "Look at consumer groups, and move them."),
     "send": ("dmq.cli.message.send", "Publish messages from arguments, files or stdin."),

@@ -50,7 +50,7 @@ def _sqlite(url: URL) -> Engine:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"the folder {folder} for dead letters cannot be made: {error.strerror}") from error
+            raise StorageError(f"the folder {folder} for the database cannot be made: {error.strerror}") from error
     engine = create_engine(url, **options)
 
     @event.listens_for(engine, "connect")

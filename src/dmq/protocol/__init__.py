@@ -2,9 +2,9 @@
 
 `frame` draws the bytes of a frame, writes them and takes them apart (`strangers` guesses who sent something else);
 `commands` numbers the commands and turns headers into bytes and back. `header` is the base of the headers, which stand
-in `session`, `produce`, `consume`, `read`, `admin`, `dead_letters`, `key_values` and `message_history`, and in
-`replication` for the members of a shard. `batch` divides bodies into records; `status` joins statuses and exceptions.
-docs/internals/protocol.md tells it to a client's author.
+in `session`, `produce`, `consume`, `read`, `admin`, `dead_letters`, `key_values` and `message_history`, in `cluster`
+for name servers, and in `replication` for the members of a shard. `batch` divides bodies into records; `status` joins
+statuses and exceptions. docs/internals/protocol.md tells it to a client's author.
 """
 
 from dmq.protocol.batch import Batch, pack_batch, pack_lone, pack_records, unpack_batch, unpack_records

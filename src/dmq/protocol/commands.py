@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
+from dmq.protocol.cluster import registry
 from dmq.protocol.frame import (
     CRC,
     CRC_BYTES,
@@ -51,7 +52,7 @@ __all__ = [
 class Command(IntEnum):
     """The number in a frame's command field.
 
-    Kept free: 0x0100-0x01ff for name servers, 0x0200-0x02ff for replication, 0x8000 and up for experiments.
+    0x0100-0x01ff are those of name servers. Kept free: 0x0200-0x02ff for replication, 0x8000 and up for experiments.
     """
 
     NONE = 0x0000  # only in a response to bytes that were no frame, with correlation 0; then the connection ends
@@ -120,6 +121,16 @@ class Command(IntEnum):
     KEY_GET = 0x0071
     KEY_LIST = 0x0072
     KEY_DELETE = 0x0073
+
+    # a registry, asked of a name server
+    REGISTRY_SESSION = 0x0110
+    REGISTRY_BEAT = 0x0111
+    REGISTRY_CLOSE = 0x0112
+    REGISTRY_READ = 0x0113
+    REGISTRY_CHILDREN = 0x0114
+    REGISTRY_WRITE = 0x0115
+    REGISTRY_WATCH = 0x0116
+    REGISTRY_CHANGED = 0x0117
 
 
 class Way(IntEnum):
@@ -191,6 +202,14 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.KEY_GET: Spec(Way.ASK, key_values.KeyGet, key_values.KeyReply),
     Command.KEY_LIST: Spec(Way.ASK, key_values.KeyList, key_values.KeyListReply),
     Command.KEY_DELETE: Spec(Way.ASK, key_values.KeyDelete, key_values.KeyDeleteReply),
+    Command.REGISTRY_SESSION: Spec(Way.ASK, registry.RegistrySession, registry.RegistrySessionReply),
+    Command.REGISTRY_BEAT: Spec(Way.ASK, registry.RegistryBeat),
+    Command.REGISTRY_CLOSE: Spec(Way.ASK, registry.RegistryClose),
+    Command.REGISTRY_READ: Spec(Way.ASK, registry.RegistryRead, registry.RegistryReadReply),
+    Command.REGISTRY_CHILDREN: Spec(Way.ASK, registry.RegistryChildren, registry.RegistryChildrenReply),
+    Command.REGISTRY_WRITE: Spec(Way.ASK, registry.RegistryWrite, registry.RegistryWriteReply),
+    Command.REGISTRY_WATCH: Spec(Way.ASK, registry.RegistryWatch),
+    Command.REGISTRY_CHANGED: Spec(Way.PUSH, registry.RegistryChanged),
 }
 
 _Decoders = dict[int, msgspec.msgpack.Decoder[Any]]

@@ -86,14 +86,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return self.path.rpartition("/")[2]
 
 
-class Check(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+class Check(msgspec.Struct, frozen=True, gc=False):
     """The entry is there, in this version; in any if it is None."""
 
     path: str
     version: int | None
 
 
-class Create(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
+class Create(msgspec.Struct, frozen=True, gc=False):
     """The entry is not there, and is made. An ephemeral one goes with our session."""
 
     path: str
@@ -101,7 +101,7 @@ class Create(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
     ephemeral: bool = False
 
 
-class Put(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """The entry is there in this version, in any if it is None, and gets another value."""
 
     path: str
@@ -109,7 +109,7 @@ class Put(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
     version: int | None
 
 
-class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
+class Delete(msgspec.Struct, frozen=True, gc=False):
     """The entry is there in this version, in any if it is None, has no children, and goes."""
 
     path: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from dmq.registry.registry import (
@@ -30,11 +30,13 @@ class Applied(NamedTuple):
 
 
 class Tree:
-    """The entries; the root among them."""
+    """Entries, the root among them: all of a registry, or those that a write is about."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries: dict[str, Entry] = {ROOT: Entry(ROOT, b"", 0)}
         self._children: dict[str, set[str]] = {}  # paths below each path that has some
+        for entry in entries:
+            self._set(entry.path, entry)
 
     def read(self, path: str) -> Entry | None:
         return self._entries.get(path)

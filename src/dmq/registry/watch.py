@@ -112,6 +112,10 @@ class Watches:
             for watch in self._watches:
                 watch.add(path)
 
+    def take(self) -> list[Changes]:
+        """What each of them has, if it has something."""
+        return [changes for watch in self._watches if (changes := watch.take()) is not None]
+
     def add_all(self, prefix: str = "/") -> None:
         """Anything at or below the prefix may have changed."""
         for watch in self._watches:

@@ -138,8 +138,11 @@ class RegistryMachine(RuleBasedStateMachine):
         self.root = f"/machine-{self.clients[0].session:x}"
         self.drive(self.clients[0].write([Create(self.root, b"")]))
         self.worlds = {World(frozenset({(self.root, (b"", 0, 0))}), frozenset())}
-        self.watches = [client.watch(self.root) for client in self.clients]
+        self.watches = [self.drive(self.open_watch(client)) for client in self.clients]
         self.seen = [{} for _ in self.clients]
+
+    async def open_watch(self, client: Registry) -> Watch:
+        return client.watch(self.root)
 
     def compose(self, drafts: list[Draft], session: int) -> tuple[Operation, ...]:
         """Operations that apply in one of the states, as far as they are meant to."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from dmq.errors import NotConnected, SessionExpired, WriteUnknown
 from dmq.registry.memory import Fate, MemoryClient, MemoryRegistry
-from dmq.registry.registry import Registry
+from dmq.registry.name_server.client import NameServerClient, ServerAddress
+from dmq.registry.registry import Operation, Registry
 from dmq.testing.clock import FakeClock
+from tests.integration.registry.name_servers import NameServerProcess, expire
 from tests.integration.registry.registry_model import RegistryMachine
 
 T = TypeVar("T")
@@ -44,6 +48,69 @@ class MemoryMachine(RegistryMachine):
         client.fates.append(fate)
 
 
+class NameServerMachine(RegistryMachine):
+    """Answers are lost here by a connection that ends while the request is on its way."""
+
+    address: ServerAddress
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.fates: dict[int, Fate] = {}
+
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def connect(self) -> Registry:
+        return self.drive(FatefulClient.open([self.address], "machine", timeout=30.0))
+
+    def expire_session(self, client: Registry) -> None:
+        self.drive(expire(self.address, client))
+
+    def decide(self, client: Registry, fate: Fate) -> None:
+        assert isinstance(client, FatefulClient)
+        client.fate = fate
+
+    def settle_watch(self, holds: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if holds():
+                return
+            self.drive(asyncio.sleep(0.01))
+        raise AssertionError("the watch does not tell the last state")
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.runner.close()
+
+
+class FatefulClient(NameServerClient):
+    """A client whose connection ends before, or right after, a request is sent."""
+
+    fate = Fate.ANSWERED
+
+    async def write(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        fate, self.fate = self.fate, Fate.ANSWERED
+        if fate is Fate.ANSWERED:
+            return await self._write_again(operations)
+        link = await self._ready(asyncio.get_running_loop().time() + 30.0)
+        if fate is Fate.LOST:
+            self._number += 1
+            link.close(NotConnected("cut before it was sent"))
+            raise WriteUnknown("never sent")
+        assert link._transport is not None
+        # Sent, and the connection ends with it: the name server carries it out, now or when it gets to it.
+        asyncio.get_running_loop().call_soon(link.eof_received if fate is Fate.LATE else link._transport.close)
+        return await super().write(operations)
+
+    async def _write_again(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        """A write that is answered."""
+        while True:
+            try:
+                return await super().write(operations)
+            except SessionExpired:
+                continue
+
+
 def machine_settings(examples: int, steps: int) -> settings:
     return settings(
         max_examples=examples,
@@ -51,12 +118,28 @@ def machine_settings(examples: int, steps: int) -> settings:
         deadline=None,
         derandomize=True,
         database=None,
+        phases=[Phase.generate],  # another process has no seed: what failed may not fail again
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )
 
 
 def test_a_registry_in_memory_does_what_the_model_does() -> None:
     run_state_machine_as_test(MemoryMachine, settings=machine_settings(60, 30))
+
+
+def test_a_registry_behind_a_name_server_does_what_the_model_does(
+    name_server: NameServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NameServerMachine, "address", name_server.address, raising=False)
+    run_state_machine_as_test(NameServerMachine, settings=machine_settings(4, 15))
+
+
+@pytest.mark.soak
+def test_a_registry_behind_a_name_server_does_what_the_model_does_for_long(
+    name_server: NameServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NameServerMachine, "address", name_server.address, raising=False)
+    run_state_machine_as_test(NameServerMachine, settings=machine_settings(300, 40))
 
 
 @pytest.mark.soak

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq import compiled
-from dmq.broker.runtime.address import check_address
 from dmq.errors import DMQError, NotAllowed
+from dmq.net.address import check_address
 from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
 from dmq.storage.ballast import BALLAST
 from dmq.storage.files import DiskUsage, OsFiles

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-
 from dmq import __version__
 from dmq.broker.broker import Broker
 from dmq.broker.diagnostics.disk_report import disk_warnings
 from dmq.broker.diagnostics.metrics import numbers
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
-from dmq.errors import FrameCorrupt, NotAuthenticated, VersionMismatch
-from dmq.model import check_name
 from dmq.net.connection import Connection
+from dmq.net.hello import accept_hello
 from dmq.protocol import session as headers
-from dmq.protocol.commands import Command, decode_request, response_head
+from dmq.protocol.commands import Command, response_head
 from dmq.protocol.frame import Frame
 
 __all__ = ["cluster", "drain", "heartbeat", "hello", "stats"]
@@ -27,26 +24,14 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     broker = dispatcher.broker
     if broker is not None:
         broker.readiness.check_open()
-    asked: headers.Hello = decode_request(frame)
-    if (headers.FRAME_CRC in asked.features) != connection.parser.is_checked:
-        connection.refuse(FrameCorrupt("a hello offers checksums and has none, or the other way round: connect again"))
+    known = headers.FEATURES if dispatcher.settings.store.takes_blocks else headers.FEATURES - {headers.BLOCKS}
+    greeting = accept_hello(connection, frame, "broker", known)
+    if greeting is None:
         return
-    version = headers.choose_version(asked)
-    if version is None:
-        raise VersionMismatch(
-            f"the client speaks protocol {asked.version_min}-{asked.version_max}, this broker "
-            f"{headers.PROTOCOL_VERSION_MIN}-{headers.PROTOCOL_VERSION}: upgrade the older side"
-        )
-    if asked.auth_mechanism:
-        raise NotAuthenticated(f"this broker has no authentication called {asked.auth_mechanism!r}: connect without")
-    check_name(asked.app, "app")
-    client_id = asked.client_id or f"{asked.app}-{secrets.token_hex(6)}"
     settings = dispatcher.settings.broker
     connection.parser.frame_bytes_max = settings.frame_bytes_max
-    known = headers.FEATURES if dispatcher.settings.store.takes_blocks else headers.FEATURES - {headers.BLOCKS}
-    features = headers.choose_features(asked, known)
-    session = Session(connection, asked.app, client_id, dispatcher.counters)
-    session.features = frozenset(features)
+    session = Session(connection, greeting.app, greeting.client_id, dispatcher.counters)
+    session.features = frozenset(greeting.features)
     dispatcher.begin(session)
     limits = headers.Limits(
         settings.frame_bytes_max,
@@ -59,10 +44,10 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     reply = headers.HelloReply(
         settings.name,
         dispatcher.address,
-        version,
+        greeting.version,
         limits,
-        features=features,
-        client_id=client_id,
+        features=greeting.features,
+        client_id=greeting.client_id,
         software=f"dmq {__version__}",
         now_ms=dispatcher.clock.now_ms(),
     )

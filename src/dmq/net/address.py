@@ -1,4 +1,4 @@
-"""Where a broker may listen."""
+"""Where a server may listen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_address"]
 
 
 def check_address(host: str, insecure: bool) -> None:
-    """Refuse to listen where strangers can reach the broker, unless that is meant.
+    """Refuse to listen where strangers can reach the server, unless that is meant.
 
     Raises:
         NotAllowed: the address is not loopback.

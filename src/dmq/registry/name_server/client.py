@@ -1,0 +1,389 @@
+"""A client of name servers: the `Registry` of a broker, over one connection at a time.
+
+A task keeps the connection: it goes from one address to the next until a name server answers, goes on with the session
+or begins another, watches what is watched, and beats. Everything is on the broker's event loop, the beats too: a loop
+that stands still lets the session end.
+
+What always holds: a write is sent once; one that was sent and not answered within half a session is `WriteUnknown`. A
+read is asked again of the next name server until half a session is over. After each new connection and each new
+session, and every `pull_seconds`, watches say that anything may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from dmq.clock import Clock, SystemClock
+from dmq.errors import (
+    Busy,
+    DatabaseDown,
+    DMQError,
+    InvalidRequest,
+    InvalidSettings,
+    NotConnected,
+    RegistryConflict,
+    RegistryDown,
+    SessionExpired,
+    UnknownEntry,
+    WriteUnknown,
+)
+from dmq.event_log import EventLog
+from dmq.protocol.cluster import registry as headers
+from dmq.protocol.commands import Command
+from dmq.protocol.header import Header
+from dmq.registry.name_server.link import Link, LinkLost
+from dmq.registry.name_server.wire import entry_of, operation_headers
+from dmq.registry.registry import ROOT, SESSION_SECONDS, Entry, Operation, check_path, check_write
+from dmq.registry.tenure import Tenure
+from dmq.registry.watch import Watch, Watches
+
+__all__ = ["DEFAULT_PORT", "NameServerClient", "ServerAddress", "parse_name_servers"]
+
+log = EventLog(__name__)
+
+DEFAULT_PORT: Final = 9610
+PULL_SECONDS: Final = 3600.0
+_BEATS_A_SESSION: Final = 3
+_PAUSE_SECONDS_MIN: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 1.0
+_SETTLED: Final = (RegistryConflict, SessionExpired, UnknownEntry, InvalidRequest)
+
+
+class ServerAddress(NamedTuple):
+    """Where a name server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_name_servers(url: str) -> list[ServerAddress]:
+    """The name servers of `dmq://ns1:9610,ns2`.
+
+    Raises:
+        InvalidSettings: it is no such URL.
+    """
+    scheme, found, rest = url.strip().partition("://")
+    expected = "write dmq://host:port, or dmq://host1:port1,host2 for several name servers"
+    if not found or scheme.lower() != "dmq" or "/" in rest.rstrip("/") or "@" in rest:
+        raise InvalidSettings(f"{url!r} names no name servers: {expected}", url=url)
+    addresses = []
+    for part in rest.rstrip("/").split(","):
+        host, colon, port = part.strip().rpartition(":") if not part.strip().endswith("]") else (part.strip(), "", "")
+        if not colon:
+            host, port = part.strip(), str(DEFAULT_PORT)
+        is_bare = not host.startswith("[")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or (is_bare and ":" in host) or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+            raise InvalidSettings(f"{url!r}: {part!r} is no address: {expected}", url=url)
+        addresses.append(ServerAddress(host, int(port)))
+    return list(dict.fromkeys(addresses))
+
+
+class NameServerClient:
+    """Made by `NameServerClient.open`.
+
+    Parameters:
+        owner: who this is, for people who look into the database.
+
+    Attributes:
+        timeout: seconds after which a read is given up and a write is unknown; None is half a session.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[ServerAddress],
+        owner: str,
+        *,
+        clock: Clock | None = None,
+        timeout: float | None = None,
+        pull_seconds: float = PULL_SECONDS,
+    ) -> None:
+        assert addresses
+        self._addresses = [*addresses]
+        self._owner = owner
+        self._clock = clock or SystemClock()
+        self._pull_seconds = pull_seconds
+        self._watches = Watches()
+        self._tenure = Tenure(SESSION_SECONDS)
+        self._number = 0
+        self._link: Link | None = None  # ready: with a session, and with what is watched
+        self._changed = asyncio.Event()  # `_link` or the reason is another one
+        self._is_closed = False
+        self._why: DMQError = RegistryDown("no name server was asked yet")
+        self._keeper: asyncio.Task[None] | None = None
+        self.session_seconds = SESSION_SECONDS
+        self.timeout = timeout
+
+    @classmethod
+    async def open(
+        cls,
+        addresses: Sequence[ServerAddress],
+        owner: str,
+        *,
+        clock: Clock | None = None,
+        timeout: float | None = None,
+        pull_seconds: float = PULL_SECONDS,
+    ) -> NameServerClient:
+        """A client with a session.
+
+        Raises:
+            RegistryDown: no name server answers within the timeout.
+        """
+        client = cls(addresses, owner, clock=clock, timeout=timeout, pull_seconds=pull_seconds)
+        client._keeper = asyncio.create_task(client._keep())
+        try:
+            await client._ready(asyncio.get_running_loop().time() + client._patience)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    # --- the contract -----------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> int:
+        return self._tenure.session
+
+    @property
+    def deadline(self) -> float:
+        return self._tenure.deadline
+
+    async def read(self, path: str) -> Entry | None:
+        reply: headers.RegistryReadReply = await self._ask(
+            Command.REGISTRY_READ, headers.RegistryRead(check_path(path))
+        )
+        return None if reply.found is None else entry_of(reply.found)
+
+    async def children(self, path: str) -> list[Entry]:
+        check_path(path)
+        entries: list[Entry] = []
+        while True:
+            after = entries[-1].path if entries else ""
+            reply: headers.RegistryChildrenReply = await self._ask(
+                Command.REGISTRY_CHILDREN, headers.RegistryChildren(path, after)
+            )
+            entries += map(entry_of, reply.entries)
+            if not reply.more:
+                return entries
+
+    async def write(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        check_write(operations)
+        operations = tuple(operations)
+        link = await self._ready(asyncio.get_running_loop().time() + self._patience)
+        # No turn of the loop between here and the sending: numbers rise in the order of what is sent.
+        self._number += 1
+        session, sent_at = self.session, self._clock.boottime()
+        asked = headers.RegistryWrite(session, self._number, operation_headers(operations))
+        try:
+            async with asyncio.timeout(self._patience):
+                reply: headers.RegistryWriteReply = await link.request(Command.REGISTRY_WRITE, asked)
+        except (LinkLost, TimeoutError):
+            raise _unanswered() from None
+        except SessionExpired:
+            self._session_ended(link, session)
+            raise
+        except (DatabaseDown, Busy) as error:
+            raise RegistryDown(f"nothing was written: {error.message}") from error
+        except _SETTLED:
+            raise
+        except DMQError as error:
+            raise WriteUnknown(f"a write to the registry failed on the way: {error.message}") from error
+        self._tenure.answered(operations, session, sent_at)
+        return tuple(reply.versions)
+
+    def watch(self, prefix: str) -> Watch:
+        watch = self._watches.open(check_path(prefix))
+        link = self._link
+        if link is not None and self._keeper is not None:
+            self._keep_watching(link)
+        return watch
+
+    async def close(self) -> None:
+        """End the session if a name server can be told at once, and the connection."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        link, session = self._link, self.session
+        if link is not None and session:
+            with contextlib.suppress(LinkLost, DMQError, TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await link.request(Command.REGISTRY_CLOSE, headers.RegistryClose(session))
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if link is not None:
+            link.close(NotConnected("this client is closed"))
+        self._tenure.end()
+        self._set_link(None, RegistryDown("this client of the registry is closed: open another one"))
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _patience(self) -> float:
+        return self.session_seconds / 2 if self.timeout is None else self.timeout
+
+    async def _ready(self, until: float) -> Link:
+        """The connection, once there is one.
+
+        Raises:
+            RegistryDown: there is none by then.
+        """
+        try:
+            async with asyncio.timeout_at(until):
+                while not (self._is_reached or self._is_closed):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        if self._link is None or not self._is_reached or self._is_closed:
+            raise RegistryDown(self._why.message)
+        return self._link
+
+    @property
+    def _is_reached(self) -> bool:
+        return self._link is not None and not self._link.closed.done()
+
+    async def _ask(self, command: int, header: Header) -> Any:
+        """Ask something that changes nothing, of the next name server if one does not answer.
+
+        Raises:
+            RegistryDown: none does.
+            DMQError: what a name server answered.
+        """
+        until = asyncio.get_running_loop().time() + self._patience
+        while True:
+            link = await self._ready(until)
+            try:
+                async with asyncio.timeout_at(until):
+                    return await link.request(command, header)
+            except LinkLost:
+                await asyncio.sleep(0)
+            except TimeoutError:
+                raise RegistryDown("the name server does not answer: check that its database does") from None
+            except (DatabaseDown, Busy) as error:
+                raise RegistryDown(error.message) from error
+
+    # --- the connection ---------------------------------------------------------------------------------------------
+
+    def _set_link(self, link: Link | None, why: DMQError | None = None) -> None:
+        self._link = link
+        if why is not None:
+            self._why = why
+        self._changed.set()
+
+    async def _keep(self) -> None:
+        """Keep a connection to one of the name servers."""
+        pause = _PAUSE_SECONDS_MIN
+        turn = random.randrange(len(self._addresses))
+        while True:
+            address = self._addresses[turn % len(self._addresses)]
+            turn += 1
+            try:
+                link = await self._connect(address)
+            except (OSError, TimeoutError, LinkLost, DMQError) as error:
+                reason = str(error) or type(error).__name__
+                why = RegistryDown(
+                    f"no name server answers at {address} ({reason}): check that it runs, and its address"
+                )
+                self._set_link(None, why)
+                log.warning("no name server answers", once_for=str(address), address=str(address), reason=reason)
+            else:
+                pause = _PAUSE_SECONDS_MIN
+                self._set_link(link)
+                reason = await self._beat(link)
+                log.info("connection to a name server lost", address=str(address), reason=reason)
+                self._set_link(None, RegistryDown(f"the connection to the name server at {address} is lost: {reason}"))
+                turn += random.randrange(len(self._addresses))
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+    async def _connect(self, address: ServerAddress) -> Link:
+        async with asyncio.timeout(self._patience):
+            link = await Link.open(address.host, address.port, self._owner, clock=self._clock, on_changed=self._hear)
+            try:
+                await self._begin_session(link)
+                await self._ask_to_watch(link)
+            except BaseException:
+                link.close(NotConnected("no session could be begun"))
+                raise
+        return link
+
+    async def _begin_session(self, link: Link) -> None:
+        """Go on with our session on this connection, or begin another one."""
+        asked = headers.RegistrySession(self._owner, self.session)
+        reply: headers.RegistrySessionReply = await link.request(Command.REGISTRY_SESSION, asked)
+        self.session_seconds = reply.session_ms / 1000
+        if reply.session != self.session:
+            self._tenure = Tenure(self.session_seconds)
+            self._tenure.begin(reply.session)
+            self._watches.add_all()
+
+    def _session_ended(self, link: Link, session: int) -> None:
+        """A name server said that our session is over."""
+        if session == self.session and session:
+            self._tenure.end()
+            link.close(NotConnected("the session is over"))  # and another one begins with the next connection
+
+    async def _beat(self, link: Link) -> str:
+        """Let the session live on as long as the connection does; returns why it ended."""
+        pulled_at = self._clock.monotonic()
+        while not link.closed.done():
+            # Not `wait_for`, which would cancel what others wait for.
+            await asyncio.wait([link.closed], timeout=self.session_seconds / _BEATS_A_SESSION)
+            session = self.session
+            if link.closed.done() or not session:
+                break
+            if self._clock.monotonic() - pulled_at > self._pull_seconds:
+                pulled_at = self._clock.monotonic()
+                self._watches.add_all()
+            try:
+                async with asyncio.timeout(self._patience):
+                    await link.request(Command.REGISTRY_BEAT, headers.RegistryBeat(session))
+            except SessionExpired:
+                self._session_ended(link, session)
+            except (DatabaseDown, Busy):
+                pass  # it is there, and that is what a beat is to tell
+            except (TimeoutError, LinkLost, DMQError) as error:
+                link.close(NotConnected(str(error) or "a beat was not answered"))
+        return link.closed.result().message if link.closed.done() else "closed"
+
+    # --- watches ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, changed: headers.RegistryChanged) -> None:
+        if changed.is_all:
+            self._watches.add_all()
+        else:
+            self._watches.add(changed.paths)
+
+    def _keep_watching(self, link: Link) -> None:
+        """Ask for what is watched now; a connection on which that fails ends, and the next one asks again."""
+        task = asyncio.create_task(self._ask_to_watch(link))
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if not done.cancelled() and done.exception() is not None:
+                link.close(NotConnected("what is watched could not be asked for"))
+
+        task.add_done_callback(ended)
+
+    async def _ask_to_watch(self, link: Link) -> None:
+        prefixes = self._watches.prefixes
+        if len(prefixes) > headers.PATHS_MAX:
+            prefixes = [ROOT]
+        await link.request(Command.REGISTRY_WATCH, headers.RegistryWatch(prefixes))
+        # What changed before the name server knew may have gone unnoticed.
+        self._watches.add_all()
+
+
+def _unanswered() -> WriteUnknown:
+    return WriteUnknown(
+        "no name server answered a write, which may have been carried out, or still will be: settle it by another "
+        "write that is answered, and then read"
+    )

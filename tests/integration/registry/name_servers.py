@@ -1,0 +1,132 @@
+"""Name servers as processes, and their clients through proxies that can be stalled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dmq.clock import SystemClock
+from dmq.errors import DMQError
+from dmq.protocol.cluster.registry import RegistryClose
+from dmq.protocol.commands import Command
+from dmq.registry.name_server.client import NameServerClient, ServerAddress
+from dmq.registry.name_server.link import Link
+from dmq.registry.registry import Registry
+from dmq.testing.processes import free_port, read_line
+from dmq.testing.proxy import ChaosProxy
+
+START_S = 60.0
+
+
+class NameServerProcess:
+    """One name server, on one port however often it is started."""
+
+    def __init__(self, database: str, *, session: str = "6s") -> None:
+        self.port = free_port()
+        self.address = ServerAddress("127.0.0.1", self.port)
+        self._arguments = ["--database", database, "--port", str(self.port), "--session", session]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "dmq.cli", "nameserver", *self._arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+        )
+        assert process.stdout is not None
+        if read_line(process.stdout, time.monotonic() + START_S) is None:
+            process.kill()
+            _, said = process.communicate()
+            self._process = None
+            raise DMQError(said.decode())
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def stop(self) -> int:
+        """Ask it to stop; its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.communicate(timeout=START_S)
+        code = self._process.returncode
+        self._process = None
+        return code
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def sqlite_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'registry.db'}"
+
+
+class NameServerRegistries:
+    """A name server that all tests share, and clients that each have a way of their own to it."""
+
+    kind = "name server"
+
+    def __init__(self, address: ServerAddress) -> None:
+        self._address = address
+        self._clients: list[NameServerClient] = []
+        self._proxies: dict[int, ChaosProxy] = {}
+        self.clock = SystemClock()
+
+    async def connect(self) -> Registry:
+        proxy = ChaosProxy(self._address)
+        client = await NameServerClient.open([ServerAddress("127.0.0.1", proxy.port)], "test", timeout=30.0)
+        self._proxies[id(client)] = proxy
+        self._clients.append(client)
+        return client
+
+    async def expire(self, client: Registry) -> None:
+        await expire(self._address, client)
+
+    def cut(self, client: Registry) -> None:
+        assert isinstance(client, NameServerClient)
+        client.timeout = 0.3
+        self._proxies[id(client)].stall()
+
+    async def outlast(self, client: Registry) -> None:
+        await self.expire(client)
+
+    def mend(self, client: Registry) -> None:
+        assert isinstance(client, NameServerClient)
+        client.timeout = 30.0
+        self._proxies[id(client)].resume()
+        # Now it notices: what it sent before arrives as well, in a session that may be over.
+        self._proxies[id(client)].cut()
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.timeout = 1.0
+            await client.close()
+        for proxy in self._proxies.values():
+            await asyncio.get_running_loop().run_in_executor(None, proxy.close)
+
+
+async def expire(address: ServerAddress, client: Registry) -> None:
+    """End a client's session from another connection, as if it had not been heard."""
+    link = await Link.open(*address, "operator", clock=SystemClock(), on_changed=lambda _: None)
+    await link.request(Command.REGISTRY_CLOSE, RegistryClose(client.session))
+    link.close(DMQError("done"))

@@ -1,0 +1,234 @@
+"""`dmq nameserver` as a process: it is killed, stopped, stands still, and meets strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmq import cli
+from dmq.clock import SystemClock
+from dmq.errors import DMQError, NotAllowed, RegistryConflict, RegistryDown, SessionExpired, Unsupported, WriteUnknown
+from dmq.protocol.commands import Command
+from dmq.protocol.read import Offsets
+from dmq.registry.contents import ClusterContent, decode_content, encode_content, hex_id
+from dmq.registry.name_server.client import NameServerClient, ServerAddress
+from dmq.registry.name_server.link import Link
+from dmq.registry.name_server.server import NameServer
+from dmq.registry.name_server.sql_store import SqlStore
+from dmq.registry.paths import Paths
+from dmq.registry.registry import Create, Put, Registry
+from dmq.testing.processes import BrokerProcess, free_port
+from dmq.testing.proxy import ChaosProxy
+from tests.integration.registry.name_servers import NameServerProcess, sqlite_url
+from tests.integration.registry.registries import PATIENCE_S, new_root
+
+
+def run_on_loop(main: object) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await main  # type: ignore[misc]
+
+    asyncio.run(bounded())
+
+
+async def insist(client: Registry, path: str, value: bytes) -> None:
+    """Put a value until that is answered."""
+    while True:
+        try:
+            await client.write([Put(path, value, None)])
+            return
+        except (RegistryDown, WriteUnknown, SessionExpired):
+            await asyncio.sleep(0.02)
+
+
+def test_a_killed_name_server_forgets_nothing_and_no_session(tmp_path: Path) -> None:
+    async def main() -> None:
+        with NameServerProcess(sqlite_url(tmp_path), session="3s") as server:
+            client = await NameServerClient.open([server.address], "b1", timeout=PATIENCE_S)
+            root = await new_root(client)
+            await client.write([Create(f"{root}/e", b"", ephemeral=True), Create(f"{root}/a", b"0")])
+            session = client.session
+            watch = client.watch(root)
+            assert (await watch.next()).is_all
+            answered = 0
+            for turn in range(2):
+                for _ in range(10):
+                    answered += 1
+                    await insist(client, f"{root}/a", b"%d" % answered)
+                server.kill()
+                client.timeout = 0.2
+                with pytest.raises((RegistryDown, WriteUnknown)):
+                    await client.write([Put(f"{root}/a", b"never", None)])
+                client.timeout = PATIENCE_S
+                server.start()
+                await insist(client, f"{root}/a", b"%d" % answered)
+                found = await client.read(f"{root}/a")
+                assert found is not None
+                assert found.value == b"%d" % answered, turn
+            assert client.session == session, "each restart gave it another term"
+            assert await client.read(f"{root}/e") is not None
+            changes = await watch.next()
+            assert changes.is_all
+            await client.close()
+            assert server.stop() == 0
+
+    run_on_loop(main())
+
+
+def test_a_name_server_that_stands_still_ends_no_session(tmp_path: Path) -> None:
+    async def main() -> None:
+        with NameServerProcess(sqlite_url(tmp_path), session="3s") as server:
+            client = await NameServerClient.open([server.address], "b1", timeout=PATIENCE_S)
+            root = await new_root(client)
+            await client.write([Create(f"{root}/e", b"", ephemeral=True)])
+            session = client.session
+            server.signal(signal.SIGSTOP)
+            await asyncio.sleep(3.5)
+            server.signal(signal.SIGCONT)
+            await insist(client, f"{root}/e", b"1")
+            assert client.session == session
+            await client.close()
+
+    run_on_loop(main())
+
+
+def test_a_client_that_is_gone_without_a_word_is_missed_after_its_session(tmp_path: Path) -> None:
+    async def main() -> None:
+        with NameServerProcess(sqlite_url(tmp_path), session="2s") as server, ChaosProxy(server.address) as proxy:
+            there = ServerAddress("127.0.0.1", proxy.port)
+            client = await NameServerClient.open([there], "b1", timeout=PATIENCE_S)
+            other = await NameServerClient.open([server.address], "b2", timeout=PATIENCE_S)
+            root = await new_root(other)
+            await client.write([Create(f"{root}/e", b"", ephemeral=True)])
+            watch = other.watch(root)
+            proxy.stall()
+            while await other.read(f"{root}/e") is not None:
+                await watch.next()
+            assert client.deadline < SystemClock().boottime(), "it knew before"
+            proxy.resume()
+            await client.close()
+            await other.close()
+
+    run_on_loop(main())
+
+
+def test_a_client_moves_to_the_next_name_server_by_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        nobody = ServerAddress("127.0.0.1", free_port())
+        with NameServerProcess(sqlite_url(tmp_path)) as server, ChaosProxy(server.address) as proxy:
+            ways = [nobody, ServerAddress("127.0.0.1", proxy.port), server.address]
+            client = await NameServerClient.open(ways, "b1", timeout=PATIENCE_S)
+            root = await new_root(client)
+            await client.write([Create(f"{root}/e", b"0", ephemeral=True)])
+            session = client.session
+            for n in range(5):
+                proxy.cut()
+                await insist(client, f"{root}/e", b"%d" % n)
+            assert client.session == session
+            await client.close()
+
+    run_on_loop(main())
+
+
+def test_nobody_there_is_one_sentence() -> None:
+    async def main() -> None:
+        port = free_port()
+        with pytest.raises(RegistryDown, match=f"no name server answers at 127.0.0.1:{port}"):
+            await NameServerClient.open([ServerAddress("127.0.0.1", port)], "b1", timeout=0.5)
+
+    run_on_loop(main())
+
+
+def test_a_broker_is_no_name_server_and_the_other_way_round(name_server: NameServerProcess) -> None:
+    async def main() -> None:
+        with BrokerProcess() as broker:
+            port = int(broker.url.rpartition(":")[2])
+            with pytest.raises(RegistryDown, match="REGISTRY_SESSION is not served by this broker"):
+                await NameServerClient.open([ServerAddress("127.0.0.1", port)], "b1", timeout=0.5)
+        link = await Link.open(*name_server.address, "stranger", clock=SystemClock(), on_changed=lambda _: None)
+        with pytest.raises(Unsupported, match="ask a broker"):
+            await link.request(Command.OFFSETS, Offsets("orders"))
+        link.close(DMQError("done"))
+
+    run_on_loop(main())
+
+
+def test_strangers_do_no_harm(name_server: NameServerProcess) -> None:
+    async def main() -> None:
+        for said in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\0" * 100,
+            b"\xff" * 100,
+            bytes.fromhex("00000010d1010113") + bytes(12),
+        ):
+            reader, writer = await asyncio.open_connection(*name_server.address)
+            writer.write(said)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        client = await NameServerClient.open([name_server.address], "b1", timeout=PATIENCE_S)
+        assert await client.children("/") is not None
+        await client.close()
+
+    run_on_loop(main())
+
+
+def test_a_registry_can_be_read_with_the_tools_of_its_database(tmp_path: Path) -> None:
+    async def main() -> None:
+        paths = Paths()
+        with NameServerProcess(sqlite_url(tmp_path)) as server:
+            client = await NameServerClient.open([server.address], "b1", timeout=PATIENCE_S)
+            await client.write(paths.folders())
+            content = ClusterContent(id=hex_id(7))
+            await client.write([Create(paths.cluster, encode_content(content))])
+            found = await client.read(paths.cluster)
+            assert found is not None
+            assert decode_content(ClusterContent, found.value, found.path) == content
+            with pytest.raises(RegistryConflict):
+                await client.write(paths.folders())
+            rows = sqlite3.connect(tmp_path / "registry.db").execute("SELECT path, value FROM dmq_registry_entry")
+            assert (paths.cluster, encode_content(content)) in list(rows)
+            await client.close()
+
+    run_on_loop(main())
+
+
+def test_a_pull_now_and_then_says_that_anything_may_have_changed(name_server: NameServerProcess) -> None:
+    async def main() -> None:
+        client = await NameServerClient.open([name_server.address], "b1", timeout=PATIENCE_S, pull_seconds=0.0)
+        watch = client.watch("/")
+        assert (await watch.next()).is_all
+        assert (await watch.next()).is_all
+        await client.close()
+
+    run_on_loop(main())
+
+
+def test_a_database_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "dmq.cli", "nameserver", "--database", "oracle://x/y"]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "use sqlite" in done.stderr
+
+
+def test_a_session_has_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["nameserver", "--database", "sqlite://", "--session", "100s"])
+    assert ended.value.code == 2
+    assert "choose 1 to 60 seconds" in capsys.readouterr().err
+
+
+def test_another_address_than_loopback_must_be_meant() -> None:
+    with pytest.raises(NotAllowed, match="--insecure"):
+        NameServer(SqlStore("sqlite://"), host="0.0.0.0")
+
+
+def test_a_second_name_server_on_one_file_is_refused(tmp_path: Path) -> None:
+    with NameServerProcess(sqlite_url(tmp_path)), pytest.raises(DMQError, match="another name server has"):
+        NameServerProcess(sqlite_url(tmp_path)).start()
