@@ -68,7 +68,10 @@ class Floor:
             return time.perf_counter() - began
 
     def consume(self, groups: Sequence[Sequence[bytes]]) -> float:
-        """The seconds in which every frame was asked for, received and cut into its bodies, one after the other."""
+        """The seconds in which every frame was asked for, received, cut into its bodies and acked, one after the other.
+
+        The ack is a small frame that the server appends, since a broker has to remember it, too.
+        """
         with self._connected() as sock:
             requests = []
             for group in groups:
@@ -81,6 +84,8 @@ class Floor:
                 sock.sendall(request)
                 for body in _bodies(sock.recv(size, socket.MSG_WAITALL)):
                     touched += len(body)
+                sock.sendall(_frame((request[_HEAD.size :],)))
+                _ack(sock)
             taken = time.perf_counter() - began
         if touched != sum(sum(map(len, group)) for group in groups):
             raise RuntimeError("the floor gave back something else than it got")
