@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.router import AioRouter
 from dmq.client.aio.transaction import AioTransaction
-from dmq.client.aio.waiter import TaskWaiter
+from dmq.client.aio.waiter import SharedWaiter, TaskWaiter
 from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.session import Push
 from dmq.client.producer.accumulator import Draft, SendBatch
@@ -113,17 +113,23 @@ class AioProducer:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             sent = await self._sent(message, options, parse_id(id), deadline)
             return await self._conclude(sent, deadline, timeout)
-        batch, index = None, 0
+        batch, index, draft = None, 0, None
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             batch = self._core.alone(topic, message, durability, self._clock.monotonic())
             if batch is not None:
                 batch.deadline = deadline
                 self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
+            else:
+                draft = self._core.plain_draft(topic, message, durability)
         if batch is None:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            route = self._routes.get(topic) or await self._route(topic, timeout, options, message)
-            batch, index = await self._put(self._core.draft(route, message, options), deadline)
-            self._sender.pump(batch.lane)
+            if draft is None:
+                options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+                route = self._routes.get(topic) or await self._route(topic, timeout, options, message)
+                draft = self._core.draft(route, message, options)
+            put = self._core.put(draft, attended=deadline is None, deadline=deadline)
+            batch, index = put or await self._put(draft, deadline)
+            if batch.is_worth_a_look:
+                self._sender.pump(batch.lane)
         return await self._conclude(Sent(batch, index, message), deadline, timeout)
 
     async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:
@@ -318,8 +324,10 @@ class AioProducer:
         left, client = self._left(deadline), self._router.timeout
         if client is not None and self._router.link_for(batch.topic, batch.queue) is None:
             left = client if left is None else min(left, client)
-        waiter = TaskWaiter()
-        batch.add_waiter(waiter)
+        waiter = batch.tasks
+        if waiter is None:
+            waiter = batch.tasks = SharedWaiter()
+            batch.add_waiter(waiter)
         if await waiter.wait(left):
             return
         timeouts = (self._options.timeout if timeout is None else timeout, self._router.timeout)

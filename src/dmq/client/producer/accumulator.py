@@ -109,7 +109,9 @@ class Outcome:
         """Have it woken at the end; at once if that has been."""
         with _ending:
             if not self.is_done:
-                self._waiters = [*(self._waiters or ()), waiter]
+                if self._waiters is None:
+                    self._waiters = []
+                self._waiters.append(waiter)
                 return
         waiter.wake()
 
@@ -208,6 +210,7 @@ class SendBatch(Outcome, NumberedBatch):
     is_kept = False  # its bytes outlive an end that tells nothing, see `Sender.resume`
     asked_again_at = 0.0
     again: SendBatch | None = None  # the same messages on their way once more
+    tasks: Any = None  # the waiter of the tasks of an event loop that wait for it, which they share
 
     def __init__(self, lane: Lane) -> None:
         self.topic = lane.key.topic

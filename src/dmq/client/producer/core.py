@@ -202,6 +202,18 @@ class Core:
         extra, due = expiry(options.ttl, now_ms), due_ms(options.delay, options.deliver_at, now_ms)
         return Draft(self._lane(route, message, options, is_delayed=bool(due)), message, size, due, extra=extra)
 
+    def plain_draft(self, topic: str, message: Message, durability: DurabilityName) -> Draft | None:
+        """`draft` for a message with a body and at most a key that `plain_lane` has a lane for; None for others."""
+        if not (
+            message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
+            and message.properties is None
+        ):  # fmt: skip
+            return None
+        lane, route = self.plain_lane(topic, durability, message.body, message.key), self.routes.get(topic)
+        if lane is None or route is None or route.is_priority:
+            return None
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES)
+
     def check(self, options: SendOptions, message: Message | None, messages: Sequence[Message] = ()) -> None:
         """Refuse what no topic takes, before its topic is asked for: a broker may create one that is.
 
