@@ -183,7 +183,15 @@ class AioProducer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
-        check_function("on_delivery", on_delivery)
+        if on_delivery is not None:
+            check_function("on_delivery", on_delivery)
+        if (
+            tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
+            and deliver_at is None and ttl is None and properties is None and not consumed_by and id is None
+        ):  # fmt: skip
+            put = self._core.gather(topic, durability, body, key, on_delivery=on_delivery)
+            if put is not None:
+                return AioSendFuture(*put)
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
         if id is not None or type(body) is Message:
@@ -194,9 +202,7 @@ class AioProducer:
         future = AioSendFuture(batch, index)
         if on_delivery is not None:
             tell = on_delivery
-            future.add_done_callback(
-                lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
-            )
+            future.add_done_callback(lambda _: batch.tell(index, tell))
         if batch.is_worth_a_look:
             self._sender.pump(batch.lane)
         return future

@@ -54,8 +54,12 @@ __all__ = [
 BATCH_BYTES_MAX: Final = 1 << 20
 BATCH_MESSAGES_MAX: Final = 4096
 MESSAGE_BYTES: Final = 128  # what a message costs beside its body, for the window: record head, names, objects
-SECOND_BYTES_MIN: Final = 64 << 10  # what makes a batch worth sending beside another
-SECOND_MESSAGES_MIN: Final = 256
+# What makes a batch that gathers worth sending beside another. What a batch costs as such is that of some hundred
+# messages on each side, and one that waits for an answer to come loses nothing.
+SECOND_BYTES_MIN: Final = 512 << 10
+SECOND_MESSAGES_MIN: Final = 2048
+RESERVED_BYTES: Final = 32 << 10  # of the window, for a batch of a flood of sends
+RESERVED_MESSAGES: Final = RESERVED_BYTES // MESSAGE_BYTES
 OVERLAP_MAX: Final = 4  # batches of a stream under way to one queue; and of a lane that still gather
 
 _Bytes: TypeAlias = bytes  # a batch has an attribute of that name
@@ -154,6 +158,12 @@ class Outcome:
         queue = -1 if reply.queue == ANY_QUEUE else reply.queue
         return Receipt(message_id, self.topic, queue, offset, durability=_NAMES[reply.durability])
 
+    def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
+        """Tell what became of one message; only once that is known. Returns what the function does."""
+        if self.error is not None:
+            return on_delivery(None, self.error_of(index))
+        return on_delivery(self.receipt(index), None)
+
     def error_of(self, index: int) -> DMQError:
         """Why one message failed; one that is stored nevertheless has its receipt. Only of a batch that failed."""
         error = self.error
@@ -190,6 +200,8 @@ class SendBatch(Outcome, NumberedBatch):
     has_extras = False
     bytes = 0
     count = 0
+    room = 0  # bytes that are reserved for it and not used: `bytes` has them until it leaves, see `Accumulator.reserve`
+    reserved_messages = 0
     is_sealed = False
     is_worth_a_look = False
     is_attended = False  # somebody is interested who does not read
@@ -400,6 +412,8 @@ class Accumulator:
         before; if it has not, the end of what is under way will look again.
         """
         lane, message, size, due_ms, extra = draft
+        if lane.gathering is not None and lane.gathering.reserved_messages:
+            self._return_room(lane.gathering)
         batch = self._gathering(lane, size)
         batch.add_message(message)
         if extra and not batch.has_extras:
@@ -412,11 +426,14 @@ class Accumulator:
         self._count_one(lane, batch, size)
         return batch
 
-    def append_plain(self, lane: Lane, body: bytes, key: str | None, size: int) -> SendBatch:
-        """`append` for a message that has a body and at most a key, and is not delayed."""
+    def append_plain(self, lane: Lane, body: bytes, key: str | None, size: int) -> SendBatch | None:
+        """`append` for a message that has a body and at most a key, and is not delayed; None if it has no room."""
         batch = lane.gathering
-        if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
-            batch = self._gathering(lane, size)
+        if batch is not None and batch.reserved_messages:
+            self._return_room(batch)
+        if not self.has_room(size, 1):
+            return None
+        batch = self._gathering(lane, size)
         if batch.is_plain:
             batch.bodies.append(body)
             batch.keys.append(key)
@@ -424,15 +441,35 @@ class Accumulator:
             batch.add_message(Message(body, key))
             if batch.has_extras:
                 batch.extras.append(b"")
-        # `_count_one` without the call: a flood of sends comes through here.
-        count = batch.count = batch.count + 1
-        total = batch.bytes = batch.bytes + size
-        self.bytes += size
-        self.messages += 1
-        batch.is_worth_a_look = (
-            not lane.under_way or count == 1 or count == SECOND_MESSAGES_MIN or total >= SECOND_BYTES_MIN > total - size
-        )
+        self._count_one(lane, batch, size)
+        # Others may have come since the last look, into room that was reserved.
+        batch.is_worth_a_look = lane.offered() is not None
         return batch
+
+    def reserve(self, batch: SendBatch) -> None:
+        """Give a batch that gathers plain messages room for some more, which it then takes without asking.
+
+        Not where the window or the batch is nearly full: each message then asks for its room.
+        """
+        if (
+            batch.is_plain
+            and batch.bytes + RESERVED_BYTES <= BATCH_BYTES_MAX
+            and batch.count + RESERVED_MESSAGES <= BATCH_MESSAGES_MAX
+            and self.bytes + RESERVED_BYTES <= self.window_bytes // 2
+            and self.messages + RESERVED_MESSAGES <= self._window_messages // 2
+        ):
+            batch.room = RESERVED_BYTES
+            batch.bytes += RESERVED_BYTES
+            batch.reserved_messages = batch.count + RESERVED_MESSAGES
+            self.bytes += RESERVED_BYTES
+            self.messages += RESERVED_MESSAGES
+
+    def _return_room(self, batch: SendBatch) -> None:
+        """Give back what a batch has not used of its room."""
+        self.bytes -= batch.room
+        batch.bytes -= batch.room
+        self.messages -= batch.reserved_messages - batch.count
+        batch.room = batch.reserved_messages = 0
 
     def take_alone(self, lane: Lane, size: int, queues: Sequence[int]) -> SendBatch | None:
         """A batch for one message that leaves at once, with its queue and its numbers, as if it had been appended.
@@ -456,9 +493,7 @@ class Accumulator:
         """The batch of a lane that has room for so much more."""
         batch = lane.gathering
         if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
-            if batch is not None:
-                batch.is_sealed = True
-                lane.ready.append(batch)
+            self.seal(lane)
             batch = lane.gathering = SendBatch(lane)
             self._unsettled[batch] = None
         return batch
@@ -474,10 +509,18 @@ class Accumulator:
 
     def seal(self, lane: Lane) -> None:
         """Let nothing more into the batch that gathers."""
-        if lane.gathering is not None:
-            lane.gathering.is_sealed = True
-            lane.ready.append(lane.gathering)
-            lane.gathering = None
+        batch = self._take_gathering(lane)
+        if batch is not None:
+            lane.ready.append(batch)
+
+    def _take_gathering(self, lane: Lane) -> SendBatch | None:
+        """The batch that gathers, which now does so no more."""
+        batch, lane.gathering = lane.gathering, None
+        if batch is not None:
+            batch.is_sealed = True
+            if batch.reserved_messages:
+                self._return_room(batch)
+        return batch
 
     def add(self, batch: SendBatch) -> None:
         """Put a batch that was made elsewhere at the end of its lane. The window was asked before."""
@@ -493,7 +536,7 @@ class Accumulator:
         """Take back a batch that has not left; False if it has."""
         lane = batch.lane
         if lane.gathering is batch:
-            lane.gathering = None
+            self._take_gathering(lane)
             return True
         if batch in lane.ready:
             lane.ready.remove(batch)
@@ -526,10 +569,9 @@ class Accumulator:
             lane.turn = turn + 1
             queue = queues[turn % len(queues)]
         if lane.gathering is batch:
-            lane.gathering = None
+            self._take_gathering(lane)
         else:
             lane.ready.popleft()
-        batch.is_sealed = True
         batch.queue = queue
         if is_first:
             self._number(batch, lane.stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -42,11 +43,13 @@ __all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed"]
 OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
 
 WINDOW_MESSAGES: Final = 1_000_000
-# Of one batch of `send_many`. What a batch costs as such, on both sides, is that of some hundred messages: smaller ones
-# overlap better and cost more than that gains.
+# Of one batch of `send_many`. A call is cut into some, so that the broker works on one while the next is made. But what
+# a batch costs as such, on both sides, is that of some hundred messages: smaller ones cost more than overlapping gains.
 MANY_BYTES: Final = 1 << 20
 SPOOLED_BYTES: Final = 256 << 10  # the same with a spool, which may be no larger than that
 MANY_MESSAGES: Final = 2048
+MANY_MESSAGES_MIN: Final = 1000
+MANY_PARTS: Final = 4
 _ANY_TOPIC: Final = Route(1, False, 0.0)
 _ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
 
@@ -242,7 +245,7 @@ class Core:
     def plain_lane(self, topic: str, durability: DurabilityName, body: object, key: str | None) -> Lane | None:
         """The lane of what is sent most: bytes and at most a key, to a topic that was sent to before.
 
-        None if it is not that simple: then `draft` decides. A flood of sends spends a third of its time on that way.
+        None if it is not that simple: then `draft` decides.
         """
         lane = self._plain.get((topic, durability))
         if lane is None or type(body) is not bytes or len(body) > self.sender.body_bytes_max:
@@ -284,15 +287,45 @@ class Core:
             batch.body, batch.key_count = records, key_count
         return batch
 
-    def put_plain(self, lane: Lane, body: bytes, key: str | None) -> tuple[SendBatch, int] | None:
-        """`put` for a message of `plain_lane`; None if the window is full: then `draft` and `put` decide."""
-        size = len(body) + MESSAGE_BYTES
-        with self.lock:
-            if self.sender.closed_by is not None or not self.accumulator.has_room(size, 1):
-                return None
-            batch = self.accumulator.append_plain(lane, body, key, size)
-            batch.is_attended, batch.deadline = True, None
-            return batch, batch.count - 1
+    def gather(
+        self,
+        topic: str,
+        durability: DurabilityName,
+        body: object,
+        key: str | None,
+        on_delivery: Callable[..., Any] | None = None,
+    ) -> tuple[SendBatch, int] | None:
+        """Put a message of `send_async` into its lane, and send what is ready to go there: its batch and its place.
+
+        None if it is not as simple as `plain_lane` asks for, or the window is full: then `draft` and `put` decide.
+        """
+        lane, sender = self._plain.get((topic, durability)), self.sender
+        # As `plain_lane`, without the call: a flood of sends comes through here.
+        if lane is None or type(body) is not bytes or len(body) > sender.body_bytes_max:
+            return None
+        if key is not None and (type(key) is not str or len(key) > TEXT_MAX or not key.isascii()):
+            return None
+        size, is_worth_a_look = len(body) + MESSAGE_BYTES, False
+        with sender.lock:
+            batch = lane.gathering
+            if batch is not None and batch.room >= size and sender.closed_by is None:
+                batch.room -= size
+                index = batch.count
+                batch.count = index + 1
+                batch.bodies.append(body)
+                batch.keys.append(key)
+            else:
+                batch = None if sender.closed_by is not None else self.accumulator.append_plain(lane, body, key, size)
+                if batch is None:
+                    return None
+                batch.is_attended, batch.deadline = True, None
+                index, is_worth_a_look = batch.count - 1, batch.is_worth_a_look
+                self.accumulator.reserve(batch)
+        if on_delivery is not None and not batch.add_callback(partial(batch.tell, index, on_delivery)):
+            batch.tell(index, on_delivery)
+        if is_worth_a_look:
+            sender.pump(lane)
+        return batch, index
 
     def lane(self, key: LaneKey) -> Lane:
         with self.lock:
@@ -377,10 +410,12 @@ class Core:
         for queue, indexes in parts:
             lane = self.lane(LaneKey(options.topic, queue, level, is_delayed=bool(due), group=options.consumed_by))
             start = 0
+            count = max(1, min(MANY_PARTS, len(indexes) // MANY_MESSAGES_MIN))
+            limit = min(MANY_MESSAGES, -(-len(indexes) // count))
             while start < len(indexes):
                 batch = SendBatch(lane)
                 batch.is_kept = True
-                stop = self._fill(batch, messages, indexes, start, plain=plain)
+                stop = self._fill(batch, messages, indexes[start : start + limit], plain=plain) + start
                 part = indexes[start:stop]
                 if due:
                     batch.dues = [due] * batch.count
@@ -391,17 +426,19 @@ class Core:
                 yield batch, part
                 start = stop
 
-    def _fill(
-        self, batch: SendBatch, messages: Sequence[Message], indexes: Sequence[int], start: int, plain: bool
-    ) -> int:
-        stop = min(len(indexes), start + MANY_MESSAGES)
-        part = messages[start:stop] if isinstance(indexes, range) else [messages[i] for i in indexes[start:stop]]
+    def _fill(self, batch: SendBatch, messages: Sequence[Message], indexes: Sequence[int], plain: bool) -> int:
+        """Put messages into a batch, as many as go into one; how many these are."""
+        part = (
+            messages[indexes.start : indexes.stop]
+            if isinstance(indexes, range)
+            else [messages[index] for index in indexes]
+        )
         columns = plain_columns(part) if plain else None
         if columns is not None and columns[2] <= self._many_bytes():  # as most are
             batch.bodies, batch.keys, total = columns
             batch.count = len(part)
             batch.bytes = total + MESSAGE_BYTES * batch.count
-            return stop
+            return batch.count
         bodies = [message.body for message in part]
         if {*map(type, bodies)} != {bytes}:
             bodies = [*map(encode_body, bodies)]
@@ -416,7 +453,7 @@ class Core:
             batch.messages = [*part]
         batch.count = count
         batch.bytes = total + MESSAGE_BYTES * count
-        return start + count
+        return count
 
     def _many_bytes(self) -> int:
         """How large the bodies of one batch of `send_many` may be together: within window and frames, with room."""

@@ -250,31 +250,26 @@ class Producer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
-        check_function("on_delivery", on_delivery)
-        put = None
+        if on_delivery is not None:
+            check_function("on_delivery", on_delivery)
         if (
             tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
             and deliver_at is None and ttl is None and properties is None and not consumed_by and id is None
         ):  # fmt: skip
-            lane = self._core.plain_lane(topic, durability, body, key)
-            if lane is not None:
-                put = self._core.put_plain(lane, body, key)  # type: ignore[arg-type]
-        if put is None:
-            message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            if id is not None or type(body) is Message:
-                sent = self._sent(message, options, parse_id(id), None, attended=True)
-                put = self._core.watched(sent)
-            else:
-                route = self._routes.get(topic) or self._route(topic, self._deadline(), options, message)
-                put = self._put(self._core.draft(route, message, options), True, None)
-        batch, index = put
+            put = self._core.gather(topic, durability, body, key, on_delivery=on_delivery)
+            if put is not None:
+                return SendFuture(*put)
+        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
+        options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+        if id is not None or type(body) is Message:
+            batch, index = self._core.watched(self._sent(message, options, parse_id(id), None, attended=True))
+        else:
+            route = self._routes.get(topic) or self._route(topic, self._deadline(), options, message)
+            batch, index = self._put(self._core.draft(route, message, options), True, None)
         future = SendFuture(batch, index)
         if on_delivery is not None:
             tell = on_delivery
-            future.add_done_callback(
-                lambda done: tell(None, batch.error_of(index)) if batch.error is not None else tell(done.result(), None)
-            )
+            future.add_done_callback(lambda _: batch.tell(index, tell))
         if batch.is_worth_a_look:
             self._sender.pump(batch.lane)
         return future
@@ -320,14 +315,13 @@ class Producer:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
             route = self._routes.get(topic) or self._route(topic, deadline, options, messages=fresh)
             for batch, indexes in self._core.many(route, fresh, options):
+                if parts and (connection := self._router.link_for(topic, parts[-1][0].queue)) is not None:
+                    connection.take_ready()  # the answers that came while the batch was made
                 # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
                 deadline = batch.deadline = self._deadline(timeout)
                 self._enter(batch, parts, deadline)
                 parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
                 self._sender.pump(batch.lane)
-                connection = self._router.link_for(topic, batch.queue)
-                if connection is not None:
-                    connection.take_ready()
         except DMQError as error:
             problem = error
         sent: list[tuple[SendBatch | Repeated, Sequence[int]]] = [*repeated, *parts]

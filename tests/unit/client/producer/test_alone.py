@@ -57,6 +57,7 @@ def test_plain_messages_and_others_share_a_batch_in_order() -> None:
     acc = Accumulator(1000, 10, seed=1)
     lane = acc.lane(ANY)
     batch = acc.append_plain(lane, b"a", "k", 1)
+    assert batch is not None
     assert (batch.is_plain, batch.bodies, batch.keys) == (True, [b"a"], ["k"])
     acc.append(Draft(lane, Message(b"b", tag="t"), 1, extra=b"e"))
     acc.append_plain(lane, b"c", None, 1)

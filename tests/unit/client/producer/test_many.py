@@ -57,8 +57,15 @@ def test_batches_are_as_large_as_they_may_be(more: dict[str, Any]) -> None:
     rig = Rig(compression="none")
     assert rig.counts(bodies(500, KIB, **more)) == [500]
     assert rig.counts(bodies(1030, KIB, **more)) == [MANY_BYTES // KIB, 6]
-    assert rig.counts(bodies(MANY_MESSAGES + 1, 10, **more)) == [MANY_MESSAGES, 1]
+    assert rig.counts(bodies(4 * MANY_MESSAGES + 2, 10, **more)) == [*[MANY_MESSAGES] * 4, 2]
     assert rig.counts(bodies(3, MANY_BYTES + 1, **more)) == [1, 1, 1], "one that is too large is alone"
+
+
+def test_a_large_call_is_cut_so_that_the_broker_has_something_to_do_meanwhile() -> None:
+    rig = Rig(compression="none")
+    assert rig.counts(bodies(1999, 10)) == [1999]
+    assert rig.counts(bodies(2000, 10)) == [1000, 1000]
+    assert rig.counts(bodies(4003, 10)) == [1001, 1001, 1001, 1000]
 
 
 def test_they_stay_within_the_window() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from dmq.client.producer.accumulator import OVERLAP_MAX, SendBatch
+from dmq.client.producer.accumulator import SECOND_MESSAGES_MIN as MANY
 from dmq.client.producer.message import SendOptions
 from dmq.errors import Busy, DiskFull, DMQError, OutOfOrder, RateLimited, ServerError, TimedOut
 from dmq.model import Message
@@ -81,12 +82,12 @@ def test_a_broker_without_the_feature_gets_one_batch_at_a_time() -> None:
 def test_messages_that_gather_leave_beside_others_once_they_are_many() -> None:
     rig = make_rig()
     rig.send()
-    for _ in range(5 * 256):
+    for _ in range(5 * MANY):
         rig.send()
-    assert [request.header.count for request in rig.link.requests] == [1, 256, 256, 256]
+    assert [request.header.count for request in rig.link.requests] == [1, MANY, MANY, MANY]
     for request in rig.link.requests[:4]:
         request.store()
-    assert [request.header.count for request in rig.link.requests][4:] == [512]
+    assert [request.header.count for request in rig.link.requests][4:] == [2 * MANY]
 
 
 @pytest.mark.parametrize("error", [Busy("full", retry_after_ms=100), DiskFull("no space"), ServerError("odd")])

@@ -1,0 +1,143 @@
+"""A flood of `send_async`: messages take room that was reserved for their batch, and the window still adds up."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from dmq.client.producer.accumulator import BATCH_BYTES_MAX, MESSAGE_BYTES, RESERVED_BYTES, SECOND_BYTES_MIN
+from dmq.errors import DMQError, NotConnected, TimedOut
+from dmq.model import Message, Receipt
+from dmq.protocol.session import OVERLAP
+from tests.unit.client.drafts import draft_of
+from tests.unit.client.producer.test_sender import Rig
+
+
+def flood(rig: Rig, count: int, body: bytes = b"x" * 72) -> int:
+    """How many messages were taken; each counts as 200 bytes."""
+    return sum(rig.core.gather("orders", "flushed", body, None) is not None for _ in range(count))
+
+
+def make_rig(**options: int) -> Rig:
+    """A producer that has sent to its topic, and has one message under way."""
+    rig = Rig(**options)
+    rig.link.features = frozenset({OVERLAP})
+    rig.send()
+    return rig
+
+
+def settle(rig: Rig) -> None:
+    """Store everything that is sent, and what that sends."""
+    for request in rig.link.requests:
+        request.store()
+    accumulator = rig.core.accumulator
+    assert (accumulator.bytes, accumulator.messages) == (0, 0)
+    assert not [*accumulator.unsettled()]
+
+
+def test_messages_gather_in_order_and_nothing_is_counted_twice() -> None:
+    rig = make_rig()
+    places = [rig.core.gather("orders", "flushed", b"%d" % number, f"k-{number}") for number in range(1000)]
+    batch = rig.core.accumulator.lane(rig.core._plain["orders", "flushed"].key).gathering
+    assert batch is not None
+    assert places == [(batch, number) for number in range(1000)]
+    assert (batch.bodies, batch.keys) == ([b"%d" % n for n in range(1000)], [f"k-{n}" for n in range(1000)])
+    assert len(rig.link.requests) == 1
+    settle(rig)
+    assert [request.header.count for request in rig.link.requests] == [1, 1000]
+    assert batch.bytes == sum(len(b"%d" % number) + MESSAGE_BYTES for number in range(1000))
+
+
+def test_a_batch_leaves_beside_another_as_soon_as_it_is_worth_it() -> None:
+    rig = make_rig()
+    flood(rig, SECOND_BYTES_MIN // 200 + RESERVED_BYTES // 200 + 2)
+    assert len(rig.link.requests) == 2
+    settle(rig)
+
+
+def test_the_window_is_kept_to_the_message() -> None:
+    rig = make_rig(window_messages=1000)
+    assert flood(rig, 5000) == 999
+    settle(rig)
+    rig = make_rig(window_bytes=100_000)
+    assert flood(rig, 5000) == (100_000 - 1 - MESSAGE_BYTES) // 200
+    settle(rig)
+
+
+def test_other_messages_join_a_batch_with_reserved_room() -> None:
+    rig = make_rig()
+    flood(rig, 3)
+    assert rig.core.put(draft_of(rig.core, rig.route, "orders", b"tagged", tag="t"), attended=True, deadline=None)
+    assert flood(rig, 3) == 3
+    batch = rig.core._plain["orders", "flushed"].gathering
+    assert batch is not None
+    assert [message.tag for message in batch.messages] == [None, None, None, "t", None, None, None]
+    settle(rig)
+
+
+def test_a_full_batch_is_no_larger_for_its_reserved_room() -> None:
+    rig = make_rig()
+    flood(rig, 60_000)
+    settle(rig)
+    assert all(len(request.body) <= 2 * BATCH_BYTES_MAX for request in rig.link.requests)
+    assert sum(request.header.count for request in rig.link.requests) == 60_001
+
+
+def test_what_is_not_plain_is_left_to_others() -> None:
+    rig = make_rig()
+    refused: list[tuple[object, object]] = [
+        ("text", None),
+        (b"x", 7),
+        (b"x", "k" * 2000),
+        (b"x", "ä"),
+        (Message(b"x"), None),
+    ]
+    for body, key in refused:
+        assert rig.core.gather("orders", "flushed", body, key) is None  # type: ignore[arg-type]
+    assert rig.core.gather("elsewhere", "flushed", b"x", None) is None
+    settle(rig)
+
+
+def test_a_producer_that_is_closed_gathers_nothing() -> None:
+    rig = make_rig()
+    flood(rig, 10)
+    rig.core.sender.close(TimedOut("closed"))
+    assert flood(rig, 1) == 0
+    assert (rig.core.accumulator.bytes, rig.core.accumulator.messages) == (0, 0)
+
+
+def test_each_is_told_what_became_of_it() -> None:
+    rig = make_rig()
+    told: list[tuple[Receipt | None, DMQError | None]] = []
+    for _ in range(3):
+        rig.core.gather("orders", "flushed", b"x", None, on_delivery=lambda *outcome: told.append(outcome))
+    rig.link.requests[0].store()
+    assert not told
+    rig.link.requests[1].store(7)
+    assert [receipt.offset for receipt, error in told if receipt is not None] == [7, 8, 9]
+    rig.core.gather("orders", "flushed", b"x", None, on_delivery=lambda *outcome: told.append(outcome))
+    rig.core.sender.close(NotConnected("closed"))
+    assert isinstance(told[3][1], NotConnected)
+
+
+def test_threads_that_send_at_once_get_places_of_their_own() -> None:
+    rig = make_rig()
+    rng = random.Random(7)
+    bodies = [rng.randbytes(rng.randrange(300)) for _ in range(3000)]
+    got: list[list[tuple[object, int, bytes]]] = [[], [], []]
+
+    def send(at: int) -> None:
+        for body in bodies[at * 1000 : at * 1000 + 1000]:
+            put = rig.core.gather("orders", "flushed", body, None)
+            assert put is not None
+            got[at].append((*put, body))
+
+    threads = [threading.Thread(target=send, args=(at,)) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    places = [(id(batch), index) for part in got for batch, index, _ in part]
+    assert len({*places}) == 3000
+    settle(rig)
+    assert sum(request.header.count for request in rig.link.requests) == 3001
