@@ -21,7 +21,8 @@ import numpy as np
 from bench.records import make_messages
 from dmq.model import Message
 from dmq.records import batch_rules, encode_batch
-from dmq.records.check import are_right_plain
+from dmq.records.check import are_right_plain, checked_bodies
+from dmq.records.columns import find_spans
 from dmq.records.encoder import (
     ENCODE_MANY_MIN,
     _Batch,
@@ -70,7 +71,16 @@ def twins(count: int) -> dict[str, Twins]:
     parts, origin = [Part(row, data, sizes, 5)], (bytes(6), 6)
     offsets = places if count < 16 else np.array(places)
     stamp_plain = stamp_parts_few if count < 16 else stamp_parts_many
+    starts = [*places, len(data)]
+    bounds = np.array(starts)
+
+    def opened() -> object:
+        checked_bodies(data, bounds)
+        spans = find_spans(data, bounds)
+        return [data[at:end].decode() for at, end in zip(spans.key_starts, spans.key_ends, strict=True)]
+
     return {
+        "open, checked": Twins(opened, lambda: speed.open_records(data, starts, 0, count, None, True)),
         "encode, keys of one size": Twins(lambda: plain(keys), lambda: compiled(keys)),
         "encode, keys of any size": Twins(lambda: plain(mixed), lambda: compiled(mixed)),
         "columns of messages": Twins(lambda: plain_columns_plain(bare), lambda: speed.plain_columns(bare)),

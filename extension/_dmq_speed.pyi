@@ -17,6 +17,14 @@ def assemble_alike(
 ) -> tuple[bytearray, bytearray, bytearray, bytearray] | None: ...
 def crcs_of(bodies: list[bytes]) -> list[int]: ...
 def plain_crcs_of(bodies: list[bytes]) -> list[tuple[int, int]]: ...
+def open_records(
+    buffer: bytes,
+    starts: list[int],
+    first: int,
+    stop: int,
+    expand: Callable[[int], bytes] | None,
+    is_checked: bool,
+) -> tuple[list[bytes], list[str | None]] | None: ...
 def stamp_run(
     buffer: bytearray | memoryview,
     at: int,

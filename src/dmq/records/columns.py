@@ -9,13 +9,14 @@ is none) is read through a `RecordView`, which also says what is wrong.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dmq.compiled import find
 from dmq.errors import RecordCorrupt
 from dmq.records import layout
 from dmq.records.attributes import KEY
@@ -31,6 +32,7 @@ __all__ = [
     "decode_columns",
     "find_spans",
     "key_in_place",
+    "open_records",
     "walk_parts",
 ]
 
@@ -38,6 +40,15 @@ NO_SPAN: Final = 0  # as an end: no body or key ends at a buffer's first byte
 NOTHING: Final = -1  # as a key's start: there is certainly none
 _KEY_HEAD: Final = struct.Struct(">BH")
 _KEY_HEAD_BYTES: Final = _KEY_HEAD.size
+
+open_records: Final[Callable[..., tuple[list[bytes], list[str | None]] | None] | None] = find("open_records")
+"""Bodies and keys of some records, as two lists, taken out by a compiled loop; None where there is none.
+
+It returns None for records that are not all read alike: one is none, has a body that is compressed, or a block that
+cannot be expanded, or fails its checksum. Parameters: the buffer; where each record begins in it, and where the last
+one ends; the first, and one past the last; `expand`, which gives the bytes of the block that begins at a place;
+`is_checked`, whether to look at the checksums of bodies.
+"""
 
 _FIXED_DTYPE: Final = np.dtype(
     [

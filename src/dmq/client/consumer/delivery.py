@@ -29,7 +29,7 @@ from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
 from dmq.records.block import BodyBlocks
 from dmq.records.check import checked_bodies, many_bodies
-from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, key_in_place
+from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, key_in_place, open_records
 from dmq.records.layout import (
     BLOCK,
     BODY_AT,
@@ -124,6 +124,7 @@ class Delivery:
         "is_dirty",
         "is_packed",
         "is_pulled",
+        "keys",
         "lease",
         "left",
         "others",
@@ -157,6 +158,7 @@ class Delivery:
         self.is_packed = True  # a body may be compressed, until the flags of the records were looked at
         self.blocks: BodyBlocks | None = None  # if bodies stand in some
         self.bodies: list[Any] | None = None  # if they are at hand as they were sent
+        self.keys: list[str | None] | None = None  # the same
         self._decoded: dict[int, Any] = {}
         self._records: list[RecordView | None] | None = None
         self.spans: Spans | None = None  # of bodies and keys, once somebody looks at one and there are many
@@ -198,22 +200,28 @@ class Delivery:
     def check_bodies(self) -> bool:
         """Whether all bodies match their checksums. Small ones are kept then, and those out of blocks: they had to be
         taken out for that."""
+        is_plain = self.core.options.type is None and not self.is_packed
+        is_kept = is_plain and (self.blocks is not None or len(self.buffer) <= self.count * _SMALL_BYTES)
+        if is_kept and self._open_all(is_checked=True):
+            return True
         bodies = checked_bodies(self.buffer, self.bounds, self.blocks)
         if bodies is None:
             return False
-        is_plain = self.core.options.type is None and not self.is_packed
-        if is_plain and (self.blocks is not None or len(self.buffer) <= self.count * _SMALL_BYTES):
+        if is_kept:
             self.bodies = bodies
         return True
 
     def open_blocks(self) -> bool:
         """Take all bodies out of their blocks, whose checksums stand for theirs; False if a block cannot be read."""
+        is_plain = self.core.options.type is None and not self.is_packed
+        if is_plain and self._open_all(is_checked=False):
+            return True
         if not isinstance(self.bounds, np.ndarray):
             return self.check_bodies()
         bodies = many_bodies(self.buffer, self.bounds[:-1], self.blocks)
         if bodies is None:
             return False
-        if self.core.options.type is None and not self.is_packed:
+        if is_plain:
             self.bodies = bodies
         return True
 
@@ -239,19 +247,32 @@ class Delivery:
         if self.spans is None and self.count >= _MANY and self.core.options.type is None:
             self.spans = find_spans(self.buffer, self.bounds)
 
-    @property
-    def is_open_to_all(self) -> bool:
-        """Whether every body is at hand, or stands in its record as it is: then `columns` gives many at a time."""
-        self._look_at_many()
-        return self.spans is not None and (self.bodies is not None or NO_SPAN not in self.spans.body_ends)
+    def _open_all(self, *, is_checked: bool) -> bool:
+        """Take all bodies and keys out by a compiled loop; False if there is none, or it cannot."""
+        opened = self._opened(0, self.count, is_checked=is_checked)
+        if opened is None:
+            return False
+        self.bodies, self.keys = opened
+        return True
+
+    def _opened(self, first: int, stop: int, *, is_checked: bool) -> tuple[list[bytes], list[str | None]] | None:
+        if open_records is None:
+            return None
+        expand = None if self.blocks is None else self.blocks.expanded
+        return open_records(self.buffer, self.starts, first, stop, expand=expand, is_checked=is_checked)
 
     def columns(self, block: range) -> tuple[list[bytes], Iterable[str | None]] | None:
-        """Bodies and keys of messages that follow each other; None if a key cannot be read at once.
-
-        Only if `is_open_to_all`.
-        """
-        assert self.spans is not None
+        """Bodies and keys of messages that follow each other; None if they are to be read one by one."""
         first, stop = block.start, block.stop
+        if self.bodies is not None and self.keys is not None:
+            return self.bodies[first:stop], self.keys[first:stop]
+        if self.bodies is None and not self.is_packed and self.core.options.type is None:
+            opened = self._opened(first, stop, is_checked=False)
+            if opened is not None:
+                return opened
+        self._look_at_many()
+        if self.spans is None or (self.bodies is None and NO_SPAN in self.spans.body_ends):
+            return None
         ends, key_starts, key_ends = self.spans
         buffer, key_stops = self.buffer, key_ends[first:stop]
         keys: Iterable[str | None]

@@ -76,7 +76,9 @@ class ReceivedMessage(msgspec.Struct, Generic[T], eq=False, gc=False):
     @property
     def key(self) -> str | None:
         delivery, index = self._delivery, self._index
-        spans = delivery.spans
+        keys, spans = delivery.keys, delivery.spans
+        if keys is not None:
+            return keys[index]
         if spans is not None and (end := spans[2][index]):
             return delivery.buffer[spans[1][index] : end].decode()
         return delivery.key_of(index)
@@ -228,7 +230,7 @@ def messages_of(
         kind: makes a message.
         opened: makes one with its body and key.
     """
-    if isinstance(indexes, range) and delivery.is_open_to_all:
+    if isinstance(indexes, range):
         columns = delivery.columns(indexes)
         if columns is not None:
             return map(opened, repeat(delivery), indexes, *columns)
