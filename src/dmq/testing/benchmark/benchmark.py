@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import dmq
 from dmq.client.client import Client, connect
@@ -27,6 +27,7 @@ __all__ = [
     "Load",
     "Progress",
     "Rates",
+    "Ways",
     "bench_topic",
     "latency_figure",
     "machine",
@@ -38,6 +39,8 @@ __all__ = [
 APP = "dmq-bench"
 
 Progress: TypeAlias = Callable[[int], None]
+_STRAIGHT: Final = "broker_straight"
+_LEFT: Final = "broker_straight_left"
 BrokerCpu: TypeAlias = Callable[[], float]
 
 
@@ -77,6 +80,38 @@ class Figure:
 
     def plain(self) -> dict[str, Any]:
         return {"name": self.name, **self.values, "rounds": self.rounds}
+
+
+class Ways:
+    """How many requests of producers took the broker's straight path, within `with`, and why the others did not."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = {}
+        self._client: Client | None = None
+
+    def __call__(self, client: Client) -> Self:
+        self._client = client
+        return self
+
+    def __enter__(self) -> None:
+        self._count(-1)
+
+    def __exit__(self, *_: object) -> None:
+        self._count(1)
+
+    def _count(self, sign: int) -> None:
+        assert self._client is not None
+        for name, count in self._client.admin.stats(_STRAIGHT).items():
+            self._counts[name] = self._counts.get(name, 0) + sign * count
+
+    def values(self) -> dict[str, float | int | None]:
+        """The share, and how many left it for which reason; nothing of a broker that does not count them."""
+        counts = dict(self._counts)
+        taken, left = counts.pop(_STRAIGHT, 0), counts.pop(_LEFT, 0)
+        if not taken + left:
+            return {}
+        reasons = {f"left_for_{name.removeprefix(_LEFT)[1:]}": int(count) for name, count in counts.items() if count}
+        return {"straight_share": taken / (taken + left), **reasons}
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from dmq.testing.benchmark.benchmark import (
     Figure,
     Load,
     Progress,
+    Ways,
     bench_topic,
     latency_figure,
     percentile,
@@ -43,13 +44,15 @@ def latency(
 ) -> list[Figure]:
     """One message at a time: `send` beside an echo and an fdatasync; and up to a waiting handler, beside a relay."""
     few = max(50, load.messages // 10)  # of what waits for a disk
+    ways = Ways()
     bodies = load.bodies()
     with Echo.running() as echo, bench_topic(url) as (client, topic), client.producer(timeout=60.0) as producer:
         stored = _Sends(producer, topic, "stored", bodies, broker_cpu=broker_cpu)
         flushed = _Sends(producer, topic, "flushed", bodies, broker_cpu=broker_cpu)
         echo.round_trips(200, load.size)
         stored.warm_up(200)
-        (echoes,) = _in_turns(load.messages, stored, lambda turn: echo.round_trips(turn, load.size))
+        with ways(client):
+            (echoes,) = _in_turns(load.messages, stored, lambda turn: echo.round_trips(turn, load.size))
         progress(2 * load.messages)
         flushed.warm_up(20)
         more, syncs = _in_turns(
@@ -63,7 +66,7 @@ def latency(
     figures = [
         latency_figure("a bare echo", echoes),
         latency_figure("fdatasync of 4 KiB", syncs),
-        stored.figure("send, stored (beside the echo)", echo_p50),
+        stored.figure("send, stored (beside the echo)", echo_p50, **ways.values()),
         flushed.figure(
             "send, flushed (beside the echo and fdatasync)",
             percentile(sorted(more), 0.5) + percentile(sorted(syncs), 0.5),
@@ -101,9 +104,10 @@ class _Sends:
                 send(topic, body, durability=durability)
                 self._taken.append(time.perf_counter() - began)
 
-    def figure(self, name: str, baseline: float) -> Figure:
+    def figure(self, name: str, baseline: float, **more: float | int | None) -> Figure:
         p50 = percentile(sorted(self._taken), 0.5)
-        return latency_figure(name, self._taken, of_baseline=p50 / baseline, **self._cpu.each(len(self._taken)))
+        cpu = self._cpu.each(len(self._taken))
+        return latency_figure(name, self._taken, of_baseline=p50 / baseline, **cpu, **more)
 
 
 class _Cpu:

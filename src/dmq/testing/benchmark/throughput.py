@@ -22,6 +22,7 @@ from dmq.testing.benchmark.benchmark import (
     Load,
     Progress,
     Rates,
+    Ways,
     bench_topic,
     measured,
     percentiles,
@@ -50,6 +51,7 @@ def produce(
     how = "send_async" if is_async else "send" if load.batch == 1 else f"send_many by {load.batch}"
     send = _send_async if is_async else _send_each if load.batch == 1 else _send_many
     calls: list[float] = []
+    ways = Ways()
     with Floor.running() as floor:
         for number in range(load.rounds + 1):
             raw = floor.window(bodies, threads) if load.batch == 1 else floor.produce(load.groups(bodies))
@@ -64,10 +66,12 @@ def produce(
                 def run(share: Callable[[list[bytes]], None] = share) -> None:
                     _side_by_side(share, bodies, threads)
 
-                measured(rates, run, broker_cpu, number > 0)
+                with ways(client):
+                    measured(rates, run, broker_cpu, number > 0)
     if threads > 1:
         how += f" in {threads} threads"
-    return rates.figure(f"{how}, {load.size} B, {load.durability}", **({} if is_async else percentiles(calls)))
+    each = {} if is_async else percentiles(calls)
+    return rates.figure(f"{how}, {load.size} B, {load.durability}", **each, **ways.values())
 
 
 def _side_by_side(share: Callable[[list[bytes]], None], bodies: list[bytes], threads: int) -> None:
@@ -123,12 +127,13 @@ def produce_connections(url: str, load: Load, connections: int, broker_cpu: Brok
     bodies = load.bodies()
     rates = Rates(load.messages, sum(map(len, bodies)))
     counts: list[int] = []
+    ways = Ways()
     with Floor.running() as floor:
         for number in range(load.rounds + 1):
             raw = floor.window(bodies, connections)
-            with bench_topic(url) as (_, topic):
+            with bench_topic(url) as (client, topic):
                 task = Task(address.host, address.port, topic, connections, load=load)
-                with contextlib.closing(Senders(task)) as senders:
+                with contextlib.closing(Senders(task)) as senders, ways(client):
                     broker = broker_cpu()
                     outcome = senders.run()
                     used = broker_cpu() - broker
@@ -142,6 +147,7 @@ def produce_connections(url: str, load: Load, connections: int, broker_cpu: Brok
     return rates.figure(
         f"{connections} connections, one message at a time, {load.size} B, {load.durability}",
         fewest_of_most=min(counts) / max(counts),
+        **ways.values(),
     )
 
 
