@@ -626,18 +626,22 @@ def is_plain(messages: Sequence[Message]) -> bool:
     return bool(messages)
 
 
-def plain_columns(messages: Sequence[Message]) -> PlainColumns | None:
-    """What `encode_plain` takes of messages; None if one of them is not plain, or a body is not bytes."""
+def plain_columns(messages: Sequence[Message], *, are_plain: bool = False) -> PlainColumns | None:
+    """What `encode_plain` takes of messages; None if one of them is not plain, or a body is not bytes.
+
+    Parameters:
+        are_plain: that they are was looked at before.
+    """
     if _plain_columns is not None and type(messages) is list:
         found: PlainColumns | None = _plain_columns(messages)
         if found is not None:
             return found
-    return plain_columns_plain(messages)
+    return plain_columns_plain(messages, are_plain=are_plain)
 
 
-def plain_columns_plain(messages: Sequence[Message]) -> PlainColumns | None:
+def plain_columns_plain(messages: Sequence[Message], *, are_plain: bool = False) -> PlainColumns | None:
     """The same message by message."""
-    if not is_plain(messages):
+    if not are_plain and not is_plain(messages):
         return None
     bodies = [message.body for message in messages]
     if {*map(type, bodies)} != {bytes}:

@@ -36,7 +36,7 @@ from dmq.clock import Clock
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, check_name
 from dmq.records import Compressor, is_plain
-from dmq.records.encoder import plain_columns
+from dmq.records.encoder import PlainColumns, plain_columns
 
 __all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed"]
 
@@ -402,8 +402,11 @@ class Core:
         level = _level(options)
         due = due_ms(options.delay, options.deliver_at, self.clock.now_ms())
         whole: list[tuple[int, Sequence[int]]] = [(-1, range(len(messages)))]
+        columns: PlainColumns | None = None
         try:
-            plain = is_plain(messages)
+            if len(messages) < 2 * MANY_MESSAGES_MIN and not route.is_priority:
+                columns = plain_columns(messages)  # what makes one batch is looked at once
+            plain = columns is not None or is_plain(messages)
             parts = whole if plain and not route.is_priority else _by_queue(route, messages)
         except AttributeError:
             raise _no_message(messages) from None
@@ -415,7 +418,10 @@ class Core:
             while start < len(indexes):
                 batch = SendBatch(lane)
                 batch.is_kept = True
-                stop = self._fill(batch, messages, indexes[start : start + limit], plain=plain) + start
+                if columns is not None and columns[2] <= self._many_bytes():
+                    stop = self._fill_columns(batch, columns)
+                else:
+                    stop = self._fill(batch, messages, indexes[start : start + limit], plain=plain) + start
                 part = indexes[start:stop]
                 if due:
                     batch.dues = [due] * batch.count
@@ -433,12 +439,9 @@ class Core:
             if isinstance(indexes, range)
             else [messages[index] for index in indexes]
         )
-        columns = plain_columns(part) if plain else None
+        columns = plain_columns(part, are_plain=True) if plain else None
         if columns is not None and columns[2] <= self._many_bytes():  # as most are
-            batch.bodies, batch.keys, total = columns
-            batch.count = len(part)
-            batch.bytes = total + MESSAGE_BYTES * batch.count
-            return batch.count
+            return self._fill_columns(batch, columns)
         bodies = [message.body for message in part]
         if {*map(type, bodies)} != {bytes}:
             bodies = [*map(encode_body, bodies)]
@@ -454,6 +457,14 @@ class Core:
         batch.count = count
         batch.bytes = total + MESSAGE_BYTES * count
         return count
+
+    @staticmethod
+    def _fill_columns(batch: SendBatch, columns: PlainColumns) -> int:
+        """Put plain messages into a batch that has room for all; how many these are."""
+        batch.bodies, batch.keys, total = columns
+        batch.count = len(batch.bodies)
+        batch.bytes = total + MESSAGE_BYTES * batch.count
+        return batch.count
 
     def _many_bytes(self) -> int:
         """How large the bodies of one batch of `send_many` may be together: within window and frames, with room."""
