@@ -273,7 +273,7 @@ def block_use(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Seq
         lengths: of the records.
         pieces: their bytes, in pieces of adjacent records, as the journal has them.
     """
-    if len(lengths) < _FEW and not _has_blocks(lengths, pieces):
+    if len(lengths) < _FEW * len(pieces) and not _has_blocks(lengths, pieces):
         return None
     sizes = np.array(lengths, np.int64)
     ends = np.cumsum(sizes)
@@ -297,7 +297,7 @@ def block_use(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Seq
 
 
 def _has_blocks(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Sequence[memoryview]) -> bool:
-    """Whether any of a few records has its body in a block, without arrays."""
+    """Whether any of a few records, or of a few in each piece, has its body in a block, without arrays."""
     sizes = iter(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths)
     for piece in pieces:
         at, end = layout.FLAGS_AT, len(piece)

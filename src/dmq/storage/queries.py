@@ -413,6 +413,11 @@ class Queries:
         found = map(self.derived.state.transactions.get, message_ids)
         return sum([half.length for half in found if half is not None])
 
+    @property
+    def has_joint_transactions(self) -> bool:
+        """Whether any half messages end together."""
+        return self.derived.state.joined.has_any
+
     def transaction_first(self, message_id: bytes) -> bytes:
         """The first half message of the transaction that one belongs to; often itself."""
         return self.derived.state.joined.first_of(message_id)

@@ -68,7 +68,7 @@ _UNIT_BYTES: Final = 4 << 20
 _WAITING_MAX: Final = 200_000
 _REMEMBERED_MAX: Final = 100_000
 _CHECKS_AT_ONCE: Final = 256
-_READ_TURN: Final = 128  # half messages are read and copied in one turn of the loop
+_READ_TURN: Final = 256  # half messages are read and copied in one turn of the loop
 _DECIDED_TURN: Final = 2048  # are decided about in one
 _LOOKED_TURN: Final = 64  # that are no longer remembered are looked up in one turn of the loop
 _GROUPS_MAX: Final = 1000
@@ -211,10 +211,11 @@ class Transactions:
     def opened(self, ids: Iterable[bytes]) -> None:
         """Half messages were stored."""
         now_ms, queries = self._runtime.clock.now_ms, self._queries
+        has_joint = queries.has_joint_transactions
         for message_id in ids:
             if not queries.is_open(message_id):
                 continue
-            first = queries.transaction_first(message_id)
+            first = queries.transaction_first(message_id) if has_joint else message_id
             if first == message_id:
                 self.checks.opened(message_id, now_ms)
             elif not queries.is_open(first):
@@ -321,6 +322,8 @@ class Transactions:
 
     async def _whole(self, ids: Iterable[bytes]) -> list[bytes]:
         """Half messages, and those that end with them."""
+        if not self._queries.has_joint_transactions:
+            return [*dict.fromkeys(ids)]
         whole: dict[bytes, None] = {}
         for index, message_id in enumerate(ids):
             if index % _DECIDED_TURN == _DECIDED_TURN - 1:
@@ -337,7 +340,8 @@ class Transactions:
                 await asyncio.sleep(0)
             outcome = ends.get(message_id) or self._ended.get(message_id)
             if outcome is None and self._queries.is_open(message_id):
-                first = self._queries.transaction_first(message_id)
+                is_alone = not self._queries.has_joint_transactions
+                first = message_id if is_alone else self._queries.transaction_first(message_id)
                 if first == message_id:
                     ends[message_id] = ending.outcome
                     continue
@@ -437,7 +441,8 @@ class Transactions:
                 await asyncio.sleep(0)
             self.checks.ended(message_id)
             self._ended[message_id] = outcome
-            self._late += queries.transaction_members(message_id)  # that came while this was written
+            if queries.has_joint_transactions:
+                self._late += queries.transaction_members(message_id)  # that came while this was written
         while len(self._ended) > _REMEMBERED_MAX:
             self._ended.popitem(last=False)
         outcomes = [*ends.values()]

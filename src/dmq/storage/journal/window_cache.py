@@ -60,6 +60,11 @@ class WindowCache:
         self._passing: deque[int] = deque()
         self._corrupt = 0  # windows that have some
 
+    @property
+    def has_corrupt(self) -> bool:
+        """Whether any window has records that cannot be read."""
+        return self._corrupt > 0
+
     def corrupt(self, start: int, end: int) -> Mapping[int, str]:
         """The records in [start, end), which lies within one window, that cannot be read, by journal offset, and why.
 

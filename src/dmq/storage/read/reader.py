@@ -374,7 +374,8 @@ class Reader:
         for i, first, last in zip(starts[:-1], firsts, lasts, strict=True):
             if base <= first and last <= base + len(view) and not lost[i]:
                 pieces.append(view[first - base : last - base])
-                corrupt |= self.cache.corrupt(first, last)
+                if self.cache.has_corrupt:
+                    corrupt |= self.cache.corrupt(first, last)
                 continue
             try:
                 if lost[i]:

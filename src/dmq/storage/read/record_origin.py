@@ -108,28 +108,26 @@ def _cut(spans: list[_Span], offsets: Sequence[int]) -> list[IdRun]:
     """The part of the spans that the offsets name."""
     runs: list[IdRun] = []
     count = len(offsets)
-    at = 0
+    firsts = [span[0] for span in spans]
+    at = start = stop = producer = begun = 0
     while at < count:
         first = offsets[at]
-        start, stop, producer, sequence = spans[bisect_right(spans, first, key=_first) - 1]
-        assert start <= first < stop, "every record is of a batch of its unit"
+        if not start <= first < stop:
+            start, stop, producer, begun = spans[bisect_right(firsts, first) - 1]
+            assert start <= first < stop, "every record is of a batch of its unit"
         # Up to the end of the batch, or to the first offset that is left out.
         end = min(count, at + stop - first)
         if offsets[end - 1] - first != end - 1 - at:
             end = at + 1
             while offsets[end] == offsets[end - 1] + 1:
                 end += 1
-        sequence = sequence + first - start if producer else 0
+        sequence = begun + first - start if producer else 0
         if runs and runs[-1][1] == producer and (not producer or runs[-1][2] + runs[-1][0] == sequence):
             runs[-1] = (runs[-1][0] + end - at, producer, runs[-1][2])
         else:
             runs.append((end - at, producer, sequence))
         at = end
     return runs
-
-
-def _first(span: _Span) -> int:
-    return span[0]
 
 
 OriginRun: TypeAlias = tuple[int, int, bytes]  # count, store time in ms, address (16 bytes) and port

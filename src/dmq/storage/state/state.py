@@ -83,6 +83,11 @@ class JoinedTransactions:
             self._firsts[member] = first
             self._members.setdefault(first, {})[member] = None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any transaction has more than one message."""
+        return bool(self._firsts)
+
     def first_of(self, message_id: bytes) -> bytes:
         """The first message of a transaction, by any of them."""
         return self._firsts.get(message_id, message_id)
