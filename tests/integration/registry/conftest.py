@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from dmq.registry.name_server.client import ServerAddress
+from tests.databases import DatabaseServers
 from tests.integration.registry.name_servers import NameServerProcess, NameServerRegistries, sqlite_url
 from tests.integration.registry.registries import MemoryRegistries, Registries
 
@@ -17,10 +20,39 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer
         yield process
 
 
-@pytest.fixture(params=["memory", "name server"])
+@pytest.fixture(scope="session")
+def shared_name_servers(database_servers: DatabaseServers) -> Iterator[Callable[[str], list[ServerAddress]]]:
+    """Two name servers over one database of a kind."""
+    started: dict[str, list[ServerAddress]] = {}
+    with ExitStack() as processes:
+
+        def get(kind: str) -> list[ServerAddress]:
+            if kind not in started:
+                server = database_servers.get(kind)
+                server.add_database("registry")
+                url = server.url.rpartition("/")[0] + "/registry"
+                made = [processes.enter_context(NameServerProcess(url)) for _ in range(2)]
+                started[kind] = [process.address for process in made]
+            return started[kind]
+
+        yield get
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "name server",
+        pytest.param("postgresql", marks=pytest.mark.soak),
+        pytest.param("mariadb", marks=pytest.mark.soak),
+    ]
+)
 def registries(request: pytest.FixtureRequest) -> Callable[[], Registries]:
     """Makes a registry; called on the event loop of the test."""
-    if request.param == "memory":
+    kind = request.param
+    if kind == "memory":
         return MemoryRegistries
-    address = request.getfixturevalue("name_server").address
-    return lambda: NameServerRegistries(address)
+    if kind == "name server":
+        addresses = [request.getfixturevalue("name_server").address]
+    else:
+        addresses = request.getfixturevalue("shared_name_servers")(kind)
+    return lambda: NameServerRegistries(kind, addresses)

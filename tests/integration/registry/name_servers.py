@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -82,25 +84,24 @@ def sqlite_url(folder: Path) -> str:
 
 
 class NameServerRegistries:
-    """A name server that all tests share, and clients that each have a way of their own to it."""
+    """Name servers that all tests share, and clients that each have a way of their own to one of them."""
 
-    kind = "name server"
-
-    def __init__(self, address: ServerAddress) -> None:
-        self._address = address
+    def __init__(self, kind: str, addresses: Sequence[ServerAddress]) -> None:
+        self.kind = kind
+        self._addresses = itertools.cycle(addresses)
         self._clients: list[NameServerClient] = []
         self._proxies: dict[int, ChaosProxy] = {}
         self.clock = SystemClock()
 
     async def connect(self) -> Registry:
-        proxy = ChaosProxy(self._address)
+        proxy = ChaosProxy(next(self._addresses))
         client = await NameServerClient.open([ServerAddress("127.0.0.1", proxy.port)], "test", timeout=30.0)
         self._proxies[id(client)] = proxy
         self._clients.append(client)
         return client
 
     async def expire(self, client: Registry) -> None:
-        await expire(self._address, client)
+        await expire(next(self._addresses), client)
 
     def cut(self, client: Registry) -> None:
         assert isinstance(client, NameServerClient)

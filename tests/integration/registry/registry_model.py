@@ -6,6 +6,7 @@ is not answered adds states; what is answered takes those away in which it would
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dmq.errors import RegistryConflict, SessionExpired, WriteUnknown
+from dmq.errors import RegistryConflict, SessionExpired, UnknownEntry, WriteUnknown
 from dmq.registry.memory import Fate
 from dmq.registry.registry import Check, Create, Delete, Entry, Operation, Put, Registry
 from dmq.registry.watch import Watch
@@ -220,15 +221,22 @@ class RegistryMachine(RuleBasedStateMachine):
         self.worlds = kept
 
     def look(self, which: int) -> Tree:
-        entries = self.drive(self.read_all(self.clients[which]))
-        return frozenset((e.path, (e.value, e.version, e.session)) for e in entries)
+        before: Tree | None = None
+        while True:
+            # A tree is read entry by entry, and a late write may come in between.
+            entries = self.drive(self.read_all(self.clients[which]))
+            found = frozenset((e.path, (e.value, e.version, e.session)) for e in entries)
+            if found == before:
+                return found
+            before = found
 
     async def read_all(self, client: Registry) -> list[Entry]:
         root = await client.read(self.root)
         assert root is not None
         entries = [root]
         for entry in await client.children(self.root):
-            entries += [entry, *await client.children(entry.path)]
+            with contextlib.suppress(UnknownEntry):  # it has gone since
+                entries += [entry, *await client.children(entry.path)]
         return entries
 
     @precondition(lambda self: any(value[2] for world in self.worlds for _, value in world.tree))

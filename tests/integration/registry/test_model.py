@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -51,21 +52,21 @@ class MemoryMachine(RegistryMachine):
 class NameServerMachine(RegistryMachine):
     """Answers are lost here by a connection that ends while the request is on its way."""
 
-    address: ServerAddress
+    addresses: Sequence[ServerAddress]
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.fates: dict[int, Fate] = {}
+        self.ways = itertools.cycle(self.addresses)
 
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
 
     def connect(self) -> Registry:
-        return self.drive(FatefulClient.open([self.address], "machine", timeout=30.0))
+        return self.drive(FatefulClient.open([next(self.ways)], "machine", timeout=30.0))
 
     def expire_session(self, client: Registry) -> None:
-        self.drive(expire(self.address, client))
+        self.drive(expire(next(self.ways), client))
 
     def decide(self, client: Registry, fate: Fate) -> None:
         assert isinstance(client, FatefulClient)
@@ -130,7 +131,7 @@ def test_a_registry_in_memory_does_what_the_model_does() -> None:
 def test_a_registry_behind_a_name_server_does_what_the_model_does(
     name_server: NameServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NameServerMachine, "address", name_server.address, raising=False)
+    monkeypatch.setattr(NameServerMachine, "addresses", [name_server.address], raising=False)
     run_state_machine_as_test(NameServerMachine, settings=machine_settings(4, 15))
 
 
@@ -138,10 +139,19 @@ def test_a_registry_behind_a_name_server_does_what_the_model_does(
 def test_a_registry_behind_a_name_server_does_what_the_model_does_for_long(
     name_server: NameServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NameServerMachine, "address", name_server.address, raising=False)
+    monkeypatch.setattr(NameServerMachine, "addresses", [name_server.address], raising=False)
     run_state_machine_as_test(NameServerMachine, settings=machine_settings(300, 40))
 
 
 @pytest.mark.soak
 def test_a_registry_in_memory_does_what_the_model_does_for_long() -> None:
     run_state_machine_as_test(MemoryMachine, settings=machine_settings(3000, 60))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_registry_behind_two_name_servers_does_what_the_model_does(
+    kind: str, shared_name_servers: Callable[[str], list[ServerAddress]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NameServerMachine, "addresses", shared_name_servers(kind), raising=False)
+    run_state_machine_as_test(NameServerMachine, settings=machine_settings(40, 30))

@@ -24,9 +24,7 @@ SESSION_SECONDS_MAX = 60.0
 
 @app.command()
 def nameserver(
-    database: Annotated[
-        str, typer.Option("--database", metavar="URL", help="Where the registry is kept: sqlite:///FILE.")
-    ],
+    database: Annotated[str, typer.Option("--database", metavar="URL", help="Where it is kept, as sqlite:///FILE.")],
     host: Annotated[str, typer.Option("--host", metavar="H", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 takes any free one.")] = 9610,
     session: Annotated[

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, Engine, Index, Integer, LargeBinary, MetaData, String, Table, insert, select
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
 
 from dmq.errors import WrongFormat
 from dmq.registry.registry import PATH_BYTES_MAX, ROOT
@@ -19,6 +19,8 @@ __all__ = ["CHANGES", "ENTRIES", "SESSIONS", "VERSION", "make_schema"]
 
 VERSION: Final = 1
 _NAME: Final = "dmq_registry"
+_TRIES: Final = 10
+_THERE: Final = (1050, 1061, "42P07", "42710", "23505")  # MariaDB's numbers, PostgreSQL's states
 
 _metadata = MetaData()
 _OPTIONS: Final[dict[str, Any]] = {
@@ -76,7 +78,14 @@ def make_schema(engine: Engine) -> None:
         WrongFormat: another version of DMQ made them.
         SQLAlchemyError: the database is not there, or does not let us.
     """
-    _metadata.create_all(engine)
+    for left in range(_TRIES, 0, -1):
+        try:
+            _metadata.create_all(engine)
+            break
+        except (ProgrammingError, IntegrityError, OperationalError) as error:
+            # Another name server makes them at the same moment: each try finds more of them there.
+            if left == 1 or not _is_there(error):
+                raise
     for statement in (
         insert(_VERSIONS).values(name=_NAME, version=VERSION),
         insert(ENTRIES).values(path=ROOT, parent="", value=b"", version=0, session=0),
@@ -93,3 +102,10 @@ def make_schema(engine: Engine) -> None:
             f"the registry's tables are of version {found}, and this DMQ knows version {VERSION}: use the DMQ that "
             "made them, or another database"
         )
+
+
+def _is_there(error: DBAPIError) -> bool:
+    """Whether a table could not be made because there is one."""
+    cause = error.orig
+    code = cause.args[0] if cause is not None and cause.args else None
+    return getattr(cause, "sqlstate", None) in _THERE or code in _THERE

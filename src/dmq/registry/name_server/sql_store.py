@@ -17,7 +17,6 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
@@ -314,8 +313,11 @@ class SqlStore:
             try:
                 with self._engine.connect() as connection:
                     transaction = connection.begin()
-                    with _rolled_back(transaction.rollback):
+                    try:
                         result = work(connection)
+                    except BaseException:
+                        transaction.rollback()
+                        raise
                     try:
                         transaction.commit()
                     except SQLAlchemyError as error:
@@ -331,17 +333,6 @@ class SqlStore:
 
     def _down(self, error: SQLAlchemyError) -> DatabaseDown:
         return DatabaseDown(f"the database {self._shown} of the registry cannot be used now: {_words(error)}")
-
-
-class _rolled_back(AbstractContextManager[None]):  # noqa: N801
-    """Rolls a transaction back if something is raised inside."""
-
-    def __init__(self, rollback: Callable[[], None]) -> None:
-        self._rollback = rollback
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._rollback()
 
 
 def _load(connection: Connection, paths: Sequence[str], *, is_locked: bool) -> list[Entry]:
