@@ -115,12 +115,12 @@ class AioProducer:
             return await self._conclude(sent, deadline, timeout)
         batch, index, draft = None, 0, None
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
-            batch = self._core.alone(topic, message, durability, self._clock.monotonic())
-            if batch is not None:
-                batch.deadline = deadline
-                self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
-            else:
-                draft = self._core.plain_draft(topic, message, durability)
+            draft = self._core.plain_draft(topic, message, durability)
+            if draft is None or draft.lane.is_free:
+                batch = self._core.alone(topic, message, durability, self._clock.monotonic())
+                if batch is not None:
+                    batch.deadline = deadline
+                    self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
         if batch is None:
             if draft is None:
                 options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)

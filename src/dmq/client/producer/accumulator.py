@@ -316,6 +316,11 @@ class Lane:
     def is_idle(self) -> bool:
         return not self.ready and self.gathering is None
 
+    @property
+    def is_free(self) -> bool:
+        """Nothing waits or is under way in it."""
+        return not self.under_way and self.gathering is None and not self.ready
+
     def offered(self) -> SendBatch | None:
         """What would go next, if it is worth going now."""
         if self.ready:
@@ -341,6 +346,7 @@ class Draft(NamedTuple):
     size: int  # for the window
     due_ms: int = 0  # when it is due; 0 is at once
     extra: bytes = b""  # attributes of our own
+    is_plain: bool = False  # it is known to have a body and at most a key, and nothing of the above
 
 
 class Accumulator:
@@ -411,11 +417,15 @@ class Accumulator:
         `SendBatch.is_worth_a_look` says afterwards whether the lane may now have something to send that it had not
         before; if it has not, the end of what is under way will look again.
         """
-        lane, message, size, due_ms, extra = draft
+        lane, message, size, due_ms, extra, is_plain = draft
         if lane.gathering is not None and lane.gathering.reserved_messages:
             self._return_room(lane.gathering)
         batch = self._gathering(lane, size)
-        batch.add_message(message)
+        if is_plain and batch.is_plain:
+            batch.bodies.append(message.body)
+            batch.keys.append(message.key)
+        else:
+            batch.add_message(message)
         if extra and not batch.has_extras:
             batch.has_extras = True
             batch.extras = [b""] * batch.count

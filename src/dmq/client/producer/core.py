@@ -215,7 +215,7 @@ class Core:
         lane, route = self.plain_lane(topic, durability, message.body, message.key), self.routes.get(topic)
         if lane is None or route is None or route.is_priority:
             return None
-        return Draft(lane, message, len(message.body) + MESSAGE_BYTES)
+        return Draft(lane, message, len(message.body) + MESSAGE_BYTES, is_plain=True)
 
     def check(self, options: SendOptions, message: Message | None, messages: Sequence[Message] = ()) -> None:
         """Refuse what no topic takes, before its topic is asked for: a broker may create one that is.
