@@ -31,6 +31,7 @@ from dmq.records.encoder import (
     encode_alike_plain,
     plain_columns_plain,
 )
+from dmq.storage.journal.lone_unit import Lone, Sender, UnitHead, lay_out_compiled, lay_out_plain
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row
 from dmq.storage.journal.unit_builder import stamp_parts, stamp_parts_few, stamp_parts_many
 
@@ -70,6 +71,13 @@ def twins(count: int) -> dict[str, Twins]:
     row = Row(1, 0, 0, count, 1, 2, 0, 0, 77, NO_ADDRESS, 0)
     parts, origin = [Part(row, data, sizes, 5)], (bytes(6), 6)
     offsets = places if count < 16 else np.array(places)
+    sender = Sender(NO_ADDRESS, 1, bytes(6), False)
+    lones: list[Lone] = [
+        ("orders", 1, data[at : at + size], 77, 5, 0, 9, 3, sender)
+        for at, size in zip(places, lengths.tolist(), strict=True)
+    ]
+    rows = [Row(5, 0, 9, 1, 1, 1, 0, 0, 4, NO_ADDRESS, 1)] * count
+    head = UnitHead(2, 1, 100, 5, 0, 7, bytes(6))
     stamp_plain = stamp_parts_few if count < 16 else stamp_parts_many
     starts = [*places, len(data)]
     bounds = np.array(starts)
@@ -84,6 +92,10 @@ def twins(count: int) -> dict[str, Twins]:
         "encode, keys of one size": Twins(lambda: plain(keys), lambda: compiled(keys)),
         "encode, keys of any size": Twins(lambda: plain(mixed), lambda: compiled(mixed)),
         "columns of messages": Twins(lambda: plain_columns_plain(bare), lambda: speed.plain_columns(bare)),
+        "unit of lone messages": Twins(
+            lambda: lay_out_plain(lones, rows, head),
+            lambda: lay_out_compiled(speed.lone_bytes, lones, rows, head),
+        ),
         "stamp": Twins(
             lambda: stamp_plain(stamped, parts, offsets, 0, origin=origin),
             lambda: stamp_parts(speed.stamp_run, stamped, parts, offsets, start=0, origin=origin),

@@ -7,6 +7,8 @@ import numpy.typing as npt
 from dmq.model import Message
 from dmq.records.check import BatchRules
 from dmq.records.layout import Buffer, Stamp
+from dmq.storage.journal.lone_unit import Lone, UnitHead
+from dmq.storage.journal.unit import Row
 
 SOURCES: str
 
@@ -32,12 +34,9 @@ def stamp_run(
     journal_offset: int,
     stamp: Stamp,
 ) -> bytearray: ...
-def checked_bodies(
-    buffer: bytes, bounds: Sequence[int] | npt.NDArray[np.int64], expand: Callable[[int], bytes] | None
-) -> list[bytes] | None: ...
-def spans_of(
-    buffer: Buffer, bounds: Sequence[int] | npt.NDArray[np.int64], packed: int
-) -> tuple[list[int], list[int], list[int]] | None: ...
 def bind_message(kind: type[Message], priority: int) -> bool: ...
 def plain_columns(messages: list[Message]) -> tuple[list[bytes], list[str | None], int] | None: ...
 def are_plain(messages: list[Message]) -> bool: ...
+def lone_bytes(
+    lones: list[Lone], rows: list[Row], head: UnitHead, version: int
+) -> tuple[bytearray, int, list[int], list[int], list[int], list[int], list[int]]: ...

@@ -29,6 +29,7 @@ cdef extern from "checksum.h":
     uint16_t dmq_get16(const uint8_t *at)
     uint32_t dmq_get32(const uint8_t *at)
     uint64_t dmq_get64(const uint8_t *at)
+    void dmq_put16(uint8_t *at, uint16_t value)
     void dmq_put32(uint8_t *at, uint32_t value)
     void dmq_put64(uint8_t *at, uint64_t value)
     bint dmq_is_ascii(const uint8_t *at, size_t size)
@@ -45,6 +46,6 @@ include "numbers.pxi"
 include "check.pxi"
 include "encode.pxi"
 include "stamp.pxi"
-include "read.pxi"
 include "message.pxi"
 include "open.pxi"
+include "straight.pxi"

@@ -2,7 +2,7 @@
 
 The build hook calls it (`extension/hook.py`), and so does who works on the extension:
     python extension/builder.py DIRECTORY              as it is installed
-    python extension/builder.py DIRECTORY --checked    with Cython's bounds checks and GCC's address sanitizer
+    python extension/builder.py DIRECTORY --checked    with GCC's sanitizers of addresses and undefined behaviour
 
 What always holds: nothing is written outside the directory asked for; whatever is missing or fails is one `CannotBuild`
 whose text is one line and says what to install.
@@ -76,7 +76,7 @@ def build(folder: Path, *, is_checked: bool = False) -> Path:
     if lacks:
         raise CannotBuild(lacks)
     code = folder / f"{MODULE}.c"
-    options = ["-3", "-X", f"boundscheck={is_checked}", "-X", "wraparound=False", "-X", "cdivision=True"]
+    options = ["-3", "-X", "boundscheck=True", "-X", "wraparound=False", "-X", "cdivision=True"]
     _run([sys.executable, "-m", "cython", *options, str(SOURCES / f"{MODULE}.pyx"), "-o", str(code)])
     target = folder / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = [
@@ -104,7 +104,7 @@ def _run(command: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the extension into a folder.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--checked", action="store_true", help="with bounds checks and the address sanitizer")
+    parser.add_argument("--checked", action="store_true", help="with GCC's sanitizers")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     try:

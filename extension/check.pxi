@@ -13,7 +13,9 @@ cdef enum:
     RECORD_BYTES_MIN = 72
     COMPRESSED = 0x01
     IPV6 = 0x10
-    KNOWN_FLAGS = 0x3F
+    KNOWN_FLAGS = 0x7F
+    BLOCK = 0x40           # the body stands in a block, and a pointer in its place
+    POINTER_BYTES = 12     # distance, place, size
     PRIORITY_MAX = 9
     COMPRESSION = 13
     PROPERTY = 0x80
@@ -130,6 +132,8 @@ cdef bint _is_right(const uint8_t *at, int64_t size, const Rules *rules) noexcep
     body_size = dmq_get32(at + BODY_SIZE_AT)
     if body_size > rules.body_bytes_max:
         return False
+    if flags & BLOCK and (flags & COMPRESSED or body_size != POINTER_BYTES):
+        return False
     # What is left behind the body must hold the topic, the sizes of app and business id, and that of the attributes.
     left = size - BODY_AT - body_size
     if left < rules.named_size + 4:
@@ -154,10 +158,11 @@ cdef bint _is_right(const uint8_t *at, int64_t size, const Rules *rules) noexcep
     if not _are_attributes(place + 2, end, flags & COMPRESSED):
         return False
     if rules.check_crc:
-        if dmq_crc32c(at + BODY_AT, body_size, 0) != dmq_get32(at + CRC_AT + 4):
+        # That of a body in a block is looked at with the block.
+        if not flags & BLOCK and dmq_crc32c(at + BODY_AT, body_size, 0) != dmq_get32(at + CRC_AT + 4):
             return False
         memcpy(front, at + 4, 6)
-        front[FLAGS_AT - 4] &= 0xFF & ~IPV6
+        front[FLAGS_AT - 4] &= 0xFF & ~(IPV6 | BLOCK)
         crc = dmq_crc32c(at + SEND_TIME_AT, 8, dmq_crc32c(front, 6, 0))
         if dmq_crc32c(names, end - names, crc) != dmq_get32(at + CRC_AT):
             return False

@@ -81,6 +81,11 @@ static inline uint64_t dmq_get64(const uint8_t *at) {
     return (uint64_t)dmq_get32(at) << 32 | dmq_get32(at + 4);
 }
 
+static inline void dmq_put16(uint8_t *at, uint16_t value) {
+    at[0] = (uint8_t)(value >> 8);
+    at[1] = (uint8_t)value;
+}
+
 static inline void dmq_put32(uint8_t *at, uint32_t value) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     value = __builtin_bswap32(value);

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from dmq.compiled import choose
+from dmq.compiled import choose, find
 from dmq.errors import InvalidMessage, MessageTooLarge, RecordCorrupt
 from dmq.records import attributes as attrs
 from dmq.records import layout
@@ -168,6 +168,7 @@ def are_right_plain(buffer: Buffer, lengths: Sequence[int] | npt.NDArray[np.inte
 
 
 are_right: Final = choose(are_right_plain, "are_right")
+_are_right: Final = find("are_right")
 
 
 def _check_with_blocks(
@@ -180,7 +181,11 @@ def _check_with_blocks(
     _check_sum(blocks_at, len(sizes), total, int(sizes.min()))
     starts = np.cumsum(sizes) - sizes
     rules = rules.with_blocks()
-    if len(sizes) < VERIFY_MANY_MIN or _any_bad(buffer, starts, sizes, rules):
+    if _are_right is not None:
+        is_right = _are_right(memoryview(buffer)[:blocks_at], lengths, rules)
+    else:
+        is_right = len(sizes) >= VERIFY_MANY_MIN and not _any_bad(buffer, starts, sizes, rules)
+    if not is_right:
         verify_few(buffer, starts.tolist(), sizes.tolist(), rules)
     check_blocks(buffer, starts, blocks_at, rules.body_bytes_max, check_crc=rules.check_crc)
 

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from dmq.compiled import find
+from dmq.compiled import choose, find
 from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import attributes as attrs
@@ -328,6 +328,14 @@ def encode_batch(
     return _encode_packed(batch, messages, packed, body_bytes_max, bodies=bodies)
 
 
+def crcs_of_plain(bodies: list[bytes]) -> list[int]:
+    """CRC-32C of each of some bodies."""
+    return [*map(crc32c, bodies)]
+
+
+_crcs_of: Final = choose(crcs_of_plain, "crcs_of")
+
+
 class _Swapped:
     """The bodies of a batch, with blank pointers for those that go into blocks; and of all of them as they were sent
     the sizes and checksums."""
@@ -336,7 +344,7 @@ class _Swapped:
 
     def __init__(self, bodies: list[bytes], together: Sequence[Together]) -> None:
         self.sizes = [*map(len, bodies)]
-        self.crcs = [*map(crc32c, bodies)]
+        self.crcs = _crcs_of(bodies)
         if len(together[0].indexes) == len(bodies):
             self.bodies = [BLANK_POINTER] * len(bodies)
             return
@@ -559,8 +567,8 @@ def _encode_alike(
     crcs: list[int] | None = None,
 ) -> EncodedBatch:
     """Messages that differ from this one in body and key only."""
-    if _assemble_alike is not None and crcs is None:
-        encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys)
+    if _assemble_alike is not None:
+        encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys, crcs=crcs)
         if encoded is not None:
             return encoded
     return encode_alike_plain(batch, message, bodies, sizes, keys=keys, crcs=crcs)
@@ -572,11 +580,16 @@ ALIKE_MIN: Final = ENCODE_MANY_MIN if _assemble_alike is None else 2
 
 
 def encode_alike_compiled(
-    loop: Callable[..., Any], batch: _Batch, message: Message, bodies: list[bytes], keys: Sequence[str | None]
+    loop: Callable[..., Any],
+    batch: _Batch,
+    message: Message,
+    bodies: list[bytes],
+    keys: Sequence[str | None],
+    crcs: list[int] | None = None,
 ) -> EncodedBatch | None:
     """The records by the compiled loop; None if it leaves them to the plain way."""
     head, tail, _ = batch.template(0, message, -1, 0)
-    made = loop(bodies, keys if type(keys) is list else [*keys], head, tail, None)
+    made = loop(bodies, keys if type(keys) is list else [*keys], head, tail, crcs=crcs)
     if made is None:
         return None
     data, lengths, hash_index, hashes = made

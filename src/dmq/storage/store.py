@@ -314,7 +314,7 @@ class MessageStore:
             self._try_checkpoint()
         return outcomes
 
-    def append_lone(self, lones: Sequence[Lone], durability: Durability) -> Unit:
+    def append_lone(self, lones: list[Lone], durability: Durability) -> Unit:
         """`append_each` for messages that came one by one, all in one unit, where nothing is unusual.
 
         Raises:

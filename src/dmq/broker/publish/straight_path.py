@@ -29,7 +29,7 @@ from dmq.protocol.frame import CRC_BYTES, HEAD_BYTES, Frame, Kind, Whole
 from dmq.protocol.header import UNREADABLE
 from dmq.protocol.produce import Produce
 from dmq.records.attributes import ANY_QUEUE
-from dmq.records.check import may_be_bad
+from dmq.records.check import are_right
 from dmq.records.layout import RECORD_BYTES_MIN
 from dmq.storage.journal.lone_unit import Lone, Sender, Unusual
 from dmq.storage.journal.unit import Unit
@@ -144,7 +144,7 @@ class StraightPath:
             return self._leave("refused")
         if publisher.has_limits(topic):
             return self._leave("limits")
-        if may_be_bad(data, 0, size, publisher.rules(topic, False)):
+        if not are_right(data, (size,), publisher.rules(topic, False)):
             return self._leave("content")
         queue = asked.queue
         if queue == ANY_QUEUE and found.config.priority:

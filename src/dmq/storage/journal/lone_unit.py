@@ -10,11 +10,13 @@ What always holds: nothing is changed here; a unit that is laid out may be throw
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
+from dmq.compiled import find
 from dmq.records.layout import FLAGS_AT, IPV6, JOURNAL_OFFSET_AT, RELATIVE_MAX, SENT, STAMPED, TAG_AT
 from dmq.storage.journal.unit import CRC_FROM, HEADER, ROW, UNIT_MAGIC, UNIT_VERSION, Header, Row, Unit
 from dmq.storage.state.state import State
@@ -78,7 +80,7 @@ _pack_stamp: Final = STAMPED.pack_into
 _new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
 
 
-def lay_out(lones: Sequence[Lone], state: State, assigned: dict[int, int], head: UnitHead) -> Unit:
+def lay_out(lones: list[Lone], state: State, assigned: dict[int, int], head: UnitHead) -> Unit:
     """Give each message its place, and lay all of them out as one unit.
 
     Parameters:
@@ -89,6 +91,23 @@ def lay_out(lones: Sequence[Lone], state: State, assigned: dict[int, int], head:
         StaleEpoch, SequenceConflict: a message cannot be taken. The general way says so to its producer alone.
     """
     rows = _place(lones, state, assigned)
+    return _lay_out(lones, rows, head)
+
+
+def lay_out_compiled(loop: Callable[..., Any], lones: list[Lone], rows: list[Row], head: UnitHead) -> Unit:
+    """The unit by the compiled loop."""
+    buffer, crc, offsets, sizes, indexes, hashes, tags = loop(lones, rows, head, UNIT_VERSION)
+    flags, epoch, start, stored_at_ms, flushed_through, journal_id, _ = head
+    count = len(lones)
+    header = _new(Header, (
+        UNIT_MAGIC, crc, UNIT_VERSION, flags, epoch, start, len(buffer), count, count, len(hashes), 0, 0,
+        stored_at_ms, flushed_through, journal_id,
+    ))  # fmt: skip
+    return Unit(header, buffer, rows, (offsets, sizes, indexes, hashes, []), tags=tags)
+
+
+def lay_out_plain(lones: list[Lone], rows: list[Row], head: UnitHead) -> Unit:
+    """The same in plain Python."""
     count = len(lones)
     sizes = [len(lone[2]) for lone in lones]
     hashes = [lone[3] for lone in lones if lone[3]]
@@ -131,6 +150,10 @@ def lay_out(lones: Sequence[Lone], state: State, assigned: dict[int, int], head:
     _pack_crc(buffer, _CRC_AT, crc)
     header = _new(Header, (UNIT_MAGIC, crc, *fields[2:]))
     return Unit(header, buffer, rows, (offsets, sizes, indexes, hashes, []), tags=tags)
+
+
+_lone_bytes: Final = find("lone_bytes")
+_lay_out: Final = lay_out_plain if _lone_bytes is None else partial(lay_out_compiled, _lone_bytes)
 
 
 def _place(lones: Sequence[Lone], state: State, assigned: dict[int, int]) -> list[Row]:

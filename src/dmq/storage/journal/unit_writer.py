@@ -227,7 +227,7 @@ class Writer:
         self._append_unit(unit, durability)
         return unit
 
-    def append_lone(self, lones: Sequence[Lone], durability: Durability) -> Unit:
+    def append_lone(self, lones: list[Lone], durability: Durability) -> Unit:
         """Write messages that came one by one as one unit: what `append_each` does where nothing is unusual.
 
         Raises:
