@@ -630,6 +630,11 @@ class Accumulator:
         return [other for other in lane.stream.lanes[lane.key.topic] if not other.is_idle]
 
     @staticmethod
+    def first_under_way(batch: SendBatch) -> SendBatch:
+        """The first batch under way to the queue of a batch, which may be this one."""
+        return batch.lane.stream.under_way.get((batch.lane.place, batch.queue), (batch,))[0]
+
+    @staticmethod
     def released(batch: SendBatch) -> SendBatch | None:
         """The batch that was held and may go now that this one, which is finished, has ended."""
         batches = batch.lane.stream.under_way.get((batch.lane.place, batch.queue))

@@ -218,7 +218,10 @@ class Sender:
         """The broker answered with an error: the policy decides whether, when and where the batch goes out again."""
         self._disturbed(batch)
         if isinstance(error, OutOfOrder) and batch.previous_sequence is not None:
-            batch.last_error = None  # it will be known what became of it: this is nothing to tell
+            with self.lock:
+                first = self.accumulator.first_under_way(batch)
+            # To tell its sender, should it give up meanwhile: why those before it are not stored.
+            batch.last_error = None if first is batch else first.last_error
             batch.is_attended = True
             if not batch.is_unanswered:
                 batch.sent_at = None  # it is as good as never sent
