@@ -24,7 +24,7 @@ taking all of them out gives no more bytes than the blocks declare.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -261,9 +261,13 @@ class BlockUse(NamedTuple):
     sizes: Positions  # how many bytes the record takes with its body in it
 
     @property
-    def blocks(self) -> Iterable[int]:
+    def blocks(self) -> list[int]:
         """The journal offsets of the blocks, each once, in the order in which the records need them."""
-        return dict.fromkeys(self.offsets[self.offsets != 0].tolist())
+        # Neighbours mostly share one: only where it changes is there something to look at.
+        changes = np.flatnonzero(self.offsets[1:] != self.offsets[:-1])
+        found = dict.fromkeys((int(self.offsets[0]), *self.offsets[changes + 1].tolist()))
+        found.pop(0, None)
+        return [*found]
 
 
 def block_use(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Sequence[memoryview]) -> BlockUse | None:
@@ -287,10 +291,15 @@ def block_use(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Seq
         if in_block.any():
             if offsets is None:
                 offsets = np.zeros(len(sizes), np.int64)
-            mine = mine[in_block]
-            index = np.flatnonzero(in_block) + first
-            offsets[index] = _block_offsets(piece, mine)
-            sizes[index] += read_pointers(piece, mine).size - POINTER_BYTES
+            index: Any = slice(first, last)
+            if not in_block.all():
+                mine = mine[in_block]
+                index = np.flatnonzero(in_block) + first
+            rows = layout.gather(piece, mine, layout.BODY_AT, _POINTER_VOID).view(POINTER_DTYPE)
+            sizes[index] += rows["size"].astype(np.int64) - POINTER_BYTES
+            mine += rows["distance"]
+            mine += layout.U64.unpack_from(piece, layout.JOURNAL_OFFSET_AT)[0]  # what is adjacent is so in the journal
+            offsets[index] = mine
         base += len(piece)
         first = last
     return None if offsets is None else BlockUse(offsets, sizes)
@@ -313,12 +322,6 @@ def _block_offset(record: Buffer, at: int = 0) -> int:
     stood_at: int = layout.U64.unpack_from(record, at + layout.JOURNAL_OFFSET_AT)[0]
     distance: int = _U32.unpack_from(record, at + layout.BODY_AT)[0]
     return stood_at + distance
-
-
-def _block_offsets(data: Buffer, starts: Positions) -> Positions:
-    stood_at = layout.gather(data, starts, layout.JOURNAL_OFFSET_AT, ">u8").astype(np.int64)
-    stood_at += layout.gather(data, starts, layout.BODY_AT, ">u4")
-    return stood_at
 
 
 class StoredBlocks(dict[int, memoryview]):
@@ -359,7 +362,7 @@ def gather_blocks(
         blocks: those that they need, by where they stand in the journal.
         used: by which records.
     """
-    places = [*used.blocks]
+    places = used.blocks
     if len(pieces) == 1:
         following = layout.U64.unpack_from(pieces[0], layout.JOURNAL_OFFSET_AT)[0] + len(pieces[0])
         for place in places:
