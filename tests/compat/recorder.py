@@ -4,7 +4,7 @@ Run it with the interpreter and the code of the version that is to be recorded, 
 public interface of `dmq`, `dmq.testing.processes` and the standard library is used. FOLDER then has
 
     data.tar.gz   a data directory that was in use: topics, keys, groups with a position, a delayed message, a
-                  prepared one, a dead letter, a retry, a limit, an ordered topic
+                  prepared one, a dead letter, a retry, a limit, an ordered topic, bodies that compress together
     frames.txt    what a client and the broker said to each other meanwhile: a line for each frame, the connection's
                   number, `>` to the broker or `<` to the client, and its bytes in hex
     facts.json    what a reader of the directory must find
@@ -32,6 +32,7 @@ from dmq.testing.processes import BrokerProcess
 _HEAD_BYTES: Final = 20
 _FAR_SECONDS: Final = 700 * 86_400.0
 _LATER_SECONDS: Final = 86_400.0
+_TOGETHER: Final = 200
 
 
 class RecordingProxy:
@@ -94,6 +95,7 @@ def converse(url: str) -> dict[str, Any]:
         producer.send("bills", b"x" * 5000, properties={"name": "large", "kind": "compressible"}, priority=9)
         for n in range(6):
             producer.send("lines", b"line %d" % n, business_id="customer-1", ordered=True)
+        _send_together(client)
         producer.send("bills", b"later", key="delayed", delay=_FAR_SECONDS)
         _consume(client)
         halves = client.producer(group="tellers", check=lambda *_: None)
@@ -108,7 +110,23 @@ def converse(url: str) -> dict[str, Any]:
         admin.groups()
         admin.stats()
         admin.offsets("orders")
-    return {"recorded_at_ms": time.time_ns() // 1_000_000, "orders": 40, "ids": ids}
+    return {"recorded_at_ms": time.time_ns() // 1_000_000, "orders": 40, "ids": ids, "together": _TOGETHER}
+
+
+def _send_together(client: dmq.Client) -> None:
+    """Bodies that are alike, in batches, so that a version that compresses them together does; and take some back."""
+    client.admin.create_topic("together", queues=1)
+    bodies = [
+        b'{"order": %d, "customer": "c-%d", "status": "paid", "currency": "EUR", "warehouse": "north", "note": "none"}'
+        % (n, n % 7)
+        for n in range(_TOGETHER)
+    ]
+    client.producer().send_many("together", [dmq.Message(body, key=f"t-{n}") for n, body in enumerate(bodies)])
+    with client.consumer("together", "pulling", start_from="earliest") as consumer:
+        consumer.pull(150, wait=5).ack()
+    with client.consumer("together", "pushed", start_from="earliest") as consumer:
+        for _ in range(10):
+            next(consumer).ack()
 
 
 def _consume(client: dmq.Client) -> None:
@@ -133,7 +151,8 @@ def fetch(url: str) -> None:
     """Read the journal from its start, as the archive and Spark do; by hand, since that is no public interface."""
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as sock:
         stream = sock.makefile("rb")
-        for command, header in ((0x0001, b"\x91\xa6compat"), (0x0033, b"\x91\x00")):
+        hello = b"\x96\xa6compat\xa0\x01\x01\xa0\x91\xa6blocks"  # app, client id, versions, software, features
+        for command, header in ((0x0001, hello), (0x0033, b"\x91\x00")):
             head = struct.pack(">IBBHHHII", 16 + len(header), 0xD1, 1, command, 0, 0, command, len(header))
             sock.sendall(head + header)
             stream.read(int.from_bytes(stream.read(4), "big"))
@@ -158,7 +177,8 @@ def main() -> None:
             }
         proxy.close()
     with tarfile.open(out / "data.tar.gz", "w:gz") as archive:
-        archive.add(data, "data")
+        # The ballast is made anew where it is missing.
+        archive.add(data, "data", filter=lambda member: None if member.name.endswith("/ballast") else member)
     (out / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     shutil.rmtree(folder)
     print(json.dumps(facts["left"]), os.stat(out / "data.tar.gz").st_size, "bytes")

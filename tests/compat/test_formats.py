@@ -1,7 +1,8 @@
 """What earlier versions wrote and said is understood: a folder here for each format, made by `recorder.py`.
 
 A version that changes the wire or the files adds a folder, recorded with its own code, and keeps the others:
-`python tests/compat/recorder.py tests/compat/format-2`, from a checkout of that version.
+`python tests/compat/recorder.py tests/compat/format-4`, from a checkout of that version. Format 2 has checksums of
+frames, format 3 body blocks.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import dmq
 from dmq.pipeline.decode.units import decode_units
 from dmq.protocol import Command, Frame, FrameParser, Kind, decode_request, decode_response, unpack_records
-from dmq.records import iter_records
+from dmq.records import RecordView
+from dmq.records.check import find_corrupt
 from dmq.storage.files import OsFiles
 from dmq.testing.clock import ClientClock, RunningClock
 from tests.integration.broker_thread import ServedBroker
@@ -27,6 +30,12 @@ from tests.patience import eventually
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 assert FORMATS
+# What the two sides of a recording had agreed on.
+FEATURES: dict[str, set[str]] = {
+    "format-1": set(),
+    "format-2": {"frame-crc"},
+    "format-3": {"frame-crc", "overlap", "blocks"},
+}
 DAY = 86_400.0
 
 
@@ -44,9 +53,10 @@ class Recording:
 
     def frames(self, *, to_broker: bool) -> Iterator[tuple[int, Frame, bytes]]:
         """Connection, frame and its bytes."""
+        parsers: dict[int, FrameParser] = {}
         for number, is_to_broker, raw in self.lines:
             if is_to_broker == to_broker:
-                (frame,) = FrameParser(16 << 20).feed(raw)
+                (frame,) = parsers.setdefault(number, FrameParser(16 << 20)).feed(raw)
                 yield number, frame, raw
 
 
@@ -69,7 +79,10 @@ def test_a_directory_of_an_earlier_version_is_served(recording: Recording, tmp_p
         dmq.connect(broker.url, app="compat", clock=ClientClock(clock)) as client,
     ):
         admin = client.admin
-        assert {topic.name: topic.queues for topic in admin.topics()} == {"orders": 2, "bills": 1, "lines": 4}
+        together = recording.facts.get("together", 0)
+        assert {topic.name: topic.queues for topic in admin.topics()} == {"orders": 2, "bills": 1, "lines": 4} | (
+            {"together": 1} if together else {}
+        )
         assert client.registry.get("space", "greeting") == b"hello"
         assert admin.limits("bills")[0].messages == 100_000
         assert admin.lag("orders", "billing").total == left["billing"]
@@ -87,6 +100,10 @@ def test_a_directory_of_an_earlier_version_is_served(recording: Recording, tmp_p
         assert read(client, "bills", "new", 2) == [b"x" * 5000, b"committed"]
         client.producer().send("orders", b"a new one")
         assert read(client, "orders", "new", 1) == [b"a new one"]
+        if together:
+            found = [msgspec.json.decode(body)["order"] for body in read(client, "together", "new", together)]
+            assert found == [*range(together)]
+            assert len(read(client, "together", "pulling", together - 150)) == together - 150
         clock.advance(2 * DAY)
         assert read(client, "bills", "retrying", 2)[-2:] == [b"committed", b"x" * 5000]
         clock.advance(700 * DAY)
@@ -142,21 +159,26 @@ def test_what_an_earlier_client_said_gets_the_same_kind_of_answer(recording: Rec
 
 def test_what_an_earlier_broker_answered_and_pushed_is_understood(recording: Recording) -> None:
     seen = set()
+    in_blocks = 0
     for _, frame, _ in recording.frames(to_broker=False):
         header = decode_response(frame) if frame.kind == Kind.RESPONSE else decode_request(frame)
         seen.add(frame.command)
         leases = getattr(header, "leases", None)
         if frame.command in (Command.PULL, Command.CONSUMER_PUSH) and leases:
-            lengths, data = unpack_records(frame.body, sum(lease.count for lease in leases))
-            assert all(view.body is not None for view in iter_records(data)), leases
-            assert len(lengths)
+            lengths, data = unpack_records(frame.body, sum(lease.count for lease in leases), blocks=True)
+            ends = np.cumsum(lengths, dtype=np.int64)
+            starts = ends - np.asarray(lengths, np.int64)
+            assert find_corrupt(bytes(data), starts, np.asarray(lengths, np.int64)) == {}
+            assert all(RecordView(bytes(data), start).body is not None for start in starts.tolist())
+            in_blocks += len(data) > sum(map(int, lengths))
         if frame.command == Command.FETCH:
             rows = decode_units(frame.body, columns={"topic", "body", "key"})
             assert len(rows.starts) > 40
         if frame.command == Command.PRODUCE:
             assert (header.shard, header.epoch) == (0, 0)
-        if frame.command == Command.HELLO:
-            assert header.features == []
+        if frame.command == Command.HELLO and header.client_id == "compat-1":
+            assert {*header.features} == FEATURES[recording.folder.name]
+    assert (in_blocks > 0) is ("blocks" in FEATURES[recording.folder.name])
     assert {
         Command.HELLO, Command.PRODUCE, Command.PULL, Command.CONSUMER_PUSH, Command.SETTLE, Command.FETCH,
         Command.TRANSACTION_END, Command.PEEK, Command.FIND, Command.TRACE,
