@@ -141,7 +141,8 @@ class Client:
             window_messages: how many messages may be on their way.
             on_full: when the window is full, "block", "raise", or a function that is called with the topic and the
                 message, which is then not sent.
-            compression: "auto", "none", "lz4" or "zstd".
+            compression: "auto" compresses the bodies of a batch together where that pays, and one that goes alone from
+                4 KiB on; "lz4" and "zstd" try every body over 100 bytes with that codec; "none" never.
             resend_after: seconds after which an unanswered message is sent again.
 
         Raises:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from dmq.model import Message, MessageId, TopicConfig
 from dmq.records import RecordView
+from dmq.records.block import BodyBlocks, plain
+from dmq.records.layout import BLOCK, BODY_AT, FLAGS_AT, U32
 from dmq.storage.journal.unit import DUE, MOVED, Row, Unit, is_intact, parse_unit, read_header
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.derived import event_of, message_id_of
@@ -324,8 +326,12 @@ class Model:
     def _explained_batch(self, unit: Unit, row: Row, at: int, end: int, dues: list[int]) -> Placed:
         stored = []
         contents = []
+        blocks = BodyBlocks(unit.buffer)
         for index in range(at, end):
             raw = bytes(unit.record(index))
+            if raw[FLAGS_AT] & BLOCK:
+                distance = U32.unpack_from(raw, BODY_AT)[0]
+                raw = plain(raw, blocks.expanded(int(unit.offsets[index]) - unit.start + distance))
             record = RecordView(raw)
             record.verify()
             assert (record.journal_offset, record.queue) == (int(unit.offsets[index]), row.queue)

@@ -7,8 +7,19 @@ import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 
+import msgspec
+
 from dmq.model import Durability, Message, MessageId, TopicConfig
-from dmq.records import Attributes, RecordView, encode_attributes, encode_batch, id_hash, key_hash, moved_record
+from dmq.records import (
+    Attributes,
+    Compressor,
+    RecordView,
+    encode_attributes,
+    encode_batch,
+    id_hash,
+    key_hash,
+    moved_record,
+)
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.journal.unit_draft import Batch, Placement
@@ -115,6 +126,13 @@ class Rig:
             for _ in range(count)
         ]
 
+    def alike(self, count: int) -> list[Message]:
+        """Messages whose bodies are worth compressing together."""
+        return [
+            msgspec.structs.replace(message, body=b'{"order": %d, "status": "paid"}' % number * (3 + number % 9))
+            for number, message in enumerate(self.messages(count))
+        ]
+
     def batch(
         self,
         topic: str,
@@ -133,7 +151,10 @@ class Rig:
         if target is not None:
             each = dues if dues is not None else [None] * len(messages)
             extra = [encode_attributes(Attributes(due_at_ms=due, target_topic=target, target_queue=0)) for due in each]
-        encoded = encode_batch(topic, "app", messages, sent_at_ms=now_ms, extra=extra)
+        # Those of `alike` are compressed together; the others are too few or too noisy for that.
+        encoded = encode_batch(
+            topic, "app", messages, sent_at_ms=now_ms, extra=extra, compressor=Compressor(), blocks=target is None
+        )
         first = self.sequences.get(producer, 0)
         self.sequences[producer] = first + len(messages)
         batch = Batch(
@@ -148,6 +169,7 @@ class Rig:
             producer_epoch=epoch,
             first_sequence=first,
             named=named,
+            block_bytes=encoded.block_bytes,
         )
         return Sent(batch, messages, [MessageId(producer, first + i) for i in range(len(messages))])
 

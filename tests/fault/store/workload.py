@@ -48,7 +48,8 @@ def append_some(rig: Rig, number: int) -> None:
 
 
 def append_many(rig: Rig, number: int) -> None:
-    sent = rig.batch(ORDERS, number % 2, rig.messages(100, 60), producer=5, named=True)
+    messages = rig.alike(100) if number % 3 == 1 else rig.messages(100, 60)
+    sent = rig.batch(ORDERS, number % 2, messages, producer=5, named=True)
     rig.append([sent], durability(rig))
 
 
