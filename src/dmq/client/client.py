@@ -122,28 +122,27 @@ class Client:
         *,
         window_messages: int = WINDOW_MESSAGES,
         resend_after: Sequence[float] = (30.0, 60.0, 90.0),
+        straight: bool = True,
         spool_bytes_max: int = 1 << 30,
     ) -> Producer:
         """A producer. One is enough for a process.
 
         Parameters:
             app: the name under which it sends; the client's own if left out.
-            group: the producer group, for transactions: a name shared by all processes that can answer for each
-                other's transactions.
+            group: the producer group, for transactions: of all processes that can answer for each other's.
             check: called with a prepared message of the group whose transaction nobody ended; returns "commit",
                 "rollback", or None if that is not known yet.
-            spool: only in a blocking program: a directory of its own, in which messages are kept until a broker has
-                acknowledged them: none is lost or doubled if the program is killed. A send then succeeds without a
-                broker, too. It keeps `spool_bytes_max`; when it is full, `on_full` decides.
+            spool: only in a blocking program: a directory of its own that keeps messages until a broker has them, also
+                if the program is killed. A send then succeeds without one. Beyond `spool_bytes_max`, see `on_full`.
             timeout: seconds that bound a whole synchronous send; None waits for ever.
             retries: how often a refused message is tried again.
-            window_bytes: how many bytes may be on their way.
-            window_messages: how many messages may be on their way.
+            window_bytes, window_messages: how much may be on its way.
             on_full: when the window is full, "block", "raise", or a function that is called with the topic and the
                 message, which is then not sent.
             compression: "auto" compresses the bodies of a batch together where that pays, and one that goes alone from
                 4 KiB on; "lz4" and "zstd" try every body over 100 bytes with that codec; "none" never.
             resend_after: seconds after which an unanswered message is sent again.
+            straight: a message sent by itself takes a shorter way, with the same result.
 
         Raises:
             InvalidSettings: a value makes no sense.
@@ -161,6 +160,7 @@ class Client:
             on_full=on_full,
             compression=compression,
             resend_after=resend_after,
+            straight=straight,
         )
         if group is not None and spool is not None:
             raise Unsupported("a transaction needs the broker's answer: leave spool or group out")

@@ -116,7 +116,7 @@ class AioProducer:
         batch, index, draft = None, 0, None
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             draft = self._core.plain_draft(topic, message, durability)
-            if draft is None or draft.lane.is_free:
+            if self._core.options.straight and (draft is None or draft.lane.is_free):
                 batch = self._core.alone(topic, message, durability, self._clock.monotonic())
                 if batch is not None:
                     batch.deadline = deadline

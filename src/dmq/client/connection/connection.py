@@ -1,7 +1,7 @@
 """A connection over the socket of a blocking program: a thread that waits for an answer reads, for itself and for all.
 
-The bytes go over a `Wire`, and `Turns` say which thread reads it. An `Exchange` is a request whose answer is waited for
-by the very thread that reads.
+The bytes go over a `Wire`, and `Turns` say which thread reads it. A thread that reads may converse: send one request
+and take what comes, without being registered as one that waits.
 
 What always holds:
 - `submit` either raises, and nothing was sent, or `on_answer` is called exactly once, by the thread that reads, with no
@@ -9,8 +9,6 @@ What always holds:
 - At most one thread reads; a reader never blocks in writing, so that two full sockets cannot hold each other.
 - Output that the socket does not take is kept, up to `OUT_BYTES_MAX` beyond what the reader itself adds; others wait.
 - The socket is closed by a thread that may read, never while another thread polls it.
-- The answer of an exchange goes to one place: to the thread that waits, or, once that handed over, to the function it
-  named.
 """
 
 from __future__ import annotations
@@ -32,35 +30,7 @@ from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.protocol import Buffer, Frame, Header
 from dmq.protocol.session import Hello
 
-__all__ = ["Connection", "Exchange"]
-
-
-class Exchange:
-    """One request and its answer. Pure but for its lock."""
-
-    __slots__ = ("_late", "_lock", "answer", "pending")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._late: OnAnswer | None = None
-        self.answer: Frame | DMQError | None = None
-        self.pending: Pending | None = None
-
-    def take(self, answer: Frame | DMQError) -> None:
-        """Here it is."""
-        with self._lock:
-            self.answer = answer
-            late = self._late
-        if late is not None:
-            late(answer)
-
-    def hand_over(self, late: OnAnswer) -> bool:
-        """Have somebody else told the answer; False if it is here already."""
-        with self._lock:
-            if self.answer is not None:
-                return False
-            self._late = late
-            return True
+__all__ = ["Connection"]
 
 
 T = TypeVar("T")
@@ -214,43 +184,63 @@ class Connection(Peer["Connection"]):
             raise answer
         return answer
 
-    def exchange(
-        self, command: int, header: Header, body: Sequence[Buffer], deadline: float, *, flags: int = 0
-    ) -> Exchange | None:
-        """Send a request and read until its answer is here, or the deadline is; None if another thread reads.
+    # --- one request, by the thread that reads ----------------------------------------------------------------------
 
-        What else arrives meanwhile is handed to whom it belongs.
+    @property
+    def is_checked(self) -> bool:
+        """Whether frames have checksums."""
+        return self._session.is_checked
+
+    def lead(self) -> int:
+        """Read from now on, for one request of this thread: its correlation. To be ended by `leave`.
+
+        0 if another thread reads, or if a request has to be submitted.
+        """
+        if not self._turns.take():
+            return 0
+        with self._state:
+            correlation = self._session.claim()
+        if not correlation:
+            self._turns.leave()
+        return correlation
+
+    def leave(self) -> None:
+        """Let another thread read."""
+        self._turns.leave()
+
+    def converse(self, frame: bytes, deadline: float) -> bytes | None:
+        """Send a whole frame, and read once: what came; None if nothing came until then, or the connection is closed.
+
+        Nobody else hears of what came, unless it is heard.
+        """
+        wire = self._wire
+        if not wire.write((frame,), len(frame)):
+            self.close(NotConnected(f"the connection to {self.address} broke while sending"))
+        while not self.is_closed:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            is_readable, is_writable = wire.poll(left)
+            if is_writable:
+                self._flush()
+            data = self._take(wire.recv, _LONE_BYTES) if is_readable else None
+            if data is not None:
+                self._session.note_exchange()
+                return data
+        return None
+
+    def expect(self, correlation: int, on_answer: OnAnswer) -> Pending:
+        """Have the answer to a request that was sent by `converse` handed over like any other.
 
         Raises:
-            NotConnected, Busy, MessageTooLarge: nothing was sent.
+            DMQError: what ended the connection.
         """
-        turns, wire = self._turns, self._wire
-        if not turns.take():
-            return None
-        try:
-            exchange = Exchange()
-            with self._state:
-                pending, output = self._session.request(command, header, body, on_answer=exchange.take, flags=flags)
-            exchange.pending = pending
-            self._write(output)
-            while exchange.answer is None and not self.is_closed:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                is_readable, is_writable = wire.poll(left)
-                if is_writable:
-                    self._flush()
-                data = self._take(wire.recv, _LONE_BYTES) if is_readable else None
-                if data is not None:
-                    with self._state:
-                        answer = self._session.take_lone(data, pending)
-                    if answer is not None:
-                        exchange.answer = answer
-                        break
-                    self._read(data)
-        finally:
-            turns.leave()
-        return exchange
+        with self._state:
+            return self._session.expect(correlation, on_answer)
+
+    def hear(self, data: bytes) -> None:
+        """Do what the bytes ask that came in `converse`."""
+        self._read(data)
 
     def attend(self, pending: Pending) -> None:
         """Have the answer of a request read from now on though nobody waits for it."""

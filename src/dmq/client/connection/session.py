@@ -49,7 +49,7 @@ from dmq.protocol import (
     response_head,
     seal_frame,
 )
-from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, is_sealed
+from dmq.protocol.frame import WIRE_FORMAT
 from dmq.protocol.session import FEATURES, FRAME_CRC, PROTOCOL_VERSION_MIN, Heartbeat, Hello, HelloReply, Limits
 from dmq.version import __version__
 
@@ -202,6 +202,37 @@ class Session:
         pending = outstanding[correlation] = Pending(on_answer, correlation, attended, self._clock.boottime())
         return pending, self._output(head, *body)
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether frames have checksums."""
+        return self._parser.is_checked
+
+    def claim(self) -> int:
+        """The correlation of a request that is sent without being registered; 0 if it has to be, or cannot be sent."""
+        outstanding = self._outstanding
+        if self.closed_by is not None or self.reply is None or self._parser.has_partial:
+            return 0
+        correlation = self._next_correlation
+        if correlation in outstanding or len(outstanding) >= self._outstanding_max:
+            return 0
+        self._next_correlation = correlation % (_OURS - 1) + 1
+        return correlation
+
+    def expect(self, correlation: int, on_answer: OnAnswer) -> Pending:
+        """Register a request that was claimed and sent.
+
+        Raises:
+            DMQError: what ended the session.
+        """
+        if self.closed_by is not None:
+            raise self.closed_by
+        pending = self._outstanding[correlation] = Pending(on_answer, correlation, False)
+        return pending
+
+    def note_exchange(self) -> None:
+        """A frame was sent, and something came."""
+        self._sent_at = self._heard_at = self._clock.monotonic()
+
     def one_way(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> Sequence[Buffer]:
         """Say something that is not answered.
 
@@ -251,31 +282,6 @@ class Session:
     def feed(self, data: bytes) -> Received:
         """`receive` for bytes that somebody has."""
         return self._hear(self._parser.feed, data)
-
-    def take_lone(self, data: bytes, pending: Pending) -> Frame | None:
-        """The answer to this request if these bytes are it and nothing else; then nobody else is told.
-
-        None if they are anything else: then they are to be fed.
-        """
-        if len(data) < HEAD_BYTES or self._parser.has_partial:
-            return None
-        length, wire, kind, command, status, flags, correlation, header_bytes = HEAD.unpack_from(data)
-        crc_bytes = CRC_BYTES if self._parser.is_checked else 0
-        if (
-            length != len(data) - LENGTH_BYTES
-            or wire != WIRE_FORMAT
-            or kind != Kind.RESPONSE
-            or correlation != pending.correlation
-            or header_bytes > length - REST_BYTES - crc_bytes
-            or (crc_bytes and not is_sealed(data))
-            or self._outstanding.pop(correlation, None) is None
-        ):
-            return None
-        self._heard_at = self._clock.monotonic()
-        self._answered_since = max(self._answered_since, pending.sent_at)
-        body_at = HEAD_BYTES + header_bytes
-        header, body = data[HEAD_BYTES:body_at], data[body_at : len(data) - crc_bytes]
-        return Frame(kind, command, status, flags, correlation=correlation, header=header, body=body)
 
     def _hear(self, parse: Callable[[Any], list[Frame]], what: Any) -> Received:
         self._heard_at = self._clock.monotonic()

@@ -69,6 +69,7 @@ class ProducerOptions:
     on_full: OnFull = "block"
     compression: str = "auto"
     resend_after: Sequence[float] = (30.0, 60.0, 90.0)
+    straight: bool = True
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -272,11 +273,7 @@ class Core:
         route = self.routes.get(topic)
         if route is None or now - route.fetched_at >= FRESH_SECONDS or lane.key.durability not in _ALONE:
             return None
-        if not (
-            message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
-            and message.properties is None
-        ):  # fmt: skip
-            check_message(topic, message, sender.body_bytes_max)
+        self.check_plain(topic, message)
         records, key_count = sender.encode_lone(topic, message)
         queues = self._links.reachable(topic, route.queues)
         with sender.lock:
@@ -326,6 +323,18 @@ class Core:
         if is_worth_a_look:
             sender.pump(lane)
         return batch, index
+
+    def check_plain(self, topic: str, message: Message) -> None:
+        """Check what `plain_lane` did not look at.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        if not (
+            message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
+            and message.properties is None
+        ):  # fmt: skip
+            check_message(topic, message, self.sender.body_bytes_max)
 
     def lane(self, key: LaneKey) -> Lane:
         with self.lock:

@@ -4,10 +4,7 @@ What always holds: `send` returns a receipt or raises, never later than its time
 soon as the window has room. A callback runs on the notifier's thread (D-07).
 
 A lone `send` needs none of what makes many sends fast: no batch that gathers, no callback, no other thread. While
-nothing else is under way it encodes, writes and reads in the caller's own thread. It takes the queue's turn and its
-number as every batch does, so that it can fall back on the general way at any moment: if another thread reads the
-connection, if the broker refuses, if the connection breaks, or if the answer takes long. Whatever happens, its batch is
-settled or in the sender's care, in the window, with its numbers and its bytes kept.
+nothing else is under way it takes the straight path (`straight_path`), in the caller's own thread.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from dmq.client.arguments import check_function, check_seconds
-from dmq.client.connection.connection import Connection, Exchange
+from dmq.client.connection.connection import Connection
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
@@ -30,6 +27,7 @@ from dmq.client.producer.message import SendOptions, own_message, parse_id
 from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import UNKNOWN, Route
 from dmq.client.producer.sender import Sender
+from dmq.client.producer.straight_path import StraightPath
 from dmq.client.producer.transaction import Transaction
 from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
@@ -42,12 +40,13 @@ __all__ = ["OnDelivery", "Producer"]
 
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
 
-LONE_SECONDS: Final = 1.0
-"""How long a lone send waits for its answer in its own way. It must end before anything is sent again."""
-
 
 class Producer:
-    """Sends messages. Made by `Client.producer`."""
+    """Sends messages. Made by `Client.producer`.
+
+    Attributes:
+        straight: the straight path of lone sends, which counts them.
+    """
 
     def __init__(
         self,
@@ -65,6 +64,8 @@ class Producer:
         self._clock = core.clock
         self._sender: Sender = core.sender
         self._spooling = core.spooling
+        self.straight: Final = StraightPath(core, router)
+        self._is_straight = core.options.straight and core.spooling is None
         self._watcher: Final = _RouterWatcher(core, transactions)
         router.watch(self._watcher)
 
@@ -120,10 +121,9 @@ class Producer:
             return self._send_known(message, options, id, timeout)
         batch, index = None, 0
         if (
-            self._spooling is None and not ordered and not delay and deliver_at is None and ttl is None
-            and not consumed_by
+            self._is_straight and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
         ):  # fmt: skip
-            batch = self._send_alone(topic, message, durability, deadline)
+            batch = self.straight.send(topic, message, durability, deadline)
         if batch is None:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             draft = self._core.draft(self._route(topic, deadline, options, message), message, options)
@@ -175,53 +175,6 @@ class Producer:
             raise batch.error_of(sent.at)
         except DMQError as error:
             raise self._core.outcomes.failed(error, sent) from None
-
-    def _send_alone(
-        self, topic: str, message: Message, durability: DurabilityName, deadline: float
-    ) -> SendBatch | None:
-        """Send a message in this thread and wait a while for its answer: its batch, settled or not.
-
-        None if it is not a case for this way; then nothing was done.
-
-        Raises:
-            InvalidMessage: it cannot be sent.
-        """
-        now = self._clock.monotonic()
-        batch = self._core.alone(topic, message, durability, now)
-        if batch is None:
-            return None
-        batch.deadline = deadline
-        sender, connection = self._sender, self._router.link_for(topic, batch.queue)
-        if connection is None:
-            sender.dispatch(batch, None)
-            return batch
-        assert batch.body is not None
-        sender.note_sending(batch, connection, now)
-        try:
-            exchange = connection.exchange(
-                Command.PRODUCE, sender.header(batch, now), batch.body, min(deadline, now + LONE_SECONDS)
-            )
-        except DMQError as error:
-            sender.unsent(batch, error)
-            return batch
-        if exchange is None:  # another thread reads
-            sender.dispatch(batch, connection)
-        elif exchange.answer is not None or not self._hand_over(exchange, batch, connection):
-            assert exchange.answer is not None
-            sender.answered(batch, connection, exchange.answer)
-        return batch
-
-    def _hand_over(self, exchange: Exchange, batch: SendBatch, connection: Connection) -> bool:
-        """Leave a lone batch whose answer takes long to the sender; False if the answer has just come."""
-        sender = self._sender
-        assert exchange.pending is not None
-        batch.is_attended = True
-        batch.pending = exchange.pending
-        sender.watch(batch, connection)
-        if not exchange.hand_over(lambda answer: sender.answered(batch, connection, answer)):
-            return False
-        connection.attend(exchange.pending)
-        return True
 
     def send_async(
         self,

@@ -257,30 +257,30 @@ def lone(talk: Talk) -> tuple[Pending, bytes]:
     return pending, response_head(Command.STATS, StatsReply({"a": 1.0}), talk.sent(output)[0].correlation)
 
 
-def test_an_answer_that_comes_alone_is_taken_off_at_once() -> None:
+def test_a_request_may_be_claimed_sent_and_registered_late() -> None:
     talk = Talk()
-    pending, answer = lone(talk)
-    frame = talk.session.take_lone(answer, pending)
-    assert frame is not None
-    assert decode_response(frame).values == {"a": 1.0}
-    assert frame == FrameParser().feed(answer)[0]
+    correlation = talk.session.claim()
     assert talk.session.outstanding == 0
-    assert talk.session.take_lone(answer, pending) is None, "it is taken once"
+    pending = talk.session.expect(correlation, talk.answers.append)
+    assert talk.session.outstanding == 1
+    answer = response_head(Command.STATS, StatsReply({"a": 1.0}), correlation)
+    assert [answered for answered, _ in talk.session.feed(answer).answers] == [pending]
 
 
-def test_bytes_that_are_more_or_less_than_the_answer_are_left_to_be_fed() -> None:
+def test_nothing_is_claimed_that_has_to_be_registered_or_cannot_be_sent() -> None:
     talk = Talk()
+    first = talk.session.claim()
+    assert first not in (0, talk.session.claim())
     pending, answer = lone(talk)
-    other, stranger = lone(talk)
-    push = one_way_head(Command.SERVER_REBOOT, ServerReboot("x", 5))
-    for data in (b"", answer[:10], answer[:-1], answer + push, push + answer, stranger, b"GET / HTTP/1.1" * 3):
-        assert talk.session.take_lone(data, pending) is None
-    assert talk.session.outstanding == 2
-    received = talk.session.feed(push + answer + stranger[:7])
-    assert [answered for answered, _ in received.answers] == [pending]
-    assert len(received.pushes) == 1
-    assert talk.session.take_lone(stranger[7:], other) is None, "the beginning is with the parser"
-    assert [answered for answered, _ in talk.session.feed(stranger[7:]).answers] == [other]
+    talk.session.feed(answer[:7])
+    assert talk.session.claim() == 0, "the beginning of a frame is with the parser"
+    talk.session.feed(answer[7:])
+    assert talk.session.claim() > pending.correlation
+    reason = NotConnected("over")
+    talk.session.fail(reason)
+    assert talk.session.claim() == 0
+    with pytest.raises(NotConnected, match="over"):
+        talk.session.expect(first, talk.answers.append)
 
 
 def test_only_features_that_were_asked_for_and_answered_are_in_force() -> None:
@@ -334,8 +334,7 @@ def test_with_checksums_every_frame_has_one_in_both_directions() -> None:
     assert [frame.body for frame in talk.parser.feed(b"".join(output))] == [b"onetwo"]
     assert len(talk.parser.feed(b"".join(talk.session.one_way(Command.CREDIT, Credit(1, 10))))) == 1
     reply = sealed(response_head(Command.STATS, StatsReply({}), pending.correlation))
-    frame = talk.session.take_lone(reply, pending)
-    assert frame is not None
+    ((_, frame),) = talk.session.feed(reply).answers
     assert decode_response(frame) == StatsReply({})
     talk.clock.advance(6)
     received = talk.session.feed(sealed(request_head(Command.HEARTBEAT, Heartbeat(), 9)))
@@ -349,7 +348,6 @@ def test_a_damaged_answer_is_taken_for_nobody_and_ends_the_session_as_a_broken_c
         talk = CheckedTalk()
         pending, _ = talk.session.request(Command.STATS, Stats(), on_answer=lambda answer: None)
         reply = turned(sealed(response_head(Command.STATS, StatsReply({"a": 1.0}), pending.correlation)), bit)
-        assert talk.session.take_lone(reply, pending) is None
         received = talk.session.feed(reply + sealed(one_way_head(Command.HEARTBEAT, Heartbeat())))
         assert received.answers == []
         if talk.session.closed_by is not None:

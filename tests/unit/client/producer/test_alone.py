@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.client.connection.connection import Exchange
 from dmq.client.producer.accumulator import Accumulator, Draft, LaneKey, SendBatch
-from dmq.errors import DMQError, NotConnected
 from dmq.model import Durability, Message
-from dmq.protocol import Frame
 
 ANY = LaneKey("orders", -1, Durability.STORED)
 
@@ -64,15 +61,3 @@ def test_plain_messages_and_others_share_a_batch_in_order() -> None:
     assert not batch.is_plain
     assert batch.messages == [Message(b"a", "k"), Message(b"b", tag="t"), Message(b"c")]
     assert (batch.count, batch.extras) == (3, [b"", b"e", b""])
-
-
-def test_an_answer_goes_to_who_waits_or_to_who_was_named() -> None:
-    told: list[Frame | DMQError] = []
-    waited, handed = Exchange(), Exchange()
-    reason = NotConnected("gone")
-    waited.take(reason)
-    assert waited.answer is reason
-    assert not waited.hand_over(told.append), "it is here"
-    assert handed.hand_over(told.append)
-    handed.take(reason)
-    assert told == [reason]

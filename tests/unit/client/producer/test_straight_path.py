@@ -1,0 +1,133 @@
+"""The straight path of a lone send: a PRODUCE like any other, and only the plain answer ends it there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dmq
+from dmq.client.producer.straight_path import _reply
+from dmq.errors import UnknownTopic
+from dmq.model import Durability, DurabilityName
+from dmq.protocol.commands import Command, error_frame, produce_answer, response_head
+from dmq.protocol.frame import seal_whole
+from dmq.protocol.produce import ProduceReply
+from dmq.testing import TestBroker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[TestBroker]:
+    with TestBroker() as running:
+        with running.connect() as client:
+            client.admin.create_topic("orders", queues=4)
+        yield running
+
+
+def test_only_the_plain_answer_to_the_request_is_taken() -> None:
+    answer = seal_whole(produce_answer(7, 1, 2, 3, durability=1, is_duplicate=False))
+    assert _reply(answer, 7) == ProduceReply(1, 2, 3, Durability.STORED)
+    longer = seal_whole(response_head(Command.PRODUCE, ProduceReply(1, 2, 3, Durability.STORED), 7))
+    assert _reply(longer, 7) == _reply(answer, 7), "MessagePack has several ways to say a number"
+    assert _reply(answer, 8) is None
+    refused = seal_whole(error_frame(UnknownTopic("no"), Command.PRODUCE, 7))
+    for data in (b"", answer[:10], answer[:-1], answer + answer, refused, answer[1:]):
+        assert _reply(data, 7) is None
+    for bit in range(8 * len(answer)):
+        turned = bytearray(answer)
+        turned[bit >> 3] ^= 1 << (bit & 7)
+        assert _reply(bytes(turned), 7) is None, bit
+
+
+@pytest.mark.parametrize("durability", ["stored", "flushed"])
+def test_both_ways_send_the_same_and_get_the_same(broker: TestBroker, durability: DurabilityName) -> None:
+    with broker.connect() as client:
+        for topic in (f"on-{durability}", f"off-{durability}"):
+            client.admin.create_topic(topic, queues=1)
+        on, off = client.producer(), client.producer(straight=False)
+        found = []
+        for producer, topic in ((on, f"on-{durability}"), (off, f"off-{durability}")):
+            receipts = [
+                producer.send(topic, body, key=key, tag=tag, properties=properties, durability=durability)
+                for body in (b"", b"body", b"x" * 5000)
+                for key, tag, properties in ((None, None, None), ("k", "t", {"a": "1"}), ("ü", None, None))
+            ]
+            stored = client.admin.peek(topic, queue=0)
+            assert [record.offset for record in stored] == [receipt.offset for receipt in receipts]
+            assert [record.id for record in stored] == [receipt.id for receipt in receipts]
+            found.append(
+                [
+                    (receipt.queue, receipt.offset, receipt.durability, record.body, record.key, record.tag)
+                    for receipt, record in zip(receipts, stored, strict=True)
+                ]
+            )
+        assert found[0] == found[1]
+        assert (on.straight.taken, on.straight.late) == (5, 0), (
+            "a key that is not ASCII, and the first, take the general way"
+        )
+        assert off.straight.taken == 0
+
+
+def test_a_refusal_takes_the_general_way_and_is_told(broker: TestBroker) -> None:
+    with broker.connect() as client:
+        client.admin.create_topic("closed", queues=1)
+        producer = client.producer(retries=0)
+        producer.send("closed", b"x")
+        client.admin.update_topic("closed", can_produce=False)
+        with pytest.raises(dmq.NotAllowed):
+            producer.send("closed", b"x")
+        assert producer.straight.late == 1
+        client.admin.update_topic("closed", can_produce=True)
+        assert producer.send("closed", b"y").offset == 1
+
+
+def test_threads_that_meet_get_each_its_own_receipt(broker: TestBroker) -> None:
+    with broker.connect() as client:
+        producer = client.producer()
+        receipts: list[tuple[int, int, dmq.Receipt]] = []
+        producer.send("orders", b"first", durability="stored")
+
+        def send(number: int) -> None:
+            for at in range(50):
+                receipt = producer.send("orders", b"%d %d" % (number, at), durability="stored")
+                receipts.append((number, at, receipt))
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({receipt.id for _, _, receipt in receipts}) == 400
+        for number, at, receipt in receipts:
+            ((record,), _) = client.admin.read("orders", receipt.queue, receipt.offset, limit=1)
+            assert (record.id, record.body) == (receipt.id, b"%d %d" % (number, at))
+
+
+def test_a_send_that_a_signal_ends_leaves_the_producer_in_order(broker: TestBroker) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    with broker.connect() as client:
+        producer = client.producer()
+        producer.send("orders", b"first", durability="stored")
+        before = signal.signal(signal.SIGUSR1, stop)
+        try:
+            link = producer._router.link_for("orders")
+            assert link is not None
+            wire: Any = link._wire
+            poll = wire.poll
+            wire.poll = lambda _: os.kill(os.getpid(), signal.SIGUSR1)
+            with pytest.raises(Stop):
+                producer.send("orders", b"second", durability="stored")
+            wire.poll = poll
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert producer.send("orders", b"third", durability="stored").offset >= 0
+        producer.flush(timeout=10)
