@@ -26,7 +26,7 @@ from dmq.registry.registry import Create, Put, Registry
 from dmq.testing.processes import BrokerProcess, free_port
 from dmq.testing.proxy import ChaosProxy
 from tests.integration.registry.name_servers import NameServerProcess, sqlite_url
-from tests.integration.registry.registries import PATIENCE_S, new_root
+from tests.integration.registry.registries import PATIENCE_S, eventually, new_root
 
 
 def run_on_loop(main: object) -> None:
@@ -232,3 +232,43 @@ def test_another_address_than_loopback_must_be_meant() -> None:
 def test_a_second_name_server_on_one_file_is_refused(tmp_path: Path) -> None:
     with NameServerProcess(sqlite_url(tmp_path)), pytest.raises(DMQError, match="another name server has"):
         NameServerProcess(sqlite_url(tmp_path)).start()
+
+
+def test_a_name_server_tells_how_it_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = NameServer(SqlStore(sqlite_url(tmp_path)), port=0, metrics_port=0)
+        await server.start()
+        try:
+            host, port = server.address.split(":")
+            client = await NameServerClient.open([ServerAddress(host, int(port))], "b1", timeout=PATIENCE_S)
+            await client.write([Create("/a", b"")])
+            figures = await page(server.metrics_port, "/metrics")
+            assert "\ndmq_nameserver_connections 1\n" in figures
+            assert "\ndmq_nameserver_changes_total 1\n" in figures
+            assert figures.count("# HELP") == figures.count("# TYPE") == 6
+            assert "200 OK" in await page(server.metrics_port, "/healthz")
+            assert "200 OK" in await page(server.metrics_port, "/readyz")
+            await client.close()
+            with sqlite3.connect(tmp_path / "registry.db") as database:
+                database.execute("ALTER TABLE dmq_registry_session RENAME TO gone")
+            database.close()
+
+            async def is_in_trouble() -> bool:
+                said = await page(server.metrics_port, "/readyz")
+                return "503" in said and "dmq_registry_session" in said
+
+            await eventually(is_in_trouble)
+            assert "200 OK" in await page(server.metrics_port, "/healthz")
+        finally:
+            await server.stop()
+
+    run_on_loop(main())
+
+
+async def page(port: int, path: str) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    said = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return said.decode()

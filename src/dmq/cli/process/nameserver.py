@@ -27,6 +27,10 @@ def nameserver(
     database: Annotated[str, typer.Option("--database", metavar="URL", help="Where it is kept, as sqlite:///FILE.")],
     host: Annotated[str, typer.Option("--host", metavar="H", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 takes any free one.")] = 9610,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", metavar="N", help="Serve metrics and health there; 0 takes any free port."),
+    ] = None,
     session: Annotated[
         str, typer.Option("--session", metavar="TIME", help="How long a session lives without a sign of its client.")
     ] = "6s",
@@ -50,11 +54,15 @@ def nameserver(
 
     async def main() -> None:
         store = SqlStore(database, session_seconds=seconds)
-        await NameServer(store, host=host, port=port, insecure=insecure).serve(_announce)
+        server = NameServer(store, host=host, port=port, metrics_port=metrics_port, insecure=insecure)
+        await server.serve(_announce)
 
     asyncio.run(main())
 
 
 def _announce(server: NameServer) -> None:
-    typer.echo(f"name server listening on dmq://{server.address}")
+    metrics = ""
+    if server.metrics_port:
+        metrics = f", metrics on http://{server.address.rpartition(':')[0]}:{server.metrics_port}/metrics"
+    typer.echo(f"name server listening on dmq://{server.address}{metrics}")
     typer.get_text_stream("stdout").flush()

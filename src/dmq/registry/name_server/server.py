@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from dmq.event_log import EventLog, tell_suppressed
 from dmq.net.address import check_address
 from dmq.net.connection import Connection
 from dmq.net.hello import accept_hello
+from dmq.net.pages import Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.protocol.cluster import registry as headers
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head, response_head
@@ -55,6 +56,15 @@ _LIMITS: Final = ConnectionLimits(
     partial_bytes_max=64 << 20,
     silence_seconds=3 * _HEARTBEAT_SECONDS,
 )
+
+_FIGURES: Final = {
+    "connections": "Connections that are open.",
+    "requests_total": "Requests that came.",
+    "request_errors_total": "Requests that were answered with an error.",
+    "waiting_requests": "Requests that wait for the database.",
+    "changes_total": "Changes of the registry, by all name servers of the database.",
+    "expired_sessions_total": "Sessions that this name server has ended, since their clients were not heard.",
+}
 
 
 class _Visitor:
@@ -91,6 +101,7 @@ class NameServer:
 
     Parameters:
         store: used by the server's own thread only, from `start` to `stop`.
+        metrics_port: serve metrics and health there; None for none.
         insecure: another address than loopback is meant.
     """
 
@@ -100,6 +111,7 @@ class NameServer:
         *,
         host: str = "127.0.0.1",
         port: int = 9610,
+        metrics_port: int | None = None,
         clock: Clock | None = None,
         insecure: bool = False,
     ) -> None:
@@ -107,6 +119,10 @@ class NameServer:
         self._store = store
         self._host = host
         self._port = port
+        self._metrics_port = metrics_port
+        self._pages = PageServer({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness})
+        self._figures = dict.fromkeys(_FIGURES, 0)
+        self._trouble = ""  # why the database cannot be used
         self._clock = clock or SystemClock()
         self._server = Server(self, self._clock, _LIMITS)
         self._thread = ThreadPoolExecutor(1, "registry")
@@ -123,6 +139,7 @@ class NameServer:
             Command.REGISTRY_WRITE: self._write,
         }
         self.address = ""
+        self.metrics_port = 0
 
     async def start(self) -> None:
         """Open the database and the port.
@@ -133,6 +150,8 @@ class NameServer:
         try:
             self._seq = await self._in_thread(self._store.open)
             host, port = await self._server.listen(self._host, self._port)
+            if self._metrics_port is not None:
+                self.metrics_port = await self._pages.listen(self._host, self._metrics_port)
         except BaseException:
             await self.stop()
             raise
@@ -144,6 +163,7 @@ class NameServer:
         if self._looker is not None:
             self._looker.cancel()
         await self._server.close()
+        await self._pages.close()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
         self._store.close()
 
@@ -177,6 +197,7 @@ class NameServer:
             self._visitors.discard(connection.session)
 
     def received(self, connection: Connection, frame: Frame) -> None:
+        self._figures["requests_total"] += 1
         visitor = connection.session
         try:
             if isinstance(visitor, _Visitor):
@@ -186,10 +207,10 @@ class NameServer:
             else:
                 connection.refuse(InvalidRequest("say hello first"))
         except DMQError as error:
-            _refuse(connection, frame, error)
+            self._refuse(connection, frame, error)
         except Exception as error:
             log.exception("a command failed", once_for=frame.command, command=frame.command)
-            _refuse(connection, frame, error)
+            self._refuse(connection, frame, error)
 
     def _greet(self, connection: Connection, frame: Frame) -> None:
         greeting = accept_hello(connection, frame, "name server", frozenset({FRAME_CRC}))
@@ -238,6 +259,11 @@ class NameServer:
                 "is 9611 by default"
             )
 
+    def _refuse(self, connection: Connection, frame: Frame, error: BaseException) -> None:
+        self._figures["request_errors_total"] += 1
+        if frame.kind == Kind.REQUEST:
+            connection.send(error_frame(error, frame.command, frame.correlation))
+
     # --- the thread that has the database ---------------------------------------------------------------------------
 
     def _submit(self, visitor: _Visitor, frame: Frame, work: Callable[[], Header]) -> None:
@@ -277,7 +303,7 @@ class NameServer:
             return
         if not isinstance(answer, DMQError):
             log.error("a request failed", once_for=frame.command, command=frame.command, reason=repr(answer))
-        _refuse(visitor.connection, frame, answer)
+        self._refuse(visitor.connection, frame, answer)
 
     def _session(self, visitor: _Visitor, asked: headers.RegistrySession) -> Callable[[], Header]:
         def work() -> Header:
@@ -345,18 +371,39 @@ class NameServer:
         trimmed_at = self._clock.monotonic()
         while True:
             try:
-                await self._in_thread(self._store.expire)
+                self._figures["expired_sessions_total"] += await self._in_thread(self._store.expire)
                 self._tell(await self._in_thread(self._look))
                 if self._clock.monotonic() - trimmed_at > _TRIM_SECONDS:
                     trimmed_at = self._clock.monotonic()
                     await self._in_thread(self._store.trim)
+                self._trouble = ""
             except DMQError as error:
+                self._trouble = error.message
                 log.warning("the registry cannot be looked at", once_for=error.code, reason=error.message)
             except Exception:
                 log.exception("looking at the registry failed", once_for=())
             self._server.sweep()
             tell_suppressed()
             await asyncio.sleep(pause)
+
+    def _metrics(self, _: Mapping[str, str]) -> Page:
+        self._figures |= {
+            "connections": len(self._server.connections),
+            "waiting_requests": self._waiting,
+            "changes_total": self._seq,
+        }
+        lines = []
+        for name, what in _FIGURES.items():
+            full = f"dmq_nameserver_{name}"
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines.append(f"# HELP {full} {what}\n# TYPE {full} {kind}\n{full} {self._figures[name]}\n")
+        return Page("".join(lines), kind="text/plain; version=0.0.4; charset=utf-8")
+
+    def _health(self, _: Mapping[str, str]) -> Page:
+        return Page("ok\n")
+
+    def _readiness(self, _: Mapping[str, str]) -> Page:
+        return Page(f"{self._trouble}\n", 503) if self._trouble else Page("ready\n")
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -365,8 +412,3 @@ class NameServer:
 def _answer(visitor: _Visitor, frame: Frame, header: Header) -> None:
     if frame.kind == Kind.REQUEST:
         visitor.connection.send(response_head(frame.command, header, frame.correlation))
-
-
-def _refuse(connection: Connection, frame: Frame, error: BaseException) -> None:
-    if frame.kind == Kind.REQUEST:
-        connection.send(error_frame(error, frame.command, frame.correlation))
