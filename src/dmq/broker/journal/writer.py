@@ -2,9 +2,8 @@
 
 Everything that is submitted in one turn of the loop is written together; a thread serves only the waiting for the disk
 (`fdatasync`, checkpoint files). While one flush runs, the next units gather: group commit over all connections. A flush
-that one submission alone waits for, on a disk whose last flushes all took less than a millisecond, is done at once, on
-the loop: the way to a thread and back would only add to it, and there is nothing to gather. A disk that stops being
-quick holds the loop up for one such flush, and then 16 flushes go to the thread again. The loop also waits for the disk
+that one client alone waits for, on a quick disk, is done at once, on the loop (`flush_policy`): the way to a thread and
+back would only add to it, and there is nothing to gather. The loop also waits for the disk
 where a segment begins (`append`) or goes (`retain`), and for files to be removed after a checkpoint.
 
 Events that nobody waits for (settles, for the most part) and that a full disk did not take are kept, up to a bound, and
@@ -23,6 +22,7 @@ from typing import Final, Protocol
 
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
+from dmq.broker.journal.flush_policy import FlushPolicy
 from dmq.broker.runtime.histogram import Histogram
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, StorageError
@@ -41,9 +41,6 @@ _TICK_SECONDS: Final = 0.25
 _RETAIN_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0  # how often the disk is looked at, whether anything is written or not
 _CARRIED_MAX: Final = 512  # records written again at a time: the loop waits for them
-# A disk is quick if so many flushes in a row took no longer than that; one that takes longer begins the count anew.
-_QUICK_SECONDS: Final = 0.001
-_QUICK_FLUSHES: Final = 16
 # Acks by the thousand share a unit; a broker that is killed has forgotten no more of them than came in this long.
 _LAZY_SECONDS: Final = 0.005
 _LAZY_MAX: Final = 256
@@ -75,6 +72,7 @@ class Submission:
     """
 
     __slots__ = ("atomic", "durability", "items", "size")
+    is_lone: bool = True  # one client waits for it, not several
     touched: Collection[tuple[str, int]] = ()  # topics and queues, where placements do not say them
 
     def __init__(
@@ -206,7 +204,7 @@ class JournalWriter:
         self._checkpoint_error = ""  # of the last one, so that the same is not logged every time
         self._was_crowded = store.space.is_crowded
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
-        self._quick_flushes = 0
+        self._flush_policy = FlushPolicy()
         self.flushes = 0
         self.units = 0
         self.probe = TurnProbe()
@@ -549,6 +547,18 @@ class JournalWriter:
             return
         self._flushing = True
         self.flushes += 1
+        began = self._clock.monotonic()
+        is_lone = len(self._waiting) == 1 and self._waiting[0][1].is_lone
+        if is_lone and not self._checkpointing and self._flush_policy.is_for_loop(began):
+            failure: BaseException | None = None
+            try:
+                ticket.run()
+            except Exception as error:
+                failure = error
+            now = self._clock.monotonic()
+            self._flush_policy.flushed(now - began, now, on_loop=True)
+            self._finish_flush(ticket, failure)
+            return
         seconds = 0.0
 
         def run() -> None:
@@ -558,18 +568,10 @@ class JournalWriter:
             seconds = self._clock.monotonic() - began
 
         def finished(error: BaseException | None) -> None:
-            self._quick_flushes = 0 if error is not None or seconds > _QUICK_SECONDS else self._quick_flushes + 1
+            self._flush_policy.flushed(seconds, self._clock.monotonic(), on_loop=False)
             self._finish_flush(ticket, error)
 
-        if len(self._waiting) == 1 and self._quick_flushes >= _QUICK_FLUSHES and not self._checkpointing:
-            failure: BaseException | None = None
-            try:
-                run()
-            except Exception as error:
-                failure = error
-            finished(failure)
-        else:
-            self._disk.run(run, finished)
+        self._disk.run(run, finished)
 
     def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
         self._flushing = False

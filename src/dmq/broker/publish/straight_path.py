@@ -235,10 +235,11 @@ class StraightPath:
 class _StraightUnit(Submission):
     """A unit that is written, and the producers that wait for it."""
 
-    __slots__ = ("_asked", "_lones", "_path", "_unit", "touched")
+    __slots__ = ("_asked", "_lones", "_path", "_unit", "is_lone", "touched")
 
     def __init__(self, path: StraightPath, lones: list[Lone], asked: list[_Asked], unit: Unit, size: int) -> None:
         self.size = size
+        self.is_lone = len(lones) == 1
         self.touched = {(lone[0], lone[1]) for lone in lones}
         self._path = path
         self._lones = lones

@@ -195,11 +195,12 @@ def test_a_disk_that_stops_being_quick_holds_the_loop_up_once_and_then_a_thread_
         (peer,) = await rig.connect(1)
         for number in range(60):
             seconds = 1.0 if number == 20 else 0.0
+            clock.advance(10.0 if number == 45 else 0.0)
             peer.send([b"%d" % number], producer=5, sequence=number, durability=Durability.FLUSHED)
             await rig.turn()
             await rig.settle()
             assert peer.reply().first_offset == number
-        assert on_loop == [False] * 16 + [True] * 5 + [False] * 16 + [True] * 23
+        assert on_loop == [False] * 6 + [True] * 15 + [False] * 24 + [True] * 15
 
     in_a_broker(run)
 

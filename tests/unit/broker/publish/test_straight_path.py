@@ -216,6 +216,8 @@ async def both(turns: list[tuple[list[Send | Do], bool]]) -> list[Rig]:
         for rig in (one, other):
             rig.broker.writer._disk = Disk()  # type: ignore[assignment]
             rig.broker.catalog._round_robin = itertools.count()
+            rig.broker.writer._ticker.cancel()  # what depends on when it runs differs
+            rig.broker._ticker.cancel()
             await rig.connect(PEERS, has_crc=True)
             await rig.connect(1)
             rigs.append(rig)
