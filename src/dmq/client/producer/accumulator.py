@@ -202,6 +202,7 @@ class SendBatch(Outcome, NumberedBatch):
     count = 0
     room = 0  # bytes that are reserved for it and not used: `bytes` has them until it leaves, see `Accumulator.reserve`
     reserved_messages = 0
+    pairs: list[_Bytes | str | None] = []  # body, key, body, key …: what took of that room; each batch has its own
     is_sealed = False
     is_worth_a_look = False
     is_attended = False  # somebody is interested who does not read
@@ -468,6 +469,7 @@ class Accumulator:
             and self.bytes + RESERVED_BYTES <= self.window_bytes // 2
             and self.messages + RESERVED_MESSAGES <= self._window_messages // 2
         ):
+            batch.pairs = []
             batch.room = RESERVED_BYTES
             batch.bytes += RESERVED_BYTES
             batch.reserved_messages = batch.count + RESERVED_MESSAGES
@@ -475,7 +477,10 @@ class Accumulator:
             self.messages += RESERVED_MESSAGES
 
     def _return_room(self, batch: SendBatch) -> None:
-        """Give back what a batch has not used of its room."""
+        """Give back what a batch has not used of its room, and put what has used it with the others."""
+        batch.bodies += batch.pairs[::2]  # type: ignore[arg-type]
+        batch.keys += batch.pairs[1::2]  # type: ignore[arg-type]
+        batch.pairs = []
         self.bytes -= batch.room
         batch.bytes -= batch.room
         self.messages -= batch.reserved_messages - batch.count

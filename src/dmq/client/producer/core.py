@@ -306,11 +306,11 @@ class Core:
         with sender.lock:
             batch = lane.gathering
             if batch is not None and batch.room >= size and sender.closed_by is None:
+                # No call among these, so that Ctrl-C finds all of them done, or none.
+                batch.pairs += (body, key)
                 batch.room -= size
                 index = batch.count
                 batch.count = index + 1
-                batch.bodies.append(body)
-                batch.keys.append(key)
             else:
                 batch = None if sender.closed_by is not None else self.accumulator.append_plain(lane, body, key, size)
                 if batch is None:

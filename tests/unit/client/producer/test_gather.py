@@ -41,8 +41,10 @@ def test_messages_gather_in_order_and_nothing_is_counted_twice() -> None:
     batch = rig.core.accumulator.lane(rig.core._plain["orders", "flushed"].key).gathering
     assert batch is not None
     assert places == [(batch, number) for number in range(1000)]
-    assert (batch.bodies, batch.keys) == ([b"%d" % n for n in range(1000)], [f"k-{n}" for n in range(1000)])
     assert len(rig.link.requests) == 1
+    with rig.core.lock:
+        rig.core.accumulator.seal(batch.lane)
+    assert (batch.bodies, batch.keys) == ([b"%d" % n for n in range(1000)], [f"k-{n}" for n in range(1000)])
     settle(rig)
     assert [request.header.count for request in rig.link.requests] == [1, 1000]
     assert batch.bytes == sum(len(b"%d" % number) + MESSAGE_BYTES for number in range(1000))
