@@ -164,7 +164,7 @@ def remembered_shape(
 class LoneRecord(NamedTuple):
     """One record in pieces, and what a broker needs to know of it without reading it."""
 
-    parts: tuple[bytes, bytes, bytes, bytes]
+    parts: tuple[bytes, ...]
     length: int
     key_hash: int  # 0 without a key
 
@@ -239,7 +239,7 @@ def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: b
     """
     key = message.key
     raw_key = b"" if key is None else attrs.utf8("key", key)
-    names, size = names_of(topic, app), len(body)
+    names = names_of(topic, app)
     key_size = -1 if key is None else len(raw_key)
     raw_size = len(message.body) if codec else 0
     tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
@@ -269,16 +269,27 @@ def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: b
             codec=codec,
             raw_size=raw_size,
         )
+    if _lone_record is not None and type(body) is bytes:
+        record, key_hash = _lone_record(shape[0], shape[2], sent_at_ms, body, key=None if key is None else raw_key)
+        return LoneRecord((record,), len(record), key_hash)
+    return lone_record_plain(shape, sent_at_ms, body, None if key is None else raw_key)
+
+
+_lone_record: Final = find("lone_record")
+
+
+def lone_record_plain(shape: Shape, sent_at_ms: int, body: bytes, raw_key: bytes | None) -> LoneRecord:
+    """The record of a shape, body and key, in plain Python."""
     front, front_crc, tail = shape
     sent = layout.U64.pack(sent_at_ms)
     crc = crc32c(tail, crc32c(sent, front_crc))
-    key_hash = 0
-    if key is not None:
-        crc = crc32c(raw_key, crc)
-        key_hash = crc32c(raw_key) << 32 | zlib.crc32(raw_key) or 1
-    length = HEAD.size + size + len(tail) + len(raw_key)
+    key_hash, key, size = 0, raw_key or b"", len(body)
+    if raw_key is not None:
+        crc = crc32c(key, crc)
+        key_hash = crc32c(key) << 32 | zlib.crc32(key) or 1
+    length = HEAD.size + size + len(tail) + len(key)
     head = HEAD.pack(length, front + BLANK_STAMP + sent + BLANK_TIMES, crc << 32 | crc32c(body), size)
-    return LoneRecord((head, body, tail, raw_key), length, key_hash)
+    return LoneRecord((head, body, tail, key), length, key_hash)
 
 
 def encode_batch(
