@@ -22,7 +22,7 @@ from tests.sampling import IS_SOAK, SEED, sample_size
 
 pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
 
-KILLS = sample_size(share=50, whole=200)
+KILLS = sample_size(share=25, whole=100)  # on each way
 PATIENCE = 60.0
 PACE = 1.0 if IS_SOAK else 0.4  # how long the pauses between troubles are
 
@@ -96,9 +96,10 @@ class Chaos:
 
 
 @pytest.mark.sampled
-def test_nothing_acknowledged_is_lost_and_nobody_gets_stuck(tmp_path: Path) -> None:
+@pytest.mark.parametrize("straight", [True, False])
+def test_nothing_acknowledged_is_lost_and_nobody_gets_stuck(tmp_path: Path, straight: bool) -> None:
     rng = random.Random(f"{SEED} torture")
-    broker = ForkedBroker(tmp_path / "data")
+    broker = ForkedBroker(tmp_path / "data", [f"broker.straight={str(straight).lower()}"])
     ledger = Ledger()
     with broker, ChaosProxy(("127.0.0.1", broker.port)) as proxy:
         chaos = Chaos(broker, proxy, rng)
@@ -107,7 +108,7 @@ def test_nothing_acknowledged_is_lost_and_nobody_gets_stuck(tmp_path: Path) -> N
                 checker.admin.create_topic(TOPIC, queues=QUEUES)
                 for group in GROUPS:
                     checker.admin.create_group(group, TOPIC)
-                workload = Workload(ledger, [broker.url, proxy.url], rng)
+                workload = Workload(ledger, [broker.url, proxy.url], rng, straight=straight)
                 try:
                     workload.start()
                     for _ in range(KILLS):

@@ -89,18 +89,19 @@ def stored(direct: dmq.Client, topic: str, count: int) -> list[tuple[str | None,
     return found
 
 
+@pytest.mark.parametrize("straight", [True, False])
 @pytest.mark.parametrize("way", ["requests", "answers"])
 def test_what_is_produced_is_stored_as_it_was_sent_once(
-    way: str, direct: dmq.Client, client: dmq.Client, proxy: BitProxy
+    way: str, straight: bool, direct: dmq.Client, client: dmq.Client, proxy: BitProxy
 ) -> None:
-    topic = f"produced-{way}"
+    topic = f"produced-{way}-{straight}"
     direct.admin.create_topic(topic, queues=2)
     rng = random.Random(SEED)
-    producer = client.producer()
+    producer = client.producer(straight=straight)
     proxy.choose = both_ways(some_of({Command.PRODUCE}, 0.3, is_to_broker=way == "requests", first_bit=FIRST_BIT))
     sure: Counter[tuple[str | None, bytes]] = Counter()
     unknown: set[tuple[str | None, bytes]] = set()
-    flips = sample_size(share=40, whole=2000)
+    flips = sample_size(share=20, whole=1000)
     number = 0
     while len(proxy.turned) < flips:
         count = rng.choice((1, 1, 5, 40))

@@ -174,11 +174,13 @@ class Workload:
     """Threads that produce and consume until told to stop.
 
     Parameters:
-        urls: where clients connect, in turn: straight, and through a proxy.
+        urls: where clients connect, in turn: directly, and through a proxy.
+        straight: whether lone sends take the straight path.
     """
 
-    def __init__(self, ledger: Ledger, urls: list[str], rng: random.Random) -> None:
+    def __init__(self, ledger: Ledger, urls: list[str], rng: random.Random, *, straight: bool = True) -> None:
         self.ledger = ledger
+        self._straight = straight
         self._rng = rng
         self._urls = urls
         self._clients: list[dmq.Client] = []
@@ -211,7 +213,7 @@ class Workload:
             (self._send_many, "stored"), (self._send_and_forget, "none"), (self._send_until_consumed, "consumed"),
         ]  # fmt: skip
         for number, (function, durability) in enumerate(sends):
-            producer = self._client(f"producer-{number}").producer(timeout=30)
+            producer = self._client(f"producer-{number}").producer(timeout=30, straight=self._straight)
             chance = random.Random(self._rng.random())
             name = f"{function.__name__.strip('_')}-{number}"
             self._thread(self._producing, function, producer, durability, chance, name)
