@@ -7,7 +7,7 @@ for name servers, and in `replication` for the members of a shard. `batch` divid
 statuses and exceptions. docs/internals/protocol.md tells it to a client's author.
 """
 
-from dmq.protocol.batch import Batch, pack_batch, pack_lone, pack_records, unpack_batch, unpack_records
+from dmq.protocol.batch import Batch, pack_batch, pack_lone, pack_records, place_records, unpack_batch, unpack_records
 from dmq.protocol.commands import (
     SPECS,
     Command,
@@ -72,6 +72,7 @@ __all__ = [
     "pack_batch",
     "pack_lone",
     "pack_records",
+    "place_records",
     "request_head",
     "response_head",
     "seal_frame",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -31,7 +31,16 @@ from dmq.protocol.frame import Buffer
 from dmq.records import EncodedBatch, LoneRecord
 from dmq.records.block import plain_records
 
-__all__ = ["Batch", "pack_batch", "pack_lone", "pack_records", "plain_batch", "unpack_batch", "unpack_records"]
+__all__ = [
+    "Batch",
+    "pack_batch",
+    "pack_lone",
+    "pack_records",
+    "place_records",
+    "plain_batch",
+    "unpack_batch",
+    "unpack_records",
+]
 
 # Below this many records plain unpacking beats the set-up of numpy calls (bench/protocol.py).
 FEW: Final = 16
@@ -144,6 +153,31 @@ def unpack_records(body: Buffer, count: int, *, blocks: bool = False) -> tuple[N
         return (), body
     batch = unpack_batch(body, count, blocks=blocks)
     return batch.lengths, batch.data
+
+
+def place_records(body: Buffer, count: int) -> tuple[list[int] | npt.NDArray[np.int64], Buffer]:
+    """Divide the body of an answer to PULL, or of a push, as `unpack_records` does with blocks, in fewer steps.
+
+    Returns:
+        Where each record begins and where the last one ends, as an array if they are many; and all records, with the
+        blocks behind them.
+
+    Raises:
+        InvalidRequest: the lengths do not fit the body.
+    """
+    data_at = 4 * count
+    if data_at > len(body) or (body and not count):
+        raise InvalidRequest(f"{count} records do not fit a body of {len(body)} bytes")
+    if count < FEW:
+        data = body[data_at:] if isinstance(body, bytes) else memoryview(body)[data_at:]
+        bounds: list[int] | npt.NDArray[np.int64] = [0, *accumulate(_U32S[count].unpack_from(body))]
+    else:
+        data = memoryview(body)[data_at:]
+        bounds = np.zeros(count + 1, np.int64)
+        np.cumsum(np.frombuffer(body, ">u4", count), out=bounds[1:])
+    if bounds[-1] > len(data):
+        raise _bad_lengths(int(bounds[-1]), len(data))
+    return bounds, data
 
 
 def _column(numbers: Sequence[int] | npt.NDArray[Any], kind: str, few: tuple[struct.Struct, ...]) -> bytes:

@@ -216,6 +216,7 @@ class Spans(NamedTuple):
     body_ends: Sequence[int]
     key_starts: Sequence[int]
     key_ends: Sequence[int]
+    has_bodies: bool = False  # all of them
 
 
 def find_spans(buffer: Buffer, bounds: Sequence[int] | npt.NDArray[np.int64]) -> Spans:
@@ -257,7 +258,7 @@ def find_spans(buffer: Buffer, bounds: Sequence[int] | npt.NDArray[np.int64]) ->
     body_ends *= is_plain
     key_ends *= has_key
     key_starts[~has_some] = NOTHING
-    return Spans(body_ends.tolist(), key_starts.tolist(), key_ends.tolist())
+    return Spans(body_ends.tolist(), key_starts.tolist(), key_ends.tolist(), bool(is_plain.all()))
 
 
 def key_in_place(buffer: Buffer, start: int, stop: int) -> str | None:

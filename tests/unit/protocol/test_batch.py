@@ -15,6 +15,7 @@ from dmq.protocol import (
     decode_request,
     pack_batch,
     pack_records,
+    place_records,
     unpack_batch,
     unpack_records,
 )
@@ -128,3 +129,25 @@ def test_hostile_columns_give_sound_batches_or_errors() -> None:
             continue
         assert sum(map(int, batch.lengths)) == len(batch.data), f"seed {seed}"
         assert all(0 <= index < count for index in batch.hash_index), f"seed {seed}"
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 300])
+def test_records_are_placed_where_their_lengths_say_with_blocks_behind_them(count: int) -> None:
+    lengths = [72 + number % 7 for number in range(count)]
+    body = pack_records(lengths) + bytes(sum(lengths)) + b"block"
+    for buffer in (body, memoryview(body)):
+        bounds, data = place_records(buffer, count)
+        assert [int(bound) for bound in bounds] == [sum(lengths[:number]) for number in range(count + 1)]
+        assert bytes(data) == bytes(sum(lengths)) + b"block"
+
+
+@pytest.mark.parametrize(
+    ("body", "count"), [(b"x", 0), (b"\0\0\0\x01", 1), (b"\0\0", 1), (b"\0\0\0\x02x", 1), (b"x" * 63, 16)]
+)
+def test_records_that_do_not_fit_their_body_are_refused(body: bytes, count: int) -> None:
+    with pytest.raises(InvalidRequest):
+        place_records(body, count)
+
+
+def test_an_answer_without_messages_has_no_records() -> None:
+    assert place_records(b"", 0) == ([0], b"")

@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, bounds_of, is_all, packed_flags
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, is_all, packed_flags
 from dmq.client.consumer.leases import LeaseBook, settlements_of
 from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.client.consumer.options import ConsumerOptions
@@ -38,7 +38,7 @@ from dmq.client.consumer.prefetch import Part, Prefetch, Turn
 from dmq.clock import Clock
 from dmq.errors import DMQError, RecordCorrupt
 from dmq.event_log import EventLog
-from dmq.protocol import Buffer, unpack_records
+from dmq.protocol import Buffer, place_records
 from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, SubscribeReply
 from dmq.records.block import BodyBlocks
 from dmq.records.check import find_corrupt
@@ -172,8 +172,7 @@ class ConsumerCore:
         without: Container[int] = (),
         is_for_handlers: bool = False,
     ) -> Iterable[Delivery]:
-        lengths, data = unpack_records(body, sum(lease.count for lease in leases), blocks=True)
-        bounds = bounds_of(lengths)
+        bounds, data = place_records(body, sum(lease.count for lease in leases))
         # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
         buffer = bytes(data)
         begun = self.now() if since is None else since

@@ -51,7 +51,6 @@ __all__ = [
     "Delivery",
     "Holder",
     "LeaseKey",
-    "bounds_of",
     "is_all",
     "packed_flags",
 ]
@@ -271,9 +270,9 @@ class Delivery:
             if opened is not None:
                 return opened
         self._look_at_many()
-        if self.spans is None or (self.bodies is None and NO_SPAN in self.spans.body_ends):
+        if self.spans is None or (self.bodies is None and not self.spans.has_bodies):
             return None
-        ends, key_starts, key_ends = self.spans
+        ends, key_starts, key_ends, _ = self.spans
         buffer, key_stops = self.buffer, key_ends[first:stop]
         keys: Iterable[str | None]
         if NO_SPAN not in key_stops:
@@ -425,12 +424,3 @@ def packed_flags(buffer: bytes, bounds: Bounds) -> int:
 def is_all(states: bytearray, state: int, indexes: Sequence[int]) -> bool:
     """Whether messages that follow each other are all in one state; False if they do not."""
     return isinstance(indexes, range) and states.count(state, indexes.start, indexes.stop) == len(indexes)
-
-
-def bounds_of(lengths: Any) -> Bounds:
-    """Where records begin that stand one behind the other, and where the last one ends."""
-    if isinstance(lengths, np.ndarray):
-        bounds = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=bounds[1:])
-        return bounds
-    return [0, *accumulate(lengths)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dmq.client.consumer.delivery import bounds_of, packed_flags
+from dmq.client.consumer.delivery import packed_flags
 from dmq.model import Message
 from dmq.protocol.consume import Lease, Outcome
 from dmq.records.layout import BODY_AT, COMPRESSED, FLAGS_AT, ORDERED, RECORD_BYTES_MIN
@@ -89,6 +90,6 @@ def test_a_compressed_body_is_seen_among_few_and_among_many(count: int, packed: 
         one[FLAGS_AT] = ORDERED
     if packed is not None:
         made[packed][FLAGS_AT] |= COMPRESSED
-    buffer, bounds = b"".join(made), bounds_of([*map(len, made)])
+    buffer, bounds = b"".join(made), [0, *accumulate(map(len, made))]
     flags = packed_flags(buffer, bounds)
     assert flags == packed_flags(buffer, np.array(bounds)) == (0 if packed is None else COMPRESSED)
