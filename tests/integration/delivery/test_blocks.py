@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dmq
 from dmq.model import Durability
@@ -73,25 +75,25 @@ def served() -> Iterator[ServedBroker]:
 
 @pytest.fixture(scope="module")
 def sent(served: ServedBroker) -> list[dmq.Message]:
-    given = messages(600)
+    sample = messages(600)
     with dmq.connect(served.url, app="shop") as client:
         client.admin.create_topic("orders", queues=1)
         client.admin.create_topic("plain", queues=1)
         for compression, topic in (("auto", "orders"), ("none", "plain")):
             with client.producer(compression=compression) as producer:
                 for at in range(0, 600, 200):
-                    producer.send_many(topic, given[at : at + 200])
+                    producer.send_many(topic, sample[at : at + 200])
     assert block_records(served, "orders") > 500
     assert block_records(served, "plain") == 0
-    return given
+    return sample
 
 
 def facts(got: list[dmq.ReceivedMessage]) -> list[tuple[bytes, str | None, dict[str, str], int]]:
     return [(message.body, message.key, dict(message.properties), message.offset) for message in got]
 
 
-def wanted(given: list[dmq.Message]) -> list[tuple[bytes, str | None, dict[str, str], int]]:
-    return [(m.body, m.key, dict(m.properties or {}), offset) for offset, m in enumerate(given)]
+def wanted(sample: list[dmq.Message]) -> list[tuple[bytes, str | None, dict[str, str], int]]:
+    return [(m.body, m.key, dict(m.properties or {}), offset) for offset, m in enumerate(sample)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 200, 333, 5000])
@@ -100,13 +102,13 @@ def test_a_pull_of_any_size_gives_what_was_sent(served: ServedBroker, sent: list
         dmq.connect(served.url, app="shop") as client,
         client.consumer("orders", f"pull-{size}", start_from="earliest") as consumer,
     ):
-        given = sent if size > 1 else sent[:150]
+        sample = sent if size > 1 else sent[:150]
         got: list[dmq.ReceivedMessage] = []
-        while len(got) < len(given):
+        while len(got) < len(sample):
             batch = consumer.pull(size)
             got += batch
             batch.ack()
-    assert facts(got) == wanted(given)
+    assert facts(got) == wanted(sample)
     assert len({message.id for message in got}) == len(got)
 
 
@@ -194,15 +196,15 @@ def test_messages_are_found_by_key_and_id(served: ServedBroker, sent: list[dmq.M
 
 
 def test_failed_messages_are_retried_and_become_dead_letters_with_their_bodies(tmp_path: Path) -> None:
-    given = messages(100)
-    bodies = {message.key: message.body for message in given}
+    sample = messages(100)
+    bodies = {message.key: message.body for message in sample}
     with (
         ServedBroker(dead_letters_url=f"sqlite:///{tmp_path}/letters.db") as broker,
         dmq.connect(broker.url, app="shop") as client,
     ):
         client.admin.create_topic("orders", queues=1)
         with client.producer() as producer:
-            producer.send_many("orders", given)
+            producer.send_many("orders", sample)
         assert block_records(broker, "orders") > 90
         with client.consumer("orders", "g", start_from="earliest") as consumer:
             for message in consumer.pull(100):
@@ -227,23 +229,23 @@ def test_failed_messages_are_retried_and_become_dead_letters_with_their_bodies(t
 
 
 def test_delayed_messages_have_no_blocks(served: ServedBroker) -> None:
-    given = messages(100, odd=False)
+    sample = messages(100, odd=False)
     with dmq.connect(served.url, app="shop") as client:
         client.admin.create_topic("later", queues=1)
         with client.producer() as producer:
-            producer.send_many("later", given, delay=0.1)
+            producer.send_many("later", sample, delay=0.1)
         with client.consumer("later", "g", start_from="earliest") as consumer:
             got: list[bytes] = []
             while len(got) < 100:
                 batch = consumer.pull(100)
                 got += [message.body for message in batch]
                 batch.ack()
-    assert sorted(got) == sorted(message.body for message in given)
+    assert sorted(got) == sorted(message.body for message in sample)
     assert block_records(served, "later") == 0
 
 
 def test_a_store_of_the_first_format_gets_no_blocks_and_keeps_those_it_has(tmp_path: Path) -> None:
-    given = messages(300)
+    sample = messages(300)
     for version in (2, 1, 2):
         with (
             ServedBroker(OsFiles(str(tmp_path)), store=StoreSettings(unit_version=version)) as broker,
@@ -252,23 +254,93 @@ def test_a_store_of_the_first_format_gets_no_blocks_and_keeps_those_it_has(tmp_p
             client.admin.create_topic("orders", queues=1, allow_existing=True)
             before = block_records(broker, "orders")
             with client.producer() as producer:
-                producer.send_many("orders", given)
+                producer.send_many("orders", sample)
             assert (block_records(broker, "orders") > before) is (version == 2)
             with RawClient(port_of(broker.url), features=[BLOCKS]) as raw:
-                header, body = produced("orders", encoded(given), producer_id=random.getrandbits(60))
+                header, body = produced("orders", encoded(sample), producer_id=random.getrandbits(60))
                 assert (raw.ask(Command.PRODUCE, header, body).status == 0) is (version == 2)
     with ServedBroker(OsFiles(str(tmp_path))) as broker, dmq.connect(broker.url, app="shop") as client:
         got: list[bytes] = []
         with client.consumer("orders", "g", start_from="earliest") as consumer:
-            while len(got) < 5 * len(given):
+            while len(got) < 5 * len(sample):
                 batch = consumer.pull(1000)
                 got += [message.body for message in batch]
                 batch.ack()
-        assert got == [message.body for message in given] * 5
+        assert got == [message.body for message in sample] * 5
 
 
-def encoded(given: list[dmq.Message], topic: str = "orders") -> EncodedBatch:
-    return encode_batch(topic, "raw", given, sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), blocks=True)
+@st.composite
+def batches(draw: st.DrawFn) -> list[dmq.Message]:
+    """Any messages, most of which are alike."""
+    chance = draw(st.randoms(use_true_random=False))
+    words = [
+        b'{"order_id": ',
+        b'"customer": "c-',
+        b'"status": "paid", ',
+        b'"currency": "EUR"}',
+        b"\0\xff",
+        "ключ".encode(),
+    ]
+    top = draw(st.sampled_from((90, 400, 5000)))
+    return [
+        dmq.Message(
+            chance.randbytes(chance.randrange(top))
+            if chance.random() < 0.05
+            else b"".join(chance.choices(words, k=1 + chance.randrange(top) // 12)),
+            chance.choice((None, "", "k", "ключ", f"key-{number}")),
+            tag=chance.choice((None, "blue")),
+            business_id=chance.choice((None, "b-1")),
+            priority=chance.choice((0, 4, 9)),
+            properties={"a": "b"} if chance.random() < 0.2 else None,
+        )
+        for number in range(draw(st.integers(1, 250)))
+    ]
+
+
+def seen_by(client: dmq.Client, topic: str, group: str, count: int, *, fail: bool) -> list[tuple[object, ...]]:
+    """What a group gets; with `fail` each message fails once, and is retried."""
+    found: list[tuple[object, ...]] = []
+    with client.consumer(topic, group, start_from="earliest") as consumer:
+        while len(found) < count:
+            for message in consumer.pull(97, wait=5.0):
+                if fail and message.attempt == 1:
+                    message.nack(delay=0.0)
+                    continue
+                found.append(
+                    (message.offset, message.body, message.key, message.tag, message.business_id, message.priority,
+                     tuple(sorted(message.properties.items())), message.attempt, message.id and message.id.sequence)
+                )  # fmt: skip
+                message.ack()
+    return sorted(found, key=lambda row: row[0])  # type: ignore[arg-type, return-value]
+
+
+@given(batches())
+@settings(max_examples=6, deadline=None)
+def test_any_messages_are_the_same_in_blocks_and_without(served: ServedBroker, some: list[dmq.Message]) -> None:
+    number = random.getrandbits(40)
+    both: list[list[list[tuple[object, ...]]]] = []
+    with dmq.connect(served.url, app="shop") as client:
+        for compression in ("lz4", "none"):
+            topic = f"any-{number}-{compression}"
+            client.admin.create_topic(topic, queues=1)
+            with client.producer(compression=compression) as producer:
+                producer.send_many(topic, some)
+            count = len(some)
+            peeked = [(m.offset, m.body, m.key, dict(m.properties)) for m in client.admin.peek(topic, limit=count)]
+            both.append(
+                [
+                    seen_by(client, topic, "g", count, fail=False),
+                    seen_by(client, topic, "failing", count, fail=True),
+                    peeked,  # type: ignore[list-item]
+                ]
+            )
+            client.admin.delete_topic(topic)
+    assert both[0] == both[1]
+    assert [row[1] for row in both[0][0]] == [message.body for message in some]
+
+
+def encoded(sample: list[dmq.Message], topic: str = "orders") -> EncodedBatch:
+    return encode_batch(topic, "raw", sample, sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), blocks=True)
 
 
 def produced(topic: str, batch: EncodedBatch, *, producer_id: int = 7, flags: int = 0) -> tuple[Produce, bytes]:
@@ -320,9 +392,9 @@ def test_a_turned_bit_in_a_block_is_refused_also_without_checksums_of_frames(ser
     assert block_records(served, "turned") == 0
 
 
-def hostile(given: list[dmq.Message], topic: str) -> EncodedBatch:
+def hostile(sample: list[dmq.Message], topic: str) -> EncodedBatch:
     """A batch whose block has a right checksum and does not expand."""
-    batch = encoded(given, topic)
+    batch = encoded(sample, topic)
     blocks_at = len(batch.data) - batch.block_bytes
     codec, size, raw_size, _ = struct.unpack_from(">B3xIII", batch.data, blocks_at)
     assert size + 16 == batch.block_bytes
