@@ -14,7 +14,7 @@ from bench.race.contest import Contest
 from bench.race.host import facts
 from bench.race.racer import Tree
 from bench.race.rows import ROWS
-from bench.race.table import HEAD, lines_of, plain
+from bench.race.table import HEAD, lines_of, markdown, plain
 
 _PURE = ":pure"
 
@@ -48,11 +48,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of the bodies")
     parser.add_argument("--folder", type=Path, help="on the disk of this directory; nothing is left there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, show what a run wrote, in Markdown")
     return parser
 
 
 def main() -> None:
     given = _parser().parse_args()
+    if given.read:
+        print("\n".join(markdown(json.loads(given.read.read_text()))))
+        return
     trees = [Tree("here" + (_PURE if given.pure else ""), sys.executable, given.pure), *given.tree]
     rounds = given.rounds or (2 if given.quick else 9)
     scale = given.scale or (0.1 if given.quick else 1.0)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
+from bench.race.bar import Bar
 from bench.race.contest import Result
 from bench.race.rows import Row
 
-__all__ = ["HEAD", "lines_of", "plain"]
+__all__ = ["HEAD", "lines_of", "markdown", "plain"]
 
 _FORMAT = "{:<38} {:<13} {:<12} {:>8} {:>8} {:>7}  {:<15} {:>5} {:>6}  {:<7} {}"
+_FIGURES_SHOWN = 3
 HEAD = _FORMAT.format(
     "what", "beside", "tree", "plain", "with ext", "median", "spread", "A/A", "by CPU", "", "figures (medians)"
 )
@@ -74,3 +77,40 @@ def plain(row: Row, results: dict[str, Result], has_extension: dict[str, bool]) 
         "beside": {name: result.base_figures() for name, result in results.items()},
         "shares": {other: results[names[0]].to(results[other]) for other in names[1:]},
     }
+
+
+def markdown(found: dict[str, Any]) -> Iterator[str]:
+    """What a run wrote, as the table of bench/README.md: the first tree, and how it compares with the others."""
+    host, settings = found["machine"], found["settings"]
+    name, told = next(iter(host["trees"].items()))
+    build = "Debian's build" if told["is_debian_python"] else "optimized" if told["is_optimized"] else "not optimized"
+    yield (
+        f"{told['version']}, Python {told['python']} ({build}, {host['loop_ns']:.0f} ns a turn of a plain loop), "
+        f"{host['processor']}, {host['cpus']} CPUs, load {host['load'][0]:.1f} before, {settings['rounds']} rounds, "
+        f"scale {settings['scale']:g}, seed {settings['seed']}"
+    )
+    others = [other for other in host["trees"] if other != name]
+    yield ""
+    yield "| what | beside | bar, with extension | reached | A/A | | " + "".join(f"of {other} | " for other in others)
+    yield "|---|---|---|---|---|---|" + "---|" * len(others)
+    for row in found["rows"].values():
+        for line in row["lines"]:
+            yield _markdown_line(line, name, row["shares"] if line is row["lines"][0] else {}, others)
+
+
+def _markdown_line(line: dict[str, Any], name: str, shares: dict[str, Any], others: list[str]) -> str:
+    bar, tree = Bar(**line["bar"]), line["trees"][name]
+    ratios, to_itself = tree["ratios"], tree["to_itself"]
+    bars = f"{bar.shown(False)}, {bar.shown(True)}" if bar.plain is not None else ""
+    cells = [
+        line["what"],
+        line["of"],
+        bars,
+        f"{tree['median']:.3g} ({min(ratios):.3g}-{max(ratios):.3g})",
+        f"{statistics.median(to_itself):.2f}" if to_itself else "",
+        tree["verdict"],
+    ]
+    for other in others:
+        figures = list(shares.get(other, {}).items())[:_FIGURES_SHOWN]
+        cells += [", ".join(f"{key} {value:.2f}" for key, value in figures)]
+    return f"| {' | '.join(cells)} |"

@@ -10,7 +10,7 @@ from bench.race.bar import Bar, Outcome
 from bench.race.contest import Result
 from bench.race.load import TASKS
 from bench.race.rows import ROWS
-from bench.race.table import HEAD, lines_of, plain
+from bench.race.table import HEAD, lines_of, markdown, plain
 
 
 def speed(seconds: float, count: int = 100, **more: Any) -> dict[str, Any]:
@@ -82,3 +82,10 @@ def test_a_table_has_a_line_for_each_tree_and_says_how_they_compare() -> None:
     found: Any = plain(ROWS["many-500"], results, {"here": False, "other": False})
     assert found["lines"][0]["trees"]["here"]["verdict"] == "met"
     assert found["shares"]["other"]["client_us"] == 0.5
+    tree = {"version": "dmq 1", "python": "3.11", "is_debian_python": True, "is_optimized": True}
+    machine = {"trees": {"here": tree, "other": tree}, "loop_ns": 20.0, "processor": "x", "cpus": 2, "load": [0.1]}
+    settings = {"rounds": 1, "scale": 1.0, "seed": 7}
+    page = list(markdown({"machine": machine, "settings": settings, "rows": {"many-500": found}}))
+    assert "Debian's build" in page[0]
+    assert page[-1].startswith("| send_many by 500, 200 B | floor | >= 0.28, >= 0.4 | 0.4 (0.4-0.4) | 1.00 | met | ")
+    assert page[-1].count("|") == page[-2].count("|") == page[-3].count("|")
