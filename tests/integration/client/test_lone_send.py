@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import dmq
-from dmq.client.producer import producer as lone
+from dmq.client.producer import straight_path as lone
 from dmq.client.producer.producer import Producer
 from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_frame, one_way_head, response_head
 from dmq.protocol.produce import Produce
