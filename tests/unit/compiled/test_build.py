@@ -22,7 +22,7 @@ def build(folder: Path, **environ: str) -> tuple[str, set[str], str]:
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT,
-        env={**os.environ, **environ},
+        env={**os.environ, "DMQ_PURE": "0", **environ},
         capture_output=True,
         text=True,
         timeout=120,
