@@ -18,7 +18,7 @@ from dmq.settings import StoreSettings
 from dmq.storage.disk_space import DiskSpace
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.lone_unit import Lone, UnitHead, Unusual, lay_out
-from dmq.storage.journal.unit import CHECKED, SNAPSHOT, Part, Unit
+from dmq.storage.journal.unit import BLOCKS_VERSION, CHECKED, SNAPSHOT, Part, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part, was_written
 from dmq.storage.journal.visibility import Visibility
@@ -267,7 +267,7 @@ class Writer:
         self._tail_in_use = True
         self._unchecked += unit.header.length
         self.derived.state.remember_producers(unit)
-        self._cache.put_tail(unit.start, unit.buffer)
+        self._cache.put_tail(unit.start, unit.buffer, has_blocks=unit.header.version == BLOCKS_VERSION)
         if self.visibility.show(unit, durability):
             self.derived.apply(unit)
             return

@@ -25,11 +25,12 @@ _BUFFER_BYTES: Final = 160
 
 
 class _Window:
-    __slots__ = ("buffers", "corrupt", "end", "start", "starts")
+    __slots__ = ("buffers", "corrupt", "end", "has_blocks", "start", "starts")
 
     def __init__(self, start: int, buffer: Buffer, corrupt: Mapping[int, str] = _NOTHING) -> None:
         self.start = start
         self.corrupt = corrupt
+        self.has_blocks = False
         self.end = start + len(buffer)
         self.starts = [start]
         self.buffers: list[Buffer] = [buffer]
@@ -49,7 +50,11 @@ class _Window:
 
 
 class WindowCache:
-    """Keeps windows of the journal, the longest unused dropped first."""
+    """Keeps windows of the journal, the longest unused dropped first.
+
+    Attributes:
+        gave_blocks: whether bytes that `get` gave since this was set to False are of a window with body blocks.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -59,6 +64,7 @@ class WindowCache:
         self._tail: _Window | None = None
         self._passing: deque[int] = deque()
         self._corrupt = 0  # windows that have some
+        self.gave_blocks = False
 
     @property
     def has_corrupt(self) -> bool:
@@ -85,6 +91,8 @@ class WindowCache:
         if end > window.end:
             return None
         self._windows.move_to_end(window.start)
+        if window.has_blocks:
+            self.gave_blocks = True
         return window.get(start, end)
 
     def around(self, start: int, end: int) -> tuple[int, memoryview] | None:
@@ -99,18 +107,29 @@ class WindowCache:
         at = bisect_right(window.starts, start) - 1
         return window.starts[at], memoryview(window.buffers[at])
 
-    def put(self, start: int, buffer: Buffer, *, passing: bool = False, corrupt: Mapping[int, str] = _NOTHING) -> None:
+    def put(
+        self,
+        start: int,
+        buffer: Buffer,
+        *,
+        passing: bool = False,
+        corrupt: Mapping[int, str] = _NOTHING,
+        has_blocks: bool = False,
+    ) -> None:
         """Whole, verified units that begin at an offset.
 
         Parameters:
             corrupt: the records in them that cannot be read, by journal offset, and why.
+            has_blocks: bodies of some of them may stand in blocks.
             passing: they are read one after another, so earlier ones of this kind will hardly be wanted again: only
                 the last few stay. Thus reading a backlog leaves what was just written where it is, and takes the same
                 memory again and again, which the processor still has at hand.
         """
         if start in self._windows:
             self._drop(start)
-        self._insert(_Window(start, buffer, corrupt))
+        window = _Window(start, buffer, corrupt)
+        window.has_blocks = has_blocks
+        self._insert(window)
         if passing:
             self._passing.append(start)
             if len(self._passing) > _PASSING_MAX:
@@ -118,7 +137,7 @@ class WindowCache:
                 if gone in self._windows and gone not in self._passing:
                     self._drop(gone)
 
-    def put_tail(self, start: int, buffer: Buffer) -> None:
+    def put_tail(self, start: int, buffer: Buffer, *, has_blocks: bool = False) -> None:
         """A unit that was just written; small ones gather in one window."""
         tail = self._tail
         if tail is not None and tail.end == start and tail.end - tail.start < _WINDOW_BYTES:
@@ -129,8 +148,10 @@ class WindowCache:
             self._windows.move_to_end(tail.start)
             self._shrink()
         else:
-            self._tail = _Window(start, buffer)
-            self._insert(self._tail)
+            tail = self._tail = _Window(start, buffer)
+            self._insert(tail)
+        if has_blocks:
+            tail.has_blocks = True
 
     def _insert(self, window: _Window) -> None:
         self._starts.insert(bisect_right(self._starts, window.start), window.start)

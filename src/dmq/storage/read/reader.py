@@ -35,6 +35,7 @@ from dmq.storage.files import Buffer
 from dmq.storage.index.queue_index import Columns
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import (
+    BLOCKS_VERSION,
     CHECKED,
     HEADER_BYTES,
     MOVED,
@@ -187,6 +188,7 @@ class Reader:
             Damaged: the message there cannot be read; `detail` says from which offset on reading works again.
         """
         key = queue_key(topic.id, queue)
+        self.cache.gave_blocks = False
         state = self.derived.state
         first, following = state.first.get(key, 0), state.next.get(key, 0)
         if not first <= offset <= following:
@@ -234,7 +236,7 @@ class Reader:
 
         Bodies count as many bytes as they expand to, so that a block brings no more messages than fit without it.
         """
-        used = block_use(found.lengths, found.pieces)
+        used = block_use(found.lengths, found.pieces) if self.cache.gave_blocks else None
         if used is None:
             return found
         count, total = len(used.sizes), int(used.sizes.sum())
@@ -449,18 +451,21 @@ class Reader:
             raw = self._journal.read_available(unit_start, header.length)
         good = 0
         corrupt: dict[int, str] = {}
+        has_blocks = False
         while header is not None and good + header.length <= len(raw):
             ours = header.start == unit_start + good and header.journal_id == self._journal.id
             if not ours or not is_intact(header, raw, good):
                 break
             if not header.flags & CHECKED:
                 corrupt |= _corrupt_of(header, memoryview(raw)[good : good + header.length])
+            has_blocks = has_blocks or header.version == BLOCKS_VERSION
             good += header.length
             header = read_header(raw, good)
         if not good:
             raise self._quarantine(unit_start)
         data = raw if good == len(raw) else raw[:good]
-        self.cache.put(unit_start, data, passing=unit_start == self._read_on, corrupt=corrupt)
+        is_passing = unit_start == self._read_on
+        self.cache.put(unit_start, data, passing=is_passing, corrupt=corrupt, has_blocks=has_blocks)
         self._read_on = unit_start + good
 
     def _quarantine(self, unit_start: int) -> Damaged:
