@@ -83,7 +83,9 @@ def test_a_push_leaves_before_the_answer_to_its_producer() -> None:
     in_a_broker(run)
 
 
-def test_acks_are_written_together_and_no_message_waits_for_them() -> None:
+def test_acks_are_written_together_and_no_message_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dmq.broker.journal.writer._LAZY_SECONDS", 3600.0)
+
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a", b"b", b"c"])
