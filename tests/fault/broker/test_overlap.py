@@ -40,14 +40,18 @@ class Streams:
     def __init__(self, url: str) -> None:
         self._url = url
         self._stop = threading.Event()
+        self._connected = threading.Semaphore(0)
         self.sent: dict[str, int] = {}
         self.problems: list[BaseException] = []
         ways: list[Callable[[str], None]] = [self._many, self._async, self._tasks]
         self._threads = [threading.Thread(target=self._guard, args=(way, way.__name__)) for way in ways]
 
     def start(self) -> None:
+        """Begin; all are connected when this returns: a client that never was does not try again."""
         for thread in self._threads:
             thread.start()
+        for _ in self._threads:
+            assert self._connected.acquire(timeout=PATIENCE), self.problems
 
     def stop(self) -> None:
         self._stop.set()
@@ -65,6 +69,7 @@ class Streams:
     def _many(self, stream: str) -> None:
         number = 0
         with dmq.connect(self._url, app="shop") as client, client.producer(timeout=PATIENCE) as producer:
+            self._connected.release()
             while not self._stop.is_set():
                 messages = [dmq.Message(body(stream, number + at)) for at in range(9000)]
                 assert len(producer.send_many(TOPIC, messages, durability="stored")) == len(messages)
@@ -74,6 +79,7 @@ class Streams:
     def _async(self, stream: str) -> None:
         number = 0
         with dmq.connect(self._url, app="shop") as client, client.producer(timeout=PATIENCE) as producer:
+            self._connected.release()
             future = None
             while not self._stop.is_set():
                 future = producer.send_async(TOPIC, body(stream, number), business_id="b-1", ordered=True)
@@ -92,6 +98,7 @@ class Streams:
                 await dmq.aio.connect(self._url, app="shop") as client,
                 client.producer(timeout=PATIENCE) as producer,
             ):
+                self._connected.release()
                 while not self._stop.is_set():
                     messages = [dmq.Message(body(stream, number + at)) for at in range(9000)]
                     await producer.send_many(TOPIC, messages)
