@@ -147,10 +147,10 @@ def test_bodies_that_do_not_compress_are_as_they_were_and_cost_no_more_tries() -
     tries = 0
 
     class Counting(Compressor):
-        def _run_together(self, raw: bytes) -> tuple[int, bytes]:
+        def _run_together(self, raw: bytes, count: int) -> tuple[int, bytes]:
             nonlocal tries
             tries += 1
-            return super()._run_together(raw)
+            return super()._run_together(raw, count)
 
     compressor = Counting()
     bodies = [chance.randbytes(200) for _ in range(500)]
