@@ -62,6 +62,14 @@ def test_a_body_that_goes_alone_is_compressed_from_4_kib_on() -> None:
     assert compressor.compress("t", bytes(4096))[0] == module.CODEC_ZSTD
 
 
+def test_bodies_of_more_than_512_bytes_on_average_are_compressed_together_only_if_asked_for() -> None:
+    """J-08."""
+    bodies = [b"ab" * 300] * 100
+    assert Compressor().compress_together("t", bodies, LIMIT) == []
+    assert Compressor("lz4").compress_together("t", bodies, LIMIT)
+    assert Compressor().compress_together("t", [b"ab" * 250] * 100, LIMIT)
+
+
 def test_large_bodies_are_not_compressed_together_with_others() -> None:
     """J-08."""
     bodies = [bytes(200)] * 100 + [bytes(32 * 1024 + 1)] + [bytes(200)]
@@ -216,7 +224,7 @@ def test_a_record_that_is_marked_compressed_but_does_not_say_how_is_corrupt() ->
 
 def test_compression_shrinks_a_batch_of_text_and_leaves_noise_as_it_is() -> None:
     """J-08."""
-    text = [Message(b'{"state": "paid", "state_before": "paid"}' * 20)] * 20
+    text = [Message(b'{"state": "paid", "state_before": "paid"}' * 10)] * 40
     loud = [Message(noise(800, seed)) for seed in range(20)]
     for messages, smaller in ((text, True), (loud, False)):
         plain = encode_batch("t", "a", messages, sent_at_ms=0)

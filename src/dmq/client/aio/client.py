@@ -207,8 +207,8 @@ class AioClient:
             window_bytes, window_messages: how much may be on its way.
             on_full: when the window is full, "block", "raise", or a function that is called with the topic and the
                 message, which is then not sent.
-            compression: "auto" compresses the bodies of a batch together where that pays, and one that goes alone from
-                4 KiB on; "lz4" and "zstd" try every body over 100 bytes with that codec; "none" never.
+            compression: "auto" compresses the small bodies of a batch together where that pays, and a body by itself
+                from 4 KiB on; "lz4" and "zstd" try every body over 100 bytes with that codec; "none" never.
             resend_after: seconds after which an unanswered message is sent again.
             straight: a message sent by itself takes a shorter way, with the same result.
 
