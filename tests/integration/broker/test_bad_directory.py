@@ -55,9 +55,9 @@ def test_a_directory_of_another_format_is_left_alone(tmp_path: Path) -> None:
     assert open_again(OsFiles(tmp_path)) == sent
 
 
-def of_version_2(unit: bytes) -> bytes:
+def of_version_9(unit: bytes) -> bytes:
     changed = bytearray(unit)
-    changed[8:10] = (2).to_bytes(2, "big")
+    changed[8:10] = (9).to_bytes(2, "big")
     changed[4:8] = crc32c(bytes(changed[8:])).to_bytes(4, "big")
     return bytes(changed)
 
@@ -67,8 +67,8 @@ def test_a_segment_of_another_format_is_left_alone(tmp_path: Path) -> None:
     path = segments(tmp_path)[-1]
     raw = path.read_bytes()
     length = int.from_bytes(raw[24:28], "big")
-    path.write_bytes(of_version_2(raw[:length]) + raw[length:])
-    refused(tmp_path, WrongFormat, "version 2", "use the DMQ that wrote it")
+    path.write_bytes(of_version_9(raw[:length]) + raw[length:])
+    refused(tmp_path, WrongFormat, "version 9", "use the DMQ that wrote it")
 
 
 def test_a_unit_of_another_format_is_not_taken_for_a_torn_tail(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_a_unit_of_another_format_is_not_taken_for_a_torn_tail(tmp_path: Path) -
     at = int.from_bytes(raw[24:28], "big")
     while at + (length := int.from_bytes(raw[at + 24 : at + 28], "big")) < len(raw):
         at += length
-    path.write_bytes(raw[:at] + of_version_2(raw[at:]))
+    path.write_bytes(raw[:at] + of_version_9(raw[at:]))
     shutil.rmtree(tmp_path / "runs")  # so that the journal is read
     with pytest.raises(WrongFormat, match="use the DMQ that wrote it"):
         MessageStore(OsFiles(tmp_path), SETTINGS)
-    assert path.read_bytes() == raw[:at] + of_version_2(raw[at:])
+    assert path.read_bytes() == raw[:at] + of_version_9(raw[at:])
     assert not (tmp_path / "salvage").exists()
 
 

@@ -233,16 +233,21 @@ def test_retention_drops_no_letter_that_is_not_in_the_database(database: Databas
         assert client.admin.resend_dead_letters(group="billing")[0].ok
 
 
+def topic_of(item: Any) -> str:
+    """Of a batch, or of a lone message, which is a tuple; events have none."""
+    return item[0] if isinstance(item, tuple) else getattr(item, "topic", "")
+
+
 def test_a_message_that_cannot_be_stored_becomes_a_dead_letter_if_that_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """D-16."""
     is_full = threading.Event()
-    for name in ("append", "append_each"):
+    for name in ("append", "append_each", "append_lone"):
         real = getattr(MessageStore, name)
 
         def failing(store: MessageStore, *arguments: Any, real: Any = real, **options: Any) -> Any:
-            if is_full.is_set() and any(getattr(item, "topic", "") == "orders" for item in arguments[0]):
+            if is_full.is_set() and any(topic_of(item) == "orders" for item in arguments[0]):
                 raise dmq.DiskFull("no space left to write")
             return real(store, *arguments, **options)
 
@@ -272,11 +277,11 @@ def test_messages_that_come_faster_than_allowed_are_refused_as_without_dead_lett
     monkeypatch: pytest.MonkeyPatch, database: Database
 ) -> None:
     """D-16."""
-    for name in ("append", "append_each"):
+    for name in ("append", "append_each", "append_lone"):
         real = getattr(MessageStore, name)
 
         def failing(store: MessageStore, *arguments: Any, real: Any = real, **options: Any) -> Any:
-            if any(getattr(item, "topic", "") == "orders" for item in arguments[0]):
+            if any(topic_of(item) == "orders" for item in arguments[0]):
                 raise dmq.StorageError("the disk refuses")
             return real(store, *arguments, **options)
 
