@@ -17,6 +17,7 @@ __all__ = ["FlushPolicy"]
 _QUICK_SECONDS: Final = 0.001
 _WEIGHT: Final = 1 / 8  # of the last flush in the average
 _COUNTED_SECONDS_MAX: Final = 0.1  # what a flush counts at most: after one, threads take about twenty
+_UNKNOWN_SECONDS: Final = 0.008  # the average to begin with: sixteen quick flushes show that a disk is quick
 _STALL_SECONDS: Final = 0.02
 _REST: Final = 50
 _REST_SECONDS_MAX: Final = 10.0
@@ -28,7 +29,7 @@ class FlushPolicy:
     __slots__ = ("_average", "_rests_until")
 
     def __init__(self) -> None:
-        self._average = 2 * _QUICK_SECONDS
+        self._average = _UNKNOWN_SECONDS
         self._rests_until = 0.0
 
     def is_for_loop(self, now: float) -> bool:

@@ -360,6 +360,10 @@ class JournalWriter:
             self._advance()
         finally:
             self._outbox.release()
+        if self._lazy and self._waiting and not self._unwritten:
+            # The next flush takes them with it: a send that was answered as flushed tells that acks before it are too.
+            events, self._lazy = self._lazy, []
+            self.write_each([_Called(events, Durability.STORED, nobody_waits, 0, atomic=False)], Durability.STORED)
         self._work_on()
 
     def _write_submitted(self, submitted: list[Submission]) -> None:

@@ -7,7 +7,7 @@ import random
 from dmq.broker.journal.flush_policy import FlushPolicy
 
 
-def quick(flushes: int = 20) -> FlushPolicy:
+def quick(flushes: int = 40) -> FlushPolicy:
     """The policy after some quick flushes."""
     policy = FlushPolicy()
     for _ in range(flushes):
@@ -18,6 +18,7 @@ def quick(flushes: int = 20) -> FlushPolicy:
 def test_a_disk_has_to_show_that_it_is_quick() -> None:
     policy = FlushPolicy()
     assert not policy.is_for_loop(0.0)
+    assert not quick(16).is_for_loop(0.0)
     assert quick().is_for_loop(0.0)
 
 

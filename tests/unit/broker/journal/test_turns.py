@@ -200,7 +200,7 @@ def test_a_disk_that_stops_being_quick_holds_the_loop_up_once_and_then_a_thread_
             await rig.turn()
             await rig.settle()
             assert peer.reply().first_offset == number
-        assert on_loop == [False] * 6 + [True] * 15 + [False] * 24 + [True] * 15
+        assert on_loop == [False] * 16 + [True] * 5 + [False] * 24 + [True] * 15
 
     in_a_broker(run)
 
