@@ -138,6 +138,7 @@ class Puller(Generic[P]):
         """Ask all brokers that are not asked already, and let what they have wait; False if none is connected."""
         self._refusals.clear()
         share = ask._replace(max_messages=min(ask.max_messages, *(one.window.ceiling for one in self._subscriptions)))
+        is_connected = self.is_under_way()
         for one in self._subscriptions:
             link = one.pool.current()
             if link is None or one in self._under_way:
@@ -145,8 +146,9 @@ class Puller(Generic[P]):
             try:
                 self._ask(one, link, share, wait=min(wait, _ALL_SECONDS))
             except DMQError:
-                pass  # it is gone, and the others are asked
-        return self.is_under_way()
+                continue  # it is gone, and the others are asked
+            is_connected = True  # and it may have answered already
+        return is_connected
 
     def check_refused(self) -> None:
         """Raise what a broker answered to `ask_all`, if trying again cannot help."""
