@@ -39,6 +39,7 @@ __all__ = [
     "NotConnected",
     "NotEnoughReplicas",
     "NotInCluster",
+    "NotLeader",
     "OffsetGone",
     "OutOfOrder",
     "OutOfRetries",
@@ -272,8 +273,15 @@ class DatabaseDown(DMQError):
     retriable = True
 
 
+class NotLeader(DMQError):
+    """This member of a shard does not lead it now; nothing was done. `leader` in the detail is where to ask."""
+
+    code = "NOT_LEADER"
+    retriable = True
+
+
 class NotEnoughReplicas(DMQError):
-    """Too few replicas are in sync for a `replicated` send."""
+    """Too few members of the shard are in sync; nothing was stored. Sends go through when enough have caught up."""
 
     code = "NOT_ENOUGH_REPLICAS"
     retriable = True

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
-from dmq.protocol.cluster import registry
+from dmq.protocol.cluster import registry, replication
 from dmq.protocol.frame import (
     CRC,
     CRC_BYTES,
@@ -52,7 +52,8 @@ __all__ = [
 class Command(IntEnum):
     """The number in a frame's command field.
 
-    0x0100-0x01ff are those of name servers. Kept free: 0x0200-0x02ff for replication, 0x8000 and up for experiments.
+    0x0100-0x01ff are those of name servers, 0x0200-0x02ff those between the members of a shard. Kept free: 0x8000 and
+    up for experiments.
     """
 
     NONE = 0x0000  # only in a response to bytes that were no frame, with correlation 0; then the connection ends
@@ -132,6 +133,14 @@ class Command(IntEnum):
     REGISTRY_WATCH = 0x0116
     REGISTRY_CHANGED = 0x0117
 
+    # between the members of a shard
+    FOLLOW = 0x0200
+    JOURNAL = 0x0201
+    CONFIRM = 0x0202
+    STANDING = 0x0203
+    HANDOVER = 0x0204
+    REPAIR = 0x0205
+
 
 class Way(IntEnum):
     """Who may send a command, and whether it is answered."""
@@ -210,6 +219,12 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.REGISTRY_WRITE: Spec(Way.ASK, registry.RegistryWrite, registry.RegistryWriteReply),
     Command.REGISTRY_WATCH: Spec(Way.ASK, registry.RegistryWatch),
     Command.REGISTRY_CHANGED: Spec(Way.PUSH, registry.RegistryChanged),
+    Command.FOLLOW: Spec(Way.ASK, replication.Follow, replication.FollowReply),
+    Command.JOURNAL: Spec(Way.PUSH, replication.Journal),
+    Command.CONFIRM: Spec(Way.TELL, replication.Confirm),
+    Command.STANDING: Spec(Way.ASK, replication.Standing, replication.StandingReply),
+    Command.HANDOVER: Spec(Way.PUSH, replication.Handover),
+    Command.REPAIR: Spec(Way.ASK, replication.Repair, replication.RepairReply),
 }
 
 _Decoders = dict[int, msgspec.msgpack.Decoder[Any]]

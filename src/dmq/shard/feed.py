@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from dmq.protocol.replication import JOURNAL_BYTES_MAX, Journal
+from dmq.protocol.cluster.replication import JOURNAL_BYTES_MAX, Journal
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import read_header
 from dmq.storage.replica import LastUnit

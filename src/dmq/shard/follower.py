@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from dmq.errors import Diverged, ProtocolError, StaleEpoch
-from dmq.protocol.replication import Confirm, Follow, FollowReply, Journal
+from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
 from dmq.shard.serving_right import Promise
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import whole_units

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dmq.errors import NotInCluster, StaleEpoch
-from dmq.protocol.replication import Confirm, Follow, FollowReply, Journal
+from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
 from dmq.shard.divergence import common_end
 from dmq.shard.feed import Feed, Standpoint
 from dmq.shard.in_sync import InSyncSet

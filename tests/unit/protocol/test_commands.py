@@ -99,6 +99,8 @@ def test_numbers_never_change() -> None:
         "KEY_PUT": 0x0070, "KEY_GET": 0x0071, "KEY_LIST": 0x0072, "KEY_DELETE": 0x0073,
         "REGISTRY_SESSION": 0x0110, "REGISTRY_BEAT": 0x0111, "REGISTRY_CLOSE": 0x0112, "REGISTRY_READ": 0x0113,
         "REGISTRY_CHILDREN": 0x0114, "REGISTRY_WRITE": 0x0115, "REGISTRY_WATCH": 0x0116, "REGISTRY_CHANGED": 0x0117,
+        "FOLLOW": 0x0200, "JOURNAL": 0x0201, "CONFIRM": 0x0202, "STANDING": 0x0203, "HANDOVER": 0x0204,
+        "REPAIR": 0x0205,
     }  # fmt: skip
     assert set(SPECS) == set(Command) - {Command.NONE}
 

@@ -9,7 +9,7 @@ import pytest
 
 from dmq.errors import Diverged, NotInCluster, ProtocolError, StaleEpoch
 from dmq.model import Durability, Message, TopicConfig
-from dmq.protocol.replication import JOURNAL_BYTES_MAX, Confirm
+from dmq.protocol.cluster.replication import JOURNAL_BYTES_MAX, Confirm
 from dmq.records import encode_batch
 from dmq.settings import StoreSettings
 from dmq.shard.feed import WINDOW_BYTES
