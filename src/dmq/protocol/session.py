@@ -32,6 +32,7 @@ __all__ = [
     "Limits",
     "ServerHealth",
     "ServerReboot",
+    "ShardInfo",
     "Stats",
     "StatsReply",
     "choose_features",
@@ -82,6 +83,16 @@ class Limits(Header, frozen=True):
     partial_ms: U32  # a frame must arrive whole within this time
 
 
+class ShardInfo(Header, frozen=True):
+    """The shard that the answering broker is a member of, as it sees it."""
+
+    shard: Name
+    epoch: U32 = 0  # the newest that it has heard of
+    is_leader: bool = False  # it serves everything; else only what needs no leader
+    leader: Text = ""  # where clients reach the leader; "" while none is known
+    members: Annotated[list[Text], Meta(max_length=64)] = []  # where clients reach the members that are known
+
+
 class HelloReply(Header, frozen=True):
     """The broker's answer; everything after it follows `version` and `features`."""
 
@@ -94,6 +105,7 @@ class HelloReply(Header, frozen=True):
     software: Text = ""
     now_ms: Amount = 0  # the broker's wall clock, so that a client can tell how far its own is off
     auth_data: Secret = b""  # a challenge or a proof, as the mechanism says
+    shard: ShardInfo | None = None  # None of a lone broker
 
 
 class Heartbeat(Header, frozen=True):

@@ -50,6 +50,7 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
         client_id=greeting.client_id,
         software=f"dmq {__version__}",
         now_ms=dispatcher.clock.now_ms(),
+        shard=dispatcher.shard,
     )
     connection.send(response_head(Command.HELLO, reply, frame.correlation))
     if broker is not None and broker.readiness.is_draining:
@@ -72,10 +73,12 @@ def stats(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers
 
 
 def cluster(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Cluster) -> None:
-    broker = dispatcher.broker
+    broker, shard = dispatcher.broker, dispatcher.shard
     me = headers.BrokerInfo(
         dispatcher.settings.broker.name,
         dispatcher.address,
+        shard="" if shard is None else shard.shard,
+        is_leader=shard is None or shard.is_leader,
         state=_STANDBY if broker is None else broker.readiness.state,
         is_writable=broker is not None and broker.readiness.is_running,
         epoch=0 if broker is None else broker.store.queries.epoch,

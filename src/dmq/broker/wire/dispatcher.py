@@ -23,12 +23,12 @@ from dmq.broker.maintenance import ClientRow
 from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session, SessionVoice
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest
+from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest, NotLeader
 from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
-from dmq.protocol.session import BLOCKS, FRAME_CRC, ServerHealth, ServerReboot
+from dmq.protocol.session import BLOCKS, FRAME_CRC, ServerHealth, ServerReboot, ShardInfo
 from dmq.settings import Settings
 
 __all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
@@ -69,6 +69,7 @@ class Dispatcher:
 
     Attributes:
         address: where clients reach the server.
+        shard: what clients are told of the shard that the server is a member of; None of a lone broker.
         outbox: what is sent in one turn goes out together.
     """
 
@@ -85,6 +86,7 @@ class Dispatcher:
         self._hello = hello
         self.broker: Broker | None = None
         self.address = ""
+        self.shard: ShardInfo | None = None
         self.outbox = WriteCoalescer()
         self.sessions: set[Session] = set()
         self.counters = dict.fromkeys(("connections", "requests", "errors", "frames_damaged"), 0)
@@ -102,7 +104,7 @@ class Dispatcher:
         """There is no Broker any more: end the subscriptions of the clients that stay, and answer their pulls."""
         broker, self.broker = self.broker, None
         if broker is not None:
-            broker.channels.end(_no_broker())
+            broker.channels.end(self._no_broker())
             for session in self.sessions:
                 session.subscribing.clear()
                 session.connection.straight = None
@@ -166,7 +168,7 @@ class Dispatcher:
             return
         broker = self.broker
         if broker is None:
-            raise _no_broker()
+            raise self._no_broker()
         try:
             if broker.changes.under_way:
                 _check_changes(broker.changes, session, header)
@@ -176,6 +178,16 @@ class Dispatcher:
         else:
             if work is not None:
                 self._go_on(broker, entry, session, frame, work=work)
+
+    def _no_broker(self) -> DMQError:
+        """What is answered to what needs a Broker, while there is none."""
+        shard = self.shard
+        if shard is None:
+            return BrokerStopping("this server has no broker right now: use another one, or try again when it has one")
+        where = f"ask the one at {shard.leader}" if shard.leader else "ask the others, or try again after the election"
+        return NotLeader(
+            f"this member of shard {shard.shard!r} does not lead it: {where}", leader=shard.leader, epoch=shard.epoch
+        )
 
     def _refuse(self, connection: Connection, frame: Frame, error: BaseException) -> None:
         """Answer that a request did not work."""
@@ -291,7 +303,3 @@ def _check_changes(changes: Changes, session: Session, header: Any) -> None:
     waiting = session.subscribing.get(getattr(header, "subscription", None))
     if waiting is not None:
         raise Later(waiting)
-
-
-def _no_broker() -> BrokerStopping:
-    return BrokerStopping("this server has no broker right now: use another one, or try again when it has one")
