@@ -52,6 +52,7 @@ __all__ = [
     "SequenceConflict",
     "ServerError",
     "SessionExpired",
+    "ShardConflict",
     "StaleEpoch",
     "StorageError",
     "StoreClosed",
@@ -222,6 +223,12 @@ class NotInCluster(DMQError):
     """What was asked needs replicas, and this broker has none."""
 
     code = "NOT_IN_CLUSTER"
+
+
+class ShardConflict(DMQError):
+    """The state of a shard forbids what was asked of it; nothing was changed. The message says what to do."""
+
+    code = "SHARD_CONFLICT"
 
 
 class NotAuthenticated(DMQError):

@@ -265,6 +265,7 @@ class BrokerServer:
             if broker is not None:
                 await broker.stop(settings.drain_seconds if drain_seconds is None else drain_seconds)
         finally:
+            await self.dispatcher.finish()
             await self._server.close()
             await self._telnet.close()
             for pages in self._pages:

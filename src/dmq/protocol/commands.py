@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
-from dmq.protocol.cluster import registry, replication
+from dmq.protocol.cluster import registry, replication, shard
 from dmq.protocol.frame import (
     CRC,
     CRC_BYTES,
@@ -123,6 +123,14 @@ class Command(IntEnum):
     KEY_LIST = 0x0072
     KEY_DELETE = 0x0073
 
+    # shards, for people
+    SHARD_LIST = 0x0080
+    SHARD_SHOW = 0x0081
+    SHARD_SET = 0x0082
+    SHARD_PROMOTE = 0x0083
+    SHARD_HANDOVER = 0x0084
+    SHARD_REPAIR = 0x0085
+
     # a registry, asked of a name server
     REGISTRY_SESSION = 0x0110
     REGISTRY_BEAT = 0x0111
@@ -211,6 +219,12 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.KEY_GET: Spec(Way.ASK, key_values.KeyGet, key_values.KeyReply),
     Command.KEY_LIST: Spec(Way.ASK, key_values.KeyList, key_values.KeyListReply),
     Command.KEY_DELETE: Spec(Way.ASK, key_values.KeyDelete, key_values.KeyDeleteReply),
+    Command.SHARD_LIST: Spec(Way.ASK, shard.ShardList, shard.ShardListReply),
+    Command.SHARD_SHOW: Spec(Way.ASK, shard.ShardShow, shard.ShardShowReply),
+    Command.SHARD_SET: Spec(Way.ASK, shard.ShardSet, shard.ShardChange),
+    Command.SHARD_PROMOTE: Spec(Way.ASK, shard.ShardPromote, shard.ShardChange),
+    Command.SHARD_HANDOVER: Spec(Way.ASK, shard.ShardHandover, shard.ShardChange),
+    Command.SHARD_REPAIR: Spec(Way.ASK, shard.ShardRepair, shard.ShardRepairReply),
     Command.REGISTRY_SESSION: Spec(Way.ASK, registry.RegistrySession, registry.RegistrySessionReply),
     Command.REGISTRY_BEAT: Spec(Way.ASK, registry.RegistryBeat),
     Command.REGISTRY_CLOSE: Spec(Way.ASK, registry.RegistryClose),

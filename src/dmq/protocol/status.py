@@ -59,6 +59,7 @@ class Status(IntEnum):
     CONSUME_TIMEOUT = 0x020C
     DEAD_LETTERED = 0x020D
     TRANSACTION_OVER = 0x020E
+    SHARD_CONFLICT = 0x020F
 
     # a name server's
     REGISTRY_CONFLICT = 0x0220

@@ -4,5 +4,5 @@ In reading order: `divergence` says where two journals part, `in_sync` which mem
 committed, `serving_right` whether a leader may answer now, `election` who becomes the next one; all of them are pure.
 `follower` takes a leader's journal, `feed` is what a leader sends to one follower, `leader` what it knows of all of
 them; these have no I/O of their own. `peers` says how members reach each other, `service` what a member and its broker
-know of each other.
+know of each other. `admin` is what people see of shards and do to them.
 """

@@ -20,7 +20,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.catalog.changes import Change, Changes, Later
 from dmq.broker.delivery.client import Client
 from dmq.broker.maintenance import ClientRow
-from dmq.broker.runtime.tasks import Work
+from dmq.broker.runtime.tasks import Tasks, Work
 from dmq.broker.wire.session import Session, SessionVoice
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest, NotLeader
@@ -30,6 +30,7 @@ from dmq.protocol.commands import Command, decode_request, error_frame, one_way_
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.session import BLOCKS, FRAME_CRC, ServerHealth, ServerReboot, ShardInfo
 from dmq.settings import Settings
+from dmq.shard.admin.operations import Operations
 
 __all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
 
@@ -71,6 +72,7 @@ class Dispatcher:
         address: where clients reach the server.
         shard: what clients are told of the shard that the server is a member of; None of a lone broker.
         outbox: what is sent in one turn goes out together.
+        shards: what can be done to the shards of the cluster; None in a broker that belongs to none.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class Dispatcher:
         self.address = ""
         self.shard: ShardInfo | None = None
         self.outbox = WriteCoalescer()
+        self.shards: Operations | None = None
+        self._tasks: Tasks | None = None
         self.sessions: set[Session] = set()
         self.counters = dict.fromkeys(("connections", "requests", "errors", "frames_damaged"), 0)
 
@@ -164,7 +168,10 @@ class Dispatcher:
         if entry is None:
             raise InvalidRequest(f"command {Command(frame.command).name} is not served by this broker")
         if not entry.needs_broker:
-            entry.handler(self, session, frame, header)
+            work = entry.handler(self, session, frame, header)
+            if work is not None:
+                self._tasks = self._tasks or Tasks()
+                self._go_on(self._tasks, entry, session, frame, work=work)
             return
         broker = self.broker
         if broker is None:
@@ -177,7 +184,7 @@ class Dispatcher:
             self._wait_for(broker, later.change, session, frame, header=header)
         else:
             if work is not None:
-                self._go_on(broker, entry, session, frame, work=work)
+                self._go_on(broker.runtime.tasks, entry, session, frame, work=work)
 
     def _no_broker(self) -> DMQError:
         """What is answered to what needs a Broker, while there is none."""
@@ -195,7 +202,7 @@ class Dispatcher:
         if frame.kind == Kind.REQUEST:
             connection.send(error_frame(error, frame.command, frame.correlation))
 
-    def _go_on(self, broker: Broker, entry: CommandEntry, session: Session, frame: Frame, work: Work) -> None:
+    def _go_on(self, tasks: Tasks, entry: CommandEntry, session: Session, frame: Frame, work: Work) -> None:
         """Let a request go on by itself.
 
         Raises:
@@ -213,7 +220,12 @@ class Dispatcher:
         def ended() -> None:
             session.working -= 1
 
-        broker.runtime.tasks.run(work, lambda error: self._refuse(session.connection, frame, error), ended)
+        tasks.run(work, lambda error: self._refuse(session.connection, frame, error), ended)
+
+    async def finish(self) -> None:
+        """The server stops: end the requests that need no Broker and are still under way."""
+        if self._tasks is not None:
+            await self._tasks.finish(0.0)
 
     def _wait_for(self, broker: Broker, change: Change, session: Session, frame: Frame, header: Any) -> None:
         """Serve a request once a change is done.

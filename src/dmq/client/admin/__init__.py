@@ -4,6 +4,7 @@
 - `registry`: `client.registry`, the key-value space of the broker
 - `calls`: the conversations behind both
 - `dead_letters`: the conversations about dead letters, and the letters themselves
+- `shards`: the conversations about shards, and what they return
 - `reports`: the values that the conversations return
 
 `admin` and `registry` are generated from their asyncio twins in `dmq.client.aio`.

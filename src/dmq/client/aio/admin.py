@@ -1,6 +1,6 @@
 """Administration: `await client.admin.topics()`.
 
-What always holds: every call is one conversation of `dmq.client.admin.calls` or `dmq.client.admin.dead_letters`. It
+What always holds: every call is one conversation of `dmq.client.admin.calls`, `dead_letters` or `shards`. It
 waits for a connection as the client was told to, and is asked again when the connection breaks, if that does no harm
 (`dmq.client.connection.request_retry`). A call that raises `TimedOut` or `NotConnected` may or may not have been
 carried out.
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
-from dmq.client.admin import calls, dead_letters
+from dmq.client.admin import calls, dead_letters, shards
 from dmq.client.admin.calls import ANSWER_SECONDS, Call, When
 from dmq.client.admin.dead_letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.admin.reports import (
@@ -33,6 +33,7 @@ from dmq.client.admin.reports import (
     TransactionReport,
     WhyReport,
 )
+from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
 from dmq.client.aio.router import AioRouter
 from dmq.model import MessageId
 from dmq.protocol.session import DrainAction
@@ -256,6 +257,64 @@ class AioAdmin:
     async def cluster(self) -> list[BrokerReport]:
         """All brokers that are known, the connected one first."""
         return await self._converse(calls.cluster())
+
+    async def shards(self) -> list[ShardReport]:
+        """All shards of the cluster, by name, each with its members.
+
+        Raises:
+            NotInCluster: the connected broker belongs to no shard.
+        """
+        return await self._converse(shards.listed())
+
+    async def shard(self, name: str = "") -> ShardReport:
+        """One shard with its members, and what is wrong with it; that of the connected broker if none is named.
+
+        Raises:
+            UnknownEntry: there is no such shard.
+            NotInCluster: the connected broker belongs to no shard.
+        """
+        return await self._converse(shards.shown(name))
+
+    async def set_shard(
+        self, name: str = "", *, min_in_sync: int | None = None, replicas: int | None = None, remove: str = ""
+    ) -> ShardChange:
+        """Change the record of a shard; what is left out stays as it is.
+
+        Parameters:
+            min_in_sync: so many members must have a message before it is acknowledged; with fewer, sends are refused.
+            replicas: how many members the shard may have.
+            remove: a member that is gone for good. It must not run.
+
+        Raises:
+            InvalidSettings: the values do not go together.
+            ShardConflict: the state of the shard forbids it; nothing was changed.
+            UnknownEntry: there is no such shard.
+        """
+        return await self._converse(shards.changed(name, min_in_sync, replicas, remove))
+
+    async def promote(self, member: str, *, shard: str = "", accept_loss: bool = False) -> ShardChange:
+        """Let a member lead that may lack what was acknowledged, when no member of the in-sync set comes back.
+
+        Parameters:
+            accept_loss: without it nothing is done, and the error says what would be lost.
+
+        Raises:
+            ShardConflict: the loss is not accepted, the shard has a leader, or the member does not run.
+        """
+        return await self._converse(shards.promoted(member, shard, accept_loss=accept_loss))
+
+    async def hand_over(self, shard: str = "", *, to: str = "") -> ShardChange:
+        """Let another member lead: the one that is named, or the best follower. Nothing is lost.
+
+        Raises:
+            NotLeader: the connected broker does not lead the shard; `detail["leader"]` has the address of who does.
+            ShardConflict: there is no leader, or the member cannot take over; nothing has changed.
+        """
+        return await self._converse(shards.handed_over(shard, to))
+
+    async def repair(self) -> RepairReport:
+        """Mend what is known to be damaged in the journal of the connected broker, from other members of its shard."""
+        return await self._converse(shards.repaired())
 
     async def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:
         """Drain the connected broker: it takes no messages and delivers none, but still takes acks.

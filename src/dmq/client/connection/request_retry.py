@@ -54,6 +54,9 @@ _REPEATABLE: Final = frozenset(
         Command.KEY_PUT,
         Command.KEY_GET,
         Command.KEY_LIST,
+        Command.SHARD_LIST,
+        Command.SHARD_SHOW,
+        Command.SHARD_SET,
         Command.TRACE,
         Command.WHY,
     }

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from dmq.protocol.header import U32, Amount, Header, Name
+from dmq.protocol.header import U32, Amount, Header, Name, OptionalName, Text
 
 __all__ = [
     "JOURNAL_BYTES_MAX",
@@ -90,13 +90,20 @@ class Standing(Header, frozen=True):
 
 
 class StandingReply(Header, frozen=True):
-    """How far it goes, and its clock."""
+    """How far it goes, and its clock. From `role` on it is for people who look at the shard."""
 
     replica: Replica
     last_epoch: U32
     end: Amount
     now_ms: Amount
     is_in_sync: bool = True
+    role: OptionalName = ""
+    committed: Amount = 0
+    promise_ms: U32 = 0  # for how long it must not stand
+    revision: Amount = 0  # the highest one of the record that it has seen
+    right: OptionalName = ""  # why it may serve if it leads
+    obstacle: Text = ""  # why it does not stand, or does nothing at all
+    damaged: U32 = 0  # ranges of its journal
 
 
 class Handover(Header, frozen=True):

@@ -1,4 +1,4 @@
-"""TRANSACTION_END, TRANSACTION_JOIN, TRANSACTION_LIST."""
+"""What waits for its time or its outcome: TRANSACTION_END, _JOIN and _LIST, DELAY_LIST and DELAY_CANCEL."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dmq.broker.broker import Broker
 from dmq.broker.schedule.transactions import Ending
 from dmq.broker.wire.session import RefusalTexts, Session
 from dmq.errors import DMQError, InvalidRequest
+from dmq.model import MessageId
+from dmq.protocol.admin import DelayCancel, DelayList, DelayListReply
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
 from dmq.protocol.produce import (
@@ -20,9 +22,10 @@ from dmq.protocol.produce import (
     TransactionRefusal,
 )
 
-__all__ = ["end_transactions", "join_transactions", "list_transactions"]
+__all__ = ["cancel_delay", "end_transactions", "join_transactions", "list_delays", "list_transactions"]
 
 _PLACE: Final = struct.Struct(">Q16s")
+_DELAY_PLACE: Final = struct.Struct(">QQ")
 
 
 def end_transactions(broker: Broker, session: Session, frame: Frame, asked: TransactionEnd) -> None:
@@ -58,3 +61,17 @@ async def list_transactions(broker: Broker, session: Session, frame: Frame, aske
     async with broker.reads.turn(session):
         infos, following = await broker.transactions.page((since_ms, message_id), asked.limit, asked.topic)
         session.answer(frame, TransactionListReply(infos, _PLACE.pack(*following) if following[1] else b""))
+
+
+async def list_delays(broker: Broker, session: Session, frame: Frame, asked: DelayList) -> None:
+    if asked.after and len(asked.after) != _DELAY_PLACE.size:
+        raise InvalidRequest("`after` is what `next` of the page before was")
+    due_ms, offset = _DELAY_PLACE.unpack(asked.after) if asked.after else (0, 0)
+    async with broker.reads.turn(session):
+        found, following = await broker.delays.pending((due_ms, offset), asked.limit, asked.topic)
+        session.answer(frame, DelayListReply(found, _DELAY_PLACE.pack(*following) if any(following) else b""))
+
+
+async def cancel_delay(broker: Broker, session: Session, frame: Frame, asked: DelayCancel) -> None:
+    await broker.delays.cancel(MessageId.from_bytes(asked.message_id))
+    session.answer(frame, Header())

@@ -1,0 +1,489 @@
+"""What can be done to the shards of a cluster: look, change the record, promote, hand over, mend. Without a wire.
+
+Any member does it, since all of it goes through the registry and the port for members; but a hand-over is the leader's,
+and each member mends its own disk.
+
+What always holds: a change is one write of the record, in the version that was read, with the next revision; a write
+that is not answered is settled by a later write that is, and then decided anew; a record that is older than one that a
+member has seen is not changed; no change makes the in-sync set smaller than `min_in_sync` but a promotion with loss,
+which says so. What is answered is what is in force afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from dmq.clock import Clock
+from dmq.errors import (
+    Busy,
+    DMQError,
+    InvalidSettings,
+    NotLeader,
+    RegistryConflict,
+    SessionExpired,
+    ShardConflict,
+    UnknownEntry,
+    WriteUnknown,
+)
+from dmq.event_log import EventLog
+from dmq.protocol.cluster.replication import Standing, StandingReply
+from dmq.registry.contents import (
+    ClusterContent,
+    LeaderContent,
+    NodeContent,
+    ShardContent,
+    decode_content,
+    encode_content,
+)
+from dmq.registry.paths import Paths, name_of
+from dmq.registry.registry import Check, Create, Delete, Operation, Put, Registry
+from dmq.shard.admin.overview import MemberView, Overview, Sighting, overview_of
+from dmq.shard.peers import Peers
+
+__all__ = ["Done", "LocalMember", "Mended", "Operations", "RecordChange"]
+
+log = EventLog(__name__)
+
+_ANSWER_SECONDS: Final = 1.0  # for a member to say how far it is
+_ASKED_MAX: Final = 32  # members at a time
+_ATTEMPTS: Final = 20  # at a record that others write, too
+_PAUSE_SECONDS: Final = 0.1
+_ELECTION_SECONDS: Final = 20.0  # that a promotion is waited for: a session, a promise, and the election itself
+
+
+class RecordChange(NamedTuple):
+    """What is to be changed in a record; None and "" leave it as it is.
+
+    Attributes:
+        remove: a member that is gone for good.
+    """
+
+    min_in_sync: int | None = None
+    replicas: int | None = None
+    remove: str = ""
+
+
+class Done(NamedTuple):
+    """What was done, in words, and the shard as it is now."""
+
+    what: str
+    shard: Overview
+
+
+class Mended(NamedTuple):
+    """Ranges of the journal that were damaged; why some are left."""
+
+    mended: Sequence[tuple[int, int]]
+    left: Sequence[tuple[int, int]] = ()
+    reason: str = ""
+
+
+class LocalMember(Protocol):
+    """What is asked of the member of this process."""
+
+    def standing(self, asked: Standing) -> StandingReply: ...
+
+    async def hand_over(self, to: str | None = None) -> str: ...
+
+    async def mend(self) -> Mended: ...
+
+
+class Operations:
+    """The shards, as one member reaches them.
+
+    Parameters:
+        peers: the way to the other members.
+        member: our own.
+        broker, shard: our own names.
+
+    Attributes:
+        election_seconds: how long another leader is waited for.
+    """
+
+    def __init__(
+        self, registry: Registry, peers: Peers, member: LocalMember, clock: Clock, *, broker: str, shard: str
+    ) -> None:
+        self._registry = registry
+        self._peers = peers
+        self._member = member
+        self._clock = clock
+        self._paths = Paths()
+        self._asking = asyncio.Semaphore(_ASKED_MAX)
+        self.broker = broker
+        self._shard = shard
+        self.election_seconds = _ELECTION_SECONDS
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    async def shards(self, after: str = "", limit: int = 100) -> tuple[list[Overview], str]:
+        """Shards by name, from one name on, and where to go on after them; "" if these are all."""
+        names = [name for name in await self._names() if name > after]
+        nodes = await self._nodes()
+        found = await asyncio.gather(*(self._sighting(name, nodes) for name in names[:limit]))
+        return [overview_of(one) for one in found], names[limit - 1] if len(names) > limit else ""
+
+    async def shard(self, name: str = "") -> Overview:
+        """One shard; our own if none is named.
+
+        Raises:
+            UnknownEntry: there is no such shard.
+            RegistryDown: the registry does not answer.
+        """
+        return overview_of(await self._sighting(name or self._shard, await self._nodes()))
+
+    async def _names(self) -> list[str]:
+        return [name_of(entry.path) for entry in await self._registry.children(self._paths.shards)]
+
+    async def _nodes(self) -> dict[str, NodeContent]:
+        entries = await self._registry.children(self._paths.nodes)
+        return {name_of(entry.path): decode_content(NodeContent, entry.value, entry.path) for entry in entries}
+
+    async def _sighting(self, name: str, nodes: dict[str, NodeContent]) -> Sighting:
+        """Read a shard's entries, and ask its members."""
+        entry = await self._registry.read(self._paths.shard(name))
+        if entry is None:
+            known = ", ".join(await self._names()) or "none"
+            raise UnknownEntry(f"there is no shard {name!r}: those there are: {known}", shard=name)
+        record = decode_content(ShardContent, entry.value, entry.path)
+        path = self._paths.leader(name)
+        held = await self._registry.read(path)
+        ours = {broker: node for broker, node in nodes.items() if broker in record.members and node.shard == name}
+        answers = await asyncio.gather(*(self._ask(name, record, broker, node) for broker, node in ours.items()))
+        heard = {broker: answer for broker, answer in zip(ours, answers, strict=True) if answer is not None}
+        return Sighting(
+            name=name,
+            record=record,
+            version=entry.version,
+            leader=None if held is None else decode_content(LeaderContent, held.value, path),
+            nodes=ours,
+            said={broker: said for broker, (said, _) in heard.items()},
+            skews={broker: skew for broker, (_, skew) in heard.items() if broker != self.broker},
+        )
+
+    async def _ask(
+        self, shard: str, record: ShardContent, broker: str, node: NodeContent
+    ) -> tuple[StandingReply, int] | None:
+        """What a member says, and by how much its clock is ahead; None if it says nothing."""
+        cluster = await self._cluster()
+        async with self._asking:
+            sent_ms = self._clock.now_ms()
+            asked = Standing(cluster, shard, 0, sent_ms)
+            try:
+                if broker == self.broker:
+                    said = self._member.standing(asked)
+                else:
+                    said = await self._peers.standing(node.replication_address, asked, _ANSWER_SECONDS)
+            except DMQError:
+                return None
+        if f"{said.replica:016x}" != record.members[broker]:
+            return None  # a replaced disk; what it has says nothing of the one that the record knows
+        return said, said.now_ms - (sent_ms + self._clock.now_ms()) // 2
+
+    async def _cluster(self) -> str:
+        entry = await self._registry.read(self._paths.cluster)
+        if entry is None:
+            raise UnknownEntry("the registry has no cluster: check that it is the one of this shard")
+        return decode_content(ClusterContent, entry.value, entry.path).id
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    async def change(self, name: str, change: RecordChange, *, by: str) -> Done:
+        """Change the record of a shard.
+
+        Parameters:
+            by: on whose behalf, for the log.
+
+        Raises:
+            UnknownEntry: there is no such shard, or no such member.
+            InvalidSettings: the values do not go together, or nothing is to be changed.
+            ShardConflict: the state of the shard forbids it.
+            WriteUnknown: the registry went away before it was clear whether the change took place.
+        """
+        name = name or self._shard
+        if change == RecordChange():
+            raise InvalidSettings("there is nothing to change: name min_in_sync, replicas or a member to remove")
+        before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
+        what = _difference(before.record, after.record)
+        log.warning("shard changed", shard=name, by=by, change=what)
+        return Done(what, after)
+
+    async def promote(self, name: str, member: str, *, accept_loss: bool, by: str) -> Done:
+        """Let a member lead that may lack what was acknowledged, and wait until it does.
+
+        Raises:
+            UnknownEntry: there is no such shard or member.
+            ShardConflict: there is a leader, or the member does not run; or the loss is not accepted: it says what
+                would be lost. Nothing was changed.
+        """
+        name = name or await self._shard_of(member)
+
+        def decide(seen: Overview, is_again: bool) -> ShardContent | None:
+            if is_again and seen.leader == member:
+                return None  # our write was not answered, and has taken place
+            return promoted_record(seen, member, accept_loss=accept_loss)
+
+        before, _ = await self._rewrite(name, decide, without_leader=True)
+        old = before.record.leader
+        former = next((one.name for one in before.members if one.replica == old), old or "nobody")
+        log.warning("member promoted with loss", shard=name, member=member, by=by, leader_before=former)
+        after = await self._await_leader(name, member)
+        if after.leader == member:
+            what = f"{member} leads in epoch {after.record.epoch}"
+        else:
+            found = after.member(member)
+            why = found.obstacle if found is not None else ""
+            what = f"{member} may lead now and does not yet{f', since {why}' if why else ''}: dmq shard show tells"
+        return Done(
+            f"{what}. The leader before was {former}: if it still runs cut off from the registry, alone in its set or "
+            "with members that only it reaches, it may still be serving the clients that reach it. Stop it",
+            after,
+        )
+
+    async def hand_over(self, name: str, to: str, *, by: str) -> Done:
+        """Let another member lead.
+
+        Parameters:
+            to: which; the one that is furthest if it is "".
+
+        Raises:
+            NotLeader: we do not lead the shard; the detail has who does.
+            ShardConflict: there is no leader, or `to` cannot take over; nothing has changed.
+            UnknownEntry: there is no such member.
+        """
+        view = await self.shard(name)
+        if not view.leader:
+            raise ShardConflict(
+                f"shard {view.name} has no leader that could hand over: {view.findings[0].what}", shard=view.name
+            )
+        if to:
+            member = _known(view, to)
+            if to == view.leader:
+                raise ShardConflict(f"{to} leads already: name another member", shard=view.name)
+            if not member.is_in_sync:
+                raise ShardConflict(
+                    f"{to} cannot take over: it {'is not in sync' if member.node else 'does not run'}; "
+                    "dmq shard show says how far it is",
+                    shard=view.name,
+                )
+        if view.leader != self.broker:
+            node = next((one.node for one in view.members if one.name == view.leader), None)
+            address = "" if node is None else node.address
+            raise NotLeader(f"{view.leader} leads shard {view.name}, at {address}: ask it", leader=address)
+        log.info("hand-over asked for", shard=view.name, by=by, to=to or None)
+        taken = await self._member.hand_over(to or None)
+        after = await self._await_leader(view.name, taken)
+        is_done = after.leader == taken
+        what = f"{taken} leads in epoch {after.record.epoch}" if is_done else f"{taken} is asked to lead"
+        return Done(what, after)
+
+    async def mend(self, *, by: str) -> Mended:
+        """Fetch what is damaged in our journal from the other members."""
+        log.info("repair asked for", shard=self._shard, by=by)
+        return await self._member.mend()
+
+    # --- the way of a change ------------------------------------------------------------------------------------------
+
+    async def _rewrite(
+        self, name: str, decide: Callable[[Overview, bool], ShardContent | None], *, without_leader: bool = False
+    ) -> tuple[Overview, Overview]:
+        """Put the record as it should be; returns the shard before and after.
+
+        Parameters:
+            decide: what the record should be, None if it is so already; raises if it must not be changed. It is told
+                whether an earlier write may have taken place.
+            without_leader: write only while nobody holds `/leader`.
+        """
+        path, first, is_again = self._paths.shard(name), None, False
+        for _ in range(_ATTEMPTS):
+            seen = await self._sighting(name, await self._nodes())
+            view = overview_of(seen)
+            first = first or view
+            wanted = decide(view, is_again)
+            if wanted is None:
+                return first, view
+            put = Put(path, encode_content(wanted), seen.version)
+            try:
+                await self._registry.write([*(self._absence(name) if without_leader else ()), put])
+            except (RegistryConflict, SessionExpired):
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except WriteUnknown:
+                await self._settle(path)
+                is_again = True
+            else:
+                return first, await self.shard(name)
+        raise Busy(f"the record of shard {name} changes all the time: try again", shard=name)
+
+    def _absence(self, name: str) -> list[Operation]:
+        """Operations that apply only while nobody holds `/leader`."""
+        path = self._paths.leader(name)
+        return [Create(path, b"{}"), Delete(path, None)]
+
+    async def _settle(self, path: str) -> None:
+        """Wait until a write that was not answered is carried out, or never will be."""
+        for _ in range(_ATTEMPTS):
+            try:
+                await self._registry.write([Check(path, None)])
+            except WriteUnknown:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except (RegistryConflict, SessionExpired):
+                return
+            except DMQError as error:
+                raise WriteUnknown(
+                    f"whether the change took place is not known: {error.message}; look with dmq shard show once the "
+                    "registry answers"
+                ) from error
+            else:
+                return
+        raise WriteUnknown(
+            "whether the change took place is not known: the registry does not answer writes; look with dmq shard show"
+        )
+
+    async def _await_leader(self, name: str, member: str) -> Overview:
+        """The shard, once this member leads it, or when that takes too long."""
+        path = self._paths.leader(name)
+        replica = _known(await self.shard(name), member).replica
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.election_seconds):
+                while (held := await self._registry.read(path)) is None or (
+                    decode_content(LeaderContent, held.value, path).replica != replica
+                ):
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        return await self.shard(name)
+
+    async def _shard_of(self, member: str) -> str:
+        """The shard that a broker belongs to."""
+        for entry in await self._registry.children(self._paths.shards):
+            if member in decode_content(ShardContent, entry.value, entry.path).members:
+                return name_of(entry.path)
+        raise UnknownEntry(f"no shard has a member {member!r}: dmq shard list shows those there are", member=member)
+
+
+# --- decisions, pure --------------------------------------------------------------------------------------------------
+
+
+def changed_record(view: Overview, change: RecordChange) -> ShardContent | None:
+    """The record with a change; None if it is so already.
+
+    Raises:
+        UnknownEntry, InvalidSettings, ShardConflict: it must not be.
+    """
+    record = view.record
+    _check_current(view)
+    least = record.min_in_sync if change.min_in_sync is None else change.min_in_sync
+    most = record.replicas if change.replicas is None else change.replicas
+    members, in_sync, lives = dict(record.members), record.in_sync, dict(record.lives)
+    if change.remove and change.remove in members:
+        gone = _removable(view, change.remove).replica
+        del members[change.remove]
+        lives.pop(gone, None)
+        in_sync = [replica for replica in in_sync if replica != gone]
+        if len(in_sync) < len(record.in_sync) and len(in_sync) < least:
+            raise ShardConflict(
+                f"without {change.remove} the in-sync set would have {len(in_sync)} members, and min_in_sync is "
+                f"{least}: let another member catch up first, or lower --min-in-sync, too",
+                in_sync=len(in_sync),
+                min_in_sync=least,
+            )
+    if least > most:
+        raise InvalidSettings(
+            f"min_in_sync {least} is above replicas {most}: no send would ever be answered; choose at most {most}"
+        )
+    if len(members) > most:
+        raise InvalidSettings(
+            f"the shard has {len(members)} members ({', '.join(members)}), and replicas would be {most}: stop one and "
+            "remove it (--remove) first"
+        )
+    wanted = msgspec.structs.replace(
+        record, members=members, in_sync=in_sync, lives=lives, min_in_sync=least, replicas=most
+    )
+    return None if wanted == record else msgspec.structs.replace(wanted, revision=record.revision + 1)
+
+
+def _removable(view: Overview, name: str) -> MemberView:
+    member = _known(view, name)
+    if member.node is not None or name == view.leader:
+        raise ShardConflict(f"{name} runs: stop it first, or it joins again at once", member=name)
+    return member
+
+
+def promoted_record(view: Overview, name: str, *, accept_loss: bool) -> ShardContent | None:
+    """The record that lets a member lead alone; None if it is so already.
+
+    Raises:
+        UnknownEntry, ShardConflict: it must not be.
+    """
+    record, member = view.record, _known(view, name)
+    _check_current(view)
+    if view.leader:
+        raise ShardConflict(
+            f"{name} leads already"
+            if view.leader == name
+            else f"{view.leader} leads shard {view.name} in epoch {record.epoch}: "
+            f"dmq shard handover --to {name} lets {name} lead, and nothing is lost",
+            leader=view.leader,
+        )
+    if member.node is None or member.is_replaced:
+        why = "does not run" if member.node is None else "runs with another data directory than that of the record"
+        raise ShardConflict(f"{name} {why}, and could not lead: start it, and ask again", member=name)
+    if record.in_sync == [member.replica] and record.unsafe > record.epoch:
+        return None
+    if not accept_loss:
+        raise ShardConflict(f"nothing was changed: {_loss(view, member)}", member=name)
+    return msgspec.structs.replace(
+        record, revision=record.revision + 1, in_sync=[member.replica], unsafe=max(record.unsafe, record.epoch + 1)
+    )
+
+
+def _loss(view: Overview, member: MemberView) -> str:
+    """What a promotion would lose, as far as it can be known."""
+    name = member.name
+    if member.is_recorded:
+        why = f", since {member.obstacle}" if member.obstacle else ""
+        return (
+            f"{name} is in the in-sync set, so it has everything that was acknowledged, and needs no promotion; it "
+            f"does not lead yet{why}. With --accept-loss it leads alone, even if its journal lost something"
+        )
+    said = member.said
+    has = "it does not answer, so how much it has is not known" if said is None else f"its journal ends at {said.end}"
+    further = [
+        f"{other.name} has {other.said.end - said.end:,} bytes more"
+        for other in view.members
+        if said is not None and other.said is not None and other.said.end > said.end
+    ]
+    missing = ", ".join(one.name for one in view.in_set if one.said is None)
+    unknown = (
+        f"; what {missing} acknowledged after that is lost, and nobody here knows how much it is" if missing else ""
+    )
+    more = f"; {', '.join(further)}, which would be cut there" if further else ""
+    return (
+        f"{name} is not in the in-sync set, so it lacks messages that were acknowledged: {has}{more}{unknown}. Start a "
+        f"member of the set instead, or say --accept-loss"
+    )
+
+
+def _known(view: Overview, name: str) -> MemberView:
+    member = view.member(name)
+    if member is None:
+        known = ", ".join(one.name for one in view.members) or "none"
+        raise UnknownEntry(f"shard {view.name} has no member {name!r}: those it has: {known}", member=name)
+    return member
+
+
+def _check_current(view: Overview) -> None:
+    if view.is_stale:
+        raise ShardConflict(
+            f"the registry is an old copy: it has revision {view.record.revision}, and a member has seen "
+            f"{view.revision_seen}. Nothing is changed until the newest data of the registry is back"
+        )
+
+
+def _difference(before: ShardContent, after: ShardContent) -> str:
+    """What is in force now, in words."""
+    parts = [f"min_in_sync is {after.min_in_sync}", f"replicas is {after.replicas}"]
+    parts += [f"{name} is no member any more" for name in before.members if name not in after.members]
+    return ", ".join(parts)

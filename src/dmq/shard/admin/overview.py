@@ -1,0 +1,348 @@
+"""The overview of a shard: what the registry has of it, what its members say, and what a person should know. Pure code.
+
+What always holds: the first finding is the most important one, and each says what to do; what a member alone knows is
+told only if it answered; a member that does not run is not in sync, though the record may keep it in the set, so that
+it can be elected when it is back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from dmq.protocol.cluster.replication import StandingReply
+from dmq.protocol.cluster.shard import Severity
+from dmq.registry.contents import LeaderContent, NodeContent, ShardContent, ShardState
+
+__all__ = ["Finding", "MemberView", "Overview", "Sighting", "overview_of"]
+
+SKEW_MS: Final = 500  # of two clocks, from which on delays are late or early enough to be told
+_ROLES: Final = {"leading": "leader", "following": "follower"}
+_LEADING: Final = "leading"
+_PARKED: Final = "parked"
+_DOWN: Final = "down"
+_UNKNOWN: Final = "unknown"
+_NONE: Final = "none"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What is to be known, and what to do about it."""
+
+    severity: Severity
+    what: str
+    advice: str = ""
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard as it was seen at one moment, as far as it was.
+
+    Attributes:
+        version: of the record's entry.
+        leader: the entry `/leader`.
+        nodes: those that are registered, by the names of brokers.
+        said: what members answered, by name.
+        skews: by how many milliseconds a member's clock is ahead of ours.
+    """
+
+    name: str
+    record: ShardContent
+    version: int
+    leader: LeaderContent | None
+    nodes: Mapping[str, NodeContent]
+    said: Mapping[str, StandingReply]
+    skews: Mapping[str, int]
+
+
+class MemberView(msgspec.Struct, frozen=True, kw_only=True):
+    """One member.
+
+    Attributes:
+        role: leader, follower, or what else it does; down if it is not registered, unknown if it does not answer.
+        is_recorded: it stands in the in-sync set of the record.
+        node: what it registered; None if it does not run.
+        said: what it answered; None if it did not.
+        lag: bytes of the leader's journal that it has not; None if that is not known.
+    """
+
+    name: str
+    replica: str
+    role: str
+    is_recorded: bool
+    node: NodeContent | None
+    said: StandingReply | None
+    lag: int | None
+    skew_ms: int | None
+
+    @property
+    def is_in_sync(self) -> bool:
+        return self.is_recorded and self.node is not None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the broker runs with another data directory than the one that the record knows."""
+        return self.node is not None and self.node.replica not in (None, self.replica)
+
+    @property
+    def claims_to_lead(self) -> bool:
+        return self.said is not None and self.said.role == _LEADING
+
+    @property
+    def obstacle(self) -> str:
+        """Why it does not stand, as it says."""
+        return "" if self.said is None or self.said.obstacle == _NONE else self.said.obstacle
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard, its members by name, and what is to be known of it."""
+
+    name: str
+    record: ShardContent
+    leader: str
+    members: Sequence[MemberView]
+    findings: Sequence[Finding] = ()
+
+    def member(self, name: str) -> MemberView | None:
+        return next((member for member in self.members if member.name == name), None)
+
+    @property
+    def in_set(self) -> list[MemberView]:
+        return [member for member in self.members if member.is_recorded]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a member has seen a newer record: the registry is an old copy."""
+        return self.revision_seen > self.record.revision
+
+    @property
+    def revision_seen(self) -> int:
+        return max((member.said.revision for member in self.members if member.said is not None), default=0)
+
+    @property
+    def furthest(self) -> MemberView | None:
+        """Of the members that answer, the one whose journal goes furthest."""
+        reached = [member for member in self.members if member.said is not None and not member.is_replaced]
+        return max(reached, key=_reach, default=None)
+
+
+def _reach(member: MemberView) -> tuple[int, int]:
+    return (0, 0) if member.said is None else (member.said.last_epoch, member.said.end)
+
+
+def overview_of(seen: Sighting) -> Overview:
+    """Put together what was seen."""
+    record = seen.record
+    leader = _leader_of(seen)
+    led_by = seen.said.get(leader)
+    members = []
+    for name, replica in sorted(record.members.items()):
+        node, said = seen.nodes.get(name), seen.said.get(name)
+        members.append(
+            MemberView(
+                name=name,
+                replica=replica,
+                role=_role(leader == name, node, said),
+                is_recorded=replica in record.in_sync,
+                node=node,
+                said=said,
+                lag=None if led_by is None or said is None else max(0, led_by.end - said.end),
+                skew_ms=seen.skews.get(name),
+            )
+        )
+    view = Overview(name=seen.name, record=record, leader=leader, members=members)
+    found = sorted(_findings(view, is_led=seen.leader is not None), key=lambda finding: -finding.severity)
+    return msgspec.structs.replace(view, findings=found or [_fine(view)])
+
+
+def _leader_of(seen: Sighting) -> str:
+    """The name of the member that holds `/leader`; or that leads by promises alone, while its session is lost."""
+    record = seen.record
+    if seen.leader is not None:
+        return next((name for name, one in record.members.items() if one == seen.leader.replica), seen.leader.replica)
+    claims = (
+        name
+        for name, said in seen.said.items()
+        if said.role == _LEADING and said.last_epoch >= record.epoch and said.right != _NONE
+    )
+    return next(claims, "")
+
+
+def _role(is_leader: bool, node: NodeContent | None, said: StandingReply | None) -> str:
+    if is_leader:
+        return "leader"
+    if said is not None and said.role:
+        return _ROLES.get(said.role, said.role)
+    return _DOWN if node is None else _UNKNOWN
+
+
+# --- what is to be known ----------------------------------------------------------------------------------------------
+
+
+def _fine(view: Overview) -> Finding:
+    in_sync = sum(member.is_in_sync for member in view.members)
+    return Finding(
+        Severity.OK, f"{view.leader} leads in epoch {view.record.epoch}; {in_sync} of {len(view.members)} are in sync"
+    )
+
+
+def _findings(view: Overview, *, is_led: bool) -> Iterator[Finding]:
+    if view.is_stale:
+        yield Finding(
+            Severity.PROBLEM,
+            f"the registry is an old copy: it has revision {view.record.revision} of the record, and a member has seen "
+            f"{view.revision_seen}; nobody stands, and no set is changed",
+            "bring the newest data of the registry back; this one knows nothing of what happened since",
+        )
+    yield from _with_leader(view, is_led=is_led) if view.leader else _without_leader(view)
+    yield from _about_members(view)
+    yield from _about_record(view)
+
+
+def _without_leader(view: Overview) -> Iterator[Finding]:
+    name, in_set = view.name, view.in_set
+    running = [member for member in in_set if member.node is not None and not member.is_replaced]
+    if not view.members:
+        yield Finding(Severity.PROBLEM, "the shard has no members", f"dmq broker --registry … --shard {name} adds one")
+        return
+    if not running:
+        best = view.furthest
+        otherwise = (
+            "nobody else runs who could take over"
+            if best is None
+            else f"if they are gone for good, dmq shard promote {best.name} --accept-loss lets {best.name} lead, "
+            "without what was acknowledged and has not reached it"
+        )
+        yield Finding(
+            Severity.PROBLEM,
+            f"there is no leader: no member of the in-sync set runs ({_names(in_set) or _ghosts(view)})",
+            f"start one of them; {otherwise}",
+        )
+        return
+    blocked = [member for member in running if member.obstacle]
+    for member in blocked:
+        promise = 0 if member.said is None else member.said.promise_ms
+        if promise:
+            what = f"there is no leader; {member.name} stands in {promise / 1000:.1f} s, when its promise is over"
+            yield Finding(Severity.PROBLEM, what, "wait, and ask again")
+        else:
+            what = f"there is no leader; {member.name} does not stand: {member.obstacle}"
+            yield Finding(Severity.PROBLEM, what, _way_out(view, member))
+    if len(blocked) < len(running):
+        others = [member for member in running if member not in blocked]
+        what = f"there is no leader; an election is due among {_names(others)}"
+        advice = "ask again in a few seconds; if it lasts, look into their logs, and whether they reach the registry"
+        yield Finding(Severity.PROBLEM, what, advice)
+
+
+def _way_out(view: Overview, member: MemberView) -> str:
+    """What helps a member of the set that does not stand."""
+    others = [other.name for other in view.in_set if other.node is None]
+    if member.role == _PARKED:
+        return f"look into its log; when its data is wrong, empty its directory and start {member.name} again"
+    start = f"start {', '.join(others)}, to compare with; " if others else ""
+    return f"{start}or, if what it lacks may be lost, dmq shard promote {member.name} --accept-loss"
+
+
+def _ghosts(view: Overview) -> str:
+    """Replicas of the set that belong to no member: a disk was replaced before another one had everything."""
+    known = {member.replica for member in view.members}
+    return ", ".join(f"replica {replica}" for replica in view.record.in_sync if replica not in known)
+
+
+def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
+    record, leader = view.record, view.member(view.leader)
+    if not is_led:
+        yield Finding(
+            Severity.WARNING,
+            f"{view.leader} leads without its entry in the registry: its session was lost, and it serves by the "
+            "promises of its followers",
+            "it comes back with its next session; check the registry if this lasts",
+        )
+    if leader is not None and leader.said is None:
+        where = "" if leader.node is None else f" at {leader.node.replication_address}"
+        yield Finding(
+            Severity.WARNING,
+            f"the leader {view.leader} does not answer on its port for members{where}",
+            "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
+        )
+    elif leader is not None and leader.said is not None and leader.said.right == _NONE:
+        yield Finding(
+            Severity.PROBLEM,
+            f"{view.leader} leads and may not answer: its session in the registry is lost, and a member of the set is "
+            "silent",
+            "bring the registry back, or that member",
+        )
+    live = [member for member in view.members if member.is_in_sync and not member.is_replaced]
+    if len(live) < record.min_in_sync:
+        missing = _names(member for member in view.members if member not in live)
+        yield Finding(
+            Severity.PROBLEM,
+            f"sends are refused (NOT_ENOUGH_REPLICAS): {_names(live) or 'nobody'} in sync, and min_in_sync is "
+            f"{record.min_in_sync}",
+            f"start {missing or 'another member'}, or let it catch up; dmq shard set {view.name} --min-in-sync "
+            f"{max(1, len(live))} goes on with fewer copies",
+        )
+    elif len(live) == record.min_in_sync < record.replicas:
+        yield Finding(
+            Severity.WARNING,
+            f"only {len(live)} of {record.replicas} are in sync: with one less, sends are refused",
+            "bring the others back",
+        )
+
+
+def _about_members(view: Overview) -> Iterator[Finding]:
+    for member in view.members:
+        name = member.name
+        if member.node is None:
+            yield Finding(
+                Severity.WARNING,
+                f"{name} does not run",
+                f"start it; if it is gone for good, dmq shard set {view.name} --remove {name}",
+            )
+        elif member.is_replaced:
+            what = f"{name} runs with an empty data directory in the place of replica {member.replica}"
+            yield Finding(Severity.WARNING, what, "it joins by itself once it has caught up with a leader")
+        elif member.role == _PARKED:
+            what = f"{name} does not take part: {member.obstacle or 'its log says why'}"
+            yield Finding(Severity.PROBLEM, what, "its log says what to do")
+        elif not member.is_recorded and view.leader:
+            behind = "" if member.lag is None else f", {member.lag:,} bytes behind"
+            what = f"{name} runs and is not in sync{behind}"
+            yield Finding(Severity.WARNING, what, "it joins by itself once it keeps up; if not, see its log and disk")
+        if member.said is not None and member.said.damaged:
+            yield Finding(
+                Severity.WARNING,
+                f"the journal of {name} has {member.said.damaged} damaged ranges",
+                f"dmq shard repair {name} fetches them from another member; then check its disk",
+            )
+        if member.skew_ms is not None and abs(member.skew_ms) > SKEW_MS:
+            what = f"the clock of {name} is {abs(member.skew_ms)} ms {'ahead' if member.skew_ms > 0 else 'behind'}"
+            yield Finding(
+                Severity.WARNING, what, "have all machines keep time with NTP: delays go by the leader's clock"
+            )
+
+
+def _about_record(view: Overview) -> Iterator[Finding]:
+    record = view.record
+    if len(view.members) < record.replicas:
+        yield Finding(
+            Severity.WARNING,
+            f"{len(view.members)} of {record.replicas} members have joined",
+            f"dmq broker --registry … --shard {view.name} adds one, on another machine",
+        )
+    zones: dict[str, list[str]] = defaultdict(list)
+    for member in view.members:
+        if member.node is not None and member.node.zone:
+            zones[member.node.zone].append(member.name)
+    for zone, names in zones.items():
+        if len(names) > 1:
+            what = f"{', '.join(names)} are in one zone, {zone}, and would be lost together"
+            yield Finding(Severity.WARNING, what, "move one of them")
+    if record.state is not ShardState.OPEN:
+        yield Finding(Severity.WARNING, f"the shard is {record.state}")
+
+
+def _names(members: Iterable[MemberView]) -> str:
+    return ", ".join(member.name for member in members)

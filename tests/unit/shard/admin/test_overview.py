@@ -1,0 +1,192 @@
+"""What a person is told of a shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dmq.protocol.cluster.shard import Severity
+from dmq.registry.contents import LeaderContent, ShardContent, ShardState, hex_id
+from dmq.shard.admin.overview import Overview, Sighting, overview_of
+from tests.unit.shard.admin.shard_scene import A, B, C, node, record, reply
+
+NOBODY_STANDS = {"last_epoch": 7, "role": "waiting"}
+
+
+def sight(content: ShardContent | None = None, *, leader: int | None = A, **more: Any) -> Overview:
+    fields: dict[str, Any] = {
+        "nodes": {name: node(name) for name in "abc"},
+        "said": {name: reply(name) for name in "abc"},
+        "skews": {},
+    }
+    content = content or record()
+    held = None if leader is None else LeaderContent(replica=hex_id(leader), epoch=7)
+    return overview_of(Sighting(name="s1", record=content, version=3, leader=held, **fields | more))
+
+
+def without(*names: str) -> dict[str, Any]:
+    """Nodes and answers of all but these."""
+    there = [name for name in "abc" if name not in names]
+    return {"nodes": {name: node(name) for name in there}, "said": {name: reply(name) for name in there}}
+
+
+def told(view: Overview) -> list[tuple[Severity, str]]:
+    return [(found.severity, found.what) for found in view.findings]
+
+
+def test_a_sound_shard_has_nothing_to_tell() -> None:
+    view = sight()
+    assert told(view) == [(Severity.OK, "a leads in epoch 7; 3 of 3 are in sync")]
+    assert [(one.name, one.role, one.lag, one.is_in_sync) for one in view.members] == [
+        ("a", "leader", 0, True),
+        ("b", "follower", 0, True),
+        ("c", "follower", 0, True),
+    ]
+
+
+def test_a_member_that_does_not_run_is_not_in_sync_though_the_record_keeps_it() -> None:
+    view = sight(**without("c"))
+    gone = view.member("c")
+    assert gone is not None
+    assert gone.is_recorded
+    assert not gone.is_in_sync
+    assert gone.role == "down"
+    assert gone.lag is None
+    assert told(view) == [
+        (Severity.WARNING, "only 2 of 3 are in sync: with one less, sends are refused"),
+        (Severity.WARNING, "c does not run"),
+    ]
+    assert "--remove c" in view.findings[1].advice
+
+
+def test_too_few_in_sync_says_how_sends_go_on() -> None:
+    view = sight(record(in_sync=[hex_id(A), hex_id(B)]), **without("b", "c"))
+    first = view.findings[0]
+    assert first.severity is Severity.PROBLEM
+    assert "NOT_ENOUGH_REPLICAS" in first.what
+    assert "dmq shard set s1 --min-in-sync 1" in first.advice
+
+
+def test_a_follower_that_catches_up_is_told_with_its_lag() -> None:
+    said = {name: reply(name) for name in "ab"} | {"c": reply("c", end=400)}
+    view = sight(record(in_sync=[hex_id(A), hex_id(B)]), said=said)
+    assert (Severity.WARNING, "c runs and is not in sync, 600 bytes behind") in told(view)
+
+
+def test_a_leader_without_its_session_is_still_the_leader() -> None:
+    view = sight(leader=None)
+    assert view.leader == "a"
+    assert view.findings[0].severity is Severity.WARNING
+    assert "promises" in view.findings[0].what
+    silent = {"a": reply("a", right="none")}
+    assert sight(leader=None, said=silent).leader == ""
+
+
+def test_a_leader_that_may_not_answer_is_a_problem() -> None:
+    view = sight(said={name: reply(name) for name in "bc"} | {"a": reply("a", right="none")})
+    assert view.leader == "a"
+    assert view.findings[0].severity is Severity.PROBLEM
+
+
+def test_a_leader_whose_port_is_blocked_is_told() -> None:
+    view = sight(said={name: reply(name) for name in "bc"})
+    assert "does not answer on its port for members at a:9613" in view.findings[0].what
+
+
+@pytest.mark.parametrize(
+    ("more", "what", "advice"),
+    [
+        (without("a", "b", "c"), "no member of the in-sync set runs (a, b, c)", "nobody else runs"),
+        (
+            {"nodes": {"b": node("b")}, "said": {"b": reply("b", role="waiting", obstacle="none")}},
+            "an election is due among b",
+            "ask again",
+        ),
+        (
+            {
+                "nodes": {"b": node("b")},
+                "said": {"b": reply("b", role="waiting", promise_ms=2100, obstacle="promised")},
+            },
+            "b stands in 2.1 s",
+            "wait",
+        ),
+        (
+            {"nodes": {"b": node("b")}, "said": {"b": reply("b", role="waiting", obstacle="its tail was cut")}},
+            "b does not stand: its tail was cut",
+            "start a, c, to compare with; or, if what it lacks may be lost, dmq shard promote b --accept-loss",
+        ),
+        (
+            {"nodes": {"b": node("b")}, "said": {"b": reply("b", role="parked", obstacle="its journal has diverged")}},
+            "b does not stand: its journal has diverged",
+            "look into its log",
+        ),
+    ],
+)
+def test_a_shard_without_a_leader_says_why_and_what_to_do(more: dict[str, Any], what: str, advice: str) -> None:
+    view = sight(leader=None, **more)
+    first = view.findings[0]
+    assert view.leader == ""
+    assert first.severity is Severity.PROBLEM
+    assert first.what.startswith("there is no leader")
+    assert what in first.what
+    assert advice in first.advice
+
+
+def test_if_the_set_is_gone_the_furthest_of_the_others_is_named() -> None:
+    said = {"b": reply("b", role="waiting", end=500), "c": reply("c", role="waiting", end=800)}
+    nodes = {name: node(name) for name in "bc"}
+    view = sight(record(in_sync=[hex_id(A)], min_in_sync=1), leader=None, nodes=nodes, said=said)
+    assert "(a)" in view.findings[0].what
+    assert "dmq shard promote c --accept-loss" in view.findings[0].advice
+
+
+def test_a_set_whose_disk_was_replaced_is_named_by_its_replica() -> None:
+    view = sight(record(in_sync=[hex_id(0xDEAD)]), leader=None, **without("a", "b", "c"))
+    assert "replica 000000000000dead" in view.findings[0].what
+
+
+def test_an_old_copy_of_the_registry_is_told_first() -> None:
+    view = sight(said={name: reply(name, revision=9) for name in "abc"})
+    assert view.is_stale
+    assert "revision 5" in view.findings[0].what
+    assert "seen 9" in view.findings[0].what
+
+
+def test_a_broker_with_another_disk_joins_by_itself() -> None:
+    nodes = {name: node(name) for name in "ab"} | {"c": node("c", replica=hex_id(0xCC))}
+    view = sight(nodes=nodes, said={name: reply(name) for name in "ab"})
+    assert any("in the place of replica" in what for _, what in told(view))
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"said": {**{n: reply(n) for n in "ab"}, "c": reply("c", damaged=2)}}, "c has 2 damaged ranges"),
+        ({"skews": {"b": -700}}, "the clock of b is 700 ms behind"),
+        ({"nodes": {n: node(n, zone="z1" if n in "ab" else "z2") for n in "abc"}}, "a, b are in one zone, z1"),
+    ],
+)
+def test_what_else_a_person_should_know(more: dict[str, Any], what: str) -> None:
+    view = sight(**more)
+    assert view.findings[0].severity is Severity.WARNING
+    assert any(what in said for _, said in told(view))
+
+
+def test_a_shard_with_fewer_members_than_replicas_or_one_that_is_closed_is_told() -> None:
+    members = {"a": hex_id(A), "b": hex_id(B)}
+    view = sight(record(members=members, in_sync=[hex_id(A), hex_id(B)], state=ShardState.READ_ONLY))
+    assert [what for _, what in told(view)] == [
+        "only 2 of 3 are in sync: with one less, sends are refused",
+        "2 of 3 members have joined",
+        "the shard is read-only",
+    ]
+
+
+def test_a_shard_of_one_is_sound() -> None:
+    lone = record(members={"a": hex_id(A)}, in_sync=[hex_id(A)], min_in_sync=1, replicas=1)
+    assert told(sight(lone, **without("b", "c"))) == [(Severity.OK, "a leads in epoch 7; 1 of 1 are in sync")]
+
+
+def test_a_replica_that_no_member_has_may_hold_the_entry() -> None:
+    assert sight(record(members={"a": hex_id(A), "b": hex_id(B)}), leader=C).leader == hex_id(C)
