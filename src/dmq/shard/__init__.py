@@ -3,6 +3,6 @@
 In reading order: `divergence` says where two journals part, `in_sync` which members must have a unit before it is
 committed, `serving_right` whether a leader may answer now, `election` who becomes the next one; all of them are pure.
 `follower` takes a leader's journal, `feed` is what a leader sends to one follower, `leader` what it knows of all of
-them; these have no I/O of their own. `peers` says how members reach each other, `service` what a member and its broker
-know of each other. `admin` is what people see of shards and do to them.
+them; these have no I/O of their own. `peers` says how members reach each other, and `network` is how they do;
+`service` says what a member and its broker know of each other. `admin` is what people see of shards and do to them.
 """

@@ -16,10 +16,10 @@ from typing import Self
 
 from dmq.clock import SystemClock
 from dmq.errors import DMQError
+from dmq.net.link import Link
 from dmq.protocol.cluster.registry import RegistryClose
 from dmq.protocol.commands import Command
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
-from dmq.registry.name_server.link import Link
 from dmq.registry.registry import Registry
 from dmq.testing.processes import free_port, read_line
 from dmq.testing.proxy import ChaosProxy
@@ -128,6 +128,6 @@ class NameServerRegistries:
 
 async def expire(address: ServerAddress, client: Registry) -> None:
     """End a client's session from another connection, as if it had not been heard."""
-    link = await Link.open(*address, "operator", clock=SystemClock(), on_changed=lambda _: None)
+    link = await Link.open(address, "operator", clock=SystemClock(), peer="name server", on_push=lambda _: None)
     await link.request(Command.REGISTRY_CLOSE, RegistryClose(client.session))
     link.close(DMQError("done"))

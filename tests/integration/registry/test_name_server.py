@@ -14,11 +14,11 @@ import pytest
 from dmq import cli
 from dmq.clock import SystemClock
 from dmq.errors import DMQError, NotAllowed, RegistryConflict, RegistryDown, SessionExpired, Unsupported, WriteUnknown
+from dmq.net.link import Link
 from dmq.protocol.commands import Command
 from dmq.protocol.read import Offsets
 from dmq.registry.contents import ClusterContent, decode_content, encode_content, hex_id
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
-from dmq.registry.name_server.link import Link
 from dmq.registry.name_server.server import NameServer
 from dmq.registry.name_server.sql_store import SqlStore
 from dmq.registry.paths import Paths
@@ -148,7 +148,9 @@ def test_a_broker_is_no_name_server_and_the_other_way_round(name_server: NameSer
             port = int(broker.url.rpartition(":")[2])
             with pytest.raises(RegistryDown, match="REGISTRY_SESSION is not served by this broker"):
                 await NameServerClient.open([ServerAddress("127.0.0.1", port)], "b1", timeout=0.5)
-        link = await Link.open(*name_server.address, "stranger", clock=SystemClock(), on_changed=lambda _: None)
+        link = await Link.open(
+            name_server.address, "stranger", clock=SystemClock(), peer="name server", on_push=lambda _: None
+        )
         with pytest.raises(Unsupported, match="ask a broker"):
             await link.request(Command.OFFSETS, Offsets("orders"))
         link.close(DMQError("done"))

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import (
@@ -32,10 +32,12 @@ from dmq.errors import (
     WriteUnknown,
 )
 from dmq.event_log import EventLog
+from dmq.net.address import ServerAddress, parse_address
+from dmq.net.link import Link, LinkLost
 from dmq.protocol.cluster import registry as headers
-from dmq.protocol.commands import Command
+from dmq.protocol.commands import Command, decode_request
+from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
-from dmq.registry.name_server.link import Link, LinkLost
 from dmq.registry.name_server.wire import entry_of, operation_headers
 from dmq.registry.registry import ROOT, SESSION_SECONDS, Entry, Operation, check_path, check_write
 from dmq.registry.tenure import Tenure
@@ -53,16 +55,6 @@ _PAUSE_SECONDS_MAX: Final = 1.0
 _SETTLED: Final = (RegistryConflict, SessionExpired, UnknownEntry, InvalidRequest)
 
 
-class ServerAddress(NamedTuple):
-    """Where a name server listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 def parse_name_servers(url: str) -> list[ServerAddress]:
     """The name servers of `dmq://ns1:9610,ns2`.
 
@@ -73,16 +65,10 @@ def parse_name_servers(url: str) -> list[ServerAddress]:
     expected = "write dmq://host:port, or dmq://host1:port1,host2 for several name servers"
     if not found or scheme.lower() != "dmq" or "/" in rest.rstrip("/") or "@" in rest:
         raise InvalidSettings(f"{url!r} names no name servers: {expected}", url=url)
-    addresses = []
-    for part in rest.rstrip("/").split(","):
-        host, colon, port = part.strip().rpartition(":") if not part.strip().endswith("]") else (part.strip(), "", "")
-        if not colon:
-            host, port = part.strip(), str(DEFAULT_PORT)
-        is_bare = not host.startswith("[")
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or (is_bare and ":" in host) or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-            raise InvalidSettings(f"{url!r}: {part!r} is no address: {expected}", url=url)
-        addresses.append(ServerAddress(host, int(port)))
+    try:
+        addresses = [parse_address(part, DEFAULT_PORT) for part in rest.rstrip("/").split(",")]
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{url!r}: {error.detail['address']!r} is no address: {expected}", url=url) from error
     return list(dict.fromkeys(addresses))
 
 
@@ -307,7 +293,7 @@ class NameServerClient:
 
     async def _connect(self, address: ServerAddress) -> Link:
         async with asyncio.timeout(self._patience):
-            link = await Link.open(address.host, address.port, self._owner, clock=self._clock, on_changed=self._hear)
+            link = await Link.open(address, self._owner, clock=self._clock, peer="name server", on_push=self._hear)
             try:
                 await self._begin_session(link)
                 await self._ask_to_watch(link)
@@ -357,7 +343,10 @@ class NameServerClient:
 
     # --- watches ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, changed: headers.RegistryChanged) -> None:
+    def _hear(self, frame: Frame) -> None:
+        if frame.command != Command.REGISTRY_CHANGED:
+            return
+        changed: headers.RegistryChanged = decode_request(frame)
         if changed.is_all:
             self._watches.add_all()
         else:

@@ -22,14 +22,14 @@ from dmq.errors import Busy, DMQError, InvalidRequest, Unsupported
 from dmq.event_log import EventLog, tell_suppressed
 from dmq.net.address import check_address
 from dmq.net.connection import Connection
-from dmq.net.hello import accept_hello
+from dmq.net.hello import Terms, accept_hello, answer_hello
 from dmq.net.pages import Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.protocol.cluster import registry as headers
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head, response_head
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.header import Header
-from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits
+from dmq.protocol.session import FRAME_CRC, Heartbeat
 from dmq.registry.name_server.sql_store import News, SqlStore
 from dmq.registry.name_server.wire import entry_header, operations_of
 from dmq.registry.registry import check_path, check_write
@@ -216,29 +216,11 @@ class NameServer:
         greeting = accept_hello(connection, frame, "name server", frozenset({FRAME_CRC}))
         if greeting is None:
             return
-        connection.parser.frame_bytes_max = _FRAME_BYTES_MAX
         visitor = _Visitor(connection, greeting.client_id)
         connection.session = visitor
         self._visitors.add(visitor)
-        limits = Limits(
-            _FRAME_BYTES_MAX,
-            0,
-            int(_HEARTBEAT_SECONDS * 1000),
-            0,
-            prefetch_bytes=0,
-            partial_ms=int(_LIMITS.partial_seconds * 1000),
-        )
-        reply = HelloReply(
-            _NAME,
-            self.address,
-            greeting.version,
-            limits,
-            features=greeting.features,
-            client_id=greeting.client_id,
-            software=f"dmq {__version__}",
-            now_ms=self._clock.now_ms(),
-        )
-        connection.send(response_head(Command.HELLO, reply, frame.correlation))
+        terms = Terms(_NAME, self.address, _FRAME_BYTES_MAX, _LIMITS)
+        answer_hello(connection, frame, greeting, terms, clock=self._clock)
 
     def _serve(self, visitor: _Visitor, frame: Frame) -> None:
         if frame.kind == Kind.RESPONSE:

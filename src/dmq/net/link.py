@@ -1,7 +1,7 @@
-"""One connection to a name server, on an event loop: requests and their answers, and what it tells by itself.
+"""One connection to a server of ours, on an event loop: requests and their answers, and what the server pushes.
 
 What always holds: a request is answered once, or fails with `LinkLost` when the connection ends; nothing is sent before
-the hello was answered; a name server that is silent for three heartbeats is given up.
+the hello was answered; nothing is handed over after the end; a frame that fails its checksum ends the connection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Final, cast
 
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, ProtocolError
-from dmq.protocol.cluster.registry import RegistryChanged
-from dmq.protocol.commands import Command, decode_request, decode_response, error_frame, request_head, response_head
-from dmq.protocol.frame import Frame, FrameParser, Kind, seal_whole
+from dmq.net.address import ServerAddress
+from dmq.protocol.commands import Command, decode_response, error_frame, request_head, response_head
+from dmq.protocol.frame import Buffer, Frame, FrameParser, Kind, seal_whole
 from dmq.protocol.header import Header
 from dmq.protocol.session import FRAME_CRC, Heartbeat, Hello, HelloReply
 from dmq.protocol.status import error_from_status
@@ -25,7 +25,6 @@ __all__ = ["Link", "LinkLost"]
 
 _HELLO: Final = 0xFFFF_FFFF
 _APP: Final = "dmq"
-_SILENT_BEATS: Final = 3
 
 
 class LinkLost(Exception):
@@ -33,38 +32,58 @@ class LinkLost(Exception):
 
 
 class Link(asyncio.BufferedProtocol):
-    """Made by `Link.open`."""
+    """Made by `Link.open`.
 
-    def __init__(self, clock: Clock, on_changed: Callable[[RegistryChanged], None]) -> None:
+    Attributes:
+        closed: why the connection has ended, once it has.
+        heard_at: when bytes came last, on the monotonic clock.
+    """
+
+    def __init__(self, clock: Clock, peer: str, on_push: Callable[[Frame], None]) -> None:
         self._clock = clock
-        self._on_changed = on_changed
+        self._peer = peer
+        self._on_push = on_push
         self._parser = FrameParser(clock=clock)
         self._transport: asyncio.Transport | None = None
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[Any, Buffer]]] = {}
         self._correlation = 0
         self._hello: asyncio.Future[HelloReply] = asyncio.get_running_loop().create_future()
+        self._is_paused = False
         self.closed: asyncio.Future[DMQError] = asyncio.get_running_loop().create_future()
-        """Why the connection has ended, once it has."""
         self.heard_at = clock.monotonic()
 
     @classmethod
     async def open(
-        cls, host: str, port: int, owner: str, *, clock: Clock, on_changed: Callable[[RegistryChanged], None]
+        cls,
+        address: ServerAddress,
+        owner: str,
+        *,
+        clock: Clock,
+        peer: str,
+        on_push: Callable[[Frame], None],
+        frame_bytes_max: int = 0,
     ) -> Link:
         """Connect and say hello.
+
+        Parameters:
+            owner: who we are.
+            peer: what the server is, for errors.
+            on_push: hears the frames that the server sends by itself. What it raises ends the connection.
+            frame_bytes_max: the largest frame to take from the server, if that is more than it takes itself.
 
         Raises:
             OSError: nobody answers there.
             DMQError: what the server answered.
         """
         hello = Hello(_APP, owner, software=f"dmq-python {__version__}", features=[FRAME_CRC])
-        link = cls(clock, on_changed)
-        await asyncio.get_running_loop().create_connection(lambda: link, host, port)
+        link = cls(clock, peer, on_push)
+        await asyncio.get_running_loop().create_connection(lambda: link, address.host, address.port)
         try:
             assert link._transport is not None
             link._transport.write(seal_whole(request_head(Command.HELLO, hello, _HELLO)))
             reply = await link._hello
-            link._parser.frame_bytes_max = max(link._parser.frame_bytes_max, reply.limits.frame_bytes_max)
+            parser = link._parser
+            parser.frame_bytes_max = max(parser.frame_bytes_max, reply.limits.frame_bytes_max, frame_bytes_max)
         except BaseException:
             link.close(NotConnected("the hello was not answered"))
             raise
@@ -77,20 +96,49 @@ class Link(asyncio.BufferedProtocol):
             LinkLost: the connection ended before it came.
             DMQError: what the server answered.
         """
+        return (await self.exchange(command, header))[0]
+
+    async def exchange(self, command: int, header: Header) -> tuple[Any, Buffer]:
+        """The header and the body of the answer; see `request`."""
         if self._transport is None or self.closed.done():
             raise LinkLost
         self._correlation = self._correlation % (_HELLO - 1) + 1
         correlation = self._correlation
-        future = self._waiting[correlation] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[Any, Buffer]] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation] = future
         try:
-            self._send(request_head(command, header, correlation))
+            self.send(request_head(command, header, correlation))
             return await future
         finally:
             self._waiting.pop(correlation, None)
 
-    def _send(self, frame: bytes) -> None:
-        assert self._transport is not None
-        self._transport.write(seal_whole(frame) if self._parser.is_checked else frame)
+    def send(self, frame: bytes) -> None:
+        """Send a small frame that is whole; nothing happens if the connection has ended."""
+        if self._transport is not None and not self.closed.done():
+            self._transport.write(seal_whole(frame) if self._parser.is_checked else frame)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Output that the server has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is read."""
+        return self._is_paused
+
+    def pause(self) -> None:
+        """Read nothing more for now: the server finds its output waiting."""
+        if self._transport is not None and not (self._is_paused or self.closed.done()):
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._transport is not None and self._is_paused and not self.closed.done():
+            self._is_paused = False
+            self.heard_at = self._clock.monotonic()
+            self._transport.resume_reading()
 
     # --- asyncio ----------------------------------------------------------------------------------------------------
 
@@ -110,28 +158,30 @@ class Link(asyncio.BufferedProtocol):
         try:
             for frame in self._parser.buffer_updated(nbytes):
                 self._take(frame)
+                if self.closed.done():
+                    return
             if self._parser.error is not None:
                 raise self._parser.error
         except DMQError as error:
             self.close(error)
 
     def eof_received(self) -> None:
-        self.close(NotConnected("the name server closed the connection"))
+        self.close(NotConnected(f"the {self._peer} closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.close(NotConnected(f"the connection to the name server broke ({exc or 'closed'})"))
+        self.close(NotConnected(f"the connection to the {self._peer} broke ({exc or 'closed'})"))
+        self._parser.drop()
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == Kind.RESPONSE:
             self._take_answer(frame)
         elif frame.kind == Kind.ONE_WAY:
-            if frame.command == Command.REGISTRY_CHANGED:
-                self._on_changed(decode_request(frame))
+            self._on_push(frame)
         elif frame.command == Command.HEARTBEAT:
-            self._send(response_head(frame.command, Heartbeat(self._clock.now_ms()), frame.correlation))
+            self.send(response_head(frame.command, Heartbeat(self._clock.now_ms()), frame.correlation))
         else:
-            error = ProtocolError("a name server does not ask this of a client")
-            self._send(error_frame(error, frame.command, frame.correlation))
+            error = ProtocolError(f"a {self._peer} does not ask this of a client")
+            self.send(error_frame(error, frame.command, frame.correlation))
 
     def _take_answer(self, frame: Frame) -> None:
         if frame.command == Command.HELLO and not self._hello.done():
@@ -150,7 +200,7 @@ class Link(asyncio.BufferedProtocol):
         if future is None or future.done():
             return  # the caller has given up on it
         try:
-            future.set_result(decode_response(frame))
+            future.set_result((decode_response(frame), frame.body))
         except DMQError as error:
             future.set_exception(error)
 
