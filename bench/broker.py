@@ -99,7 +99,7 @@ async def measure(connections: int, count: int, size: int, turns: int, given: ar
         store = MessageStore(OsFiles(folder), settings.store, clock, checkpoint_inline=False, new_epoch=True)
         store.create_topic(TOPIC)
         dispatcher = Dispatcher(settings, clock, COMMANDS, greet)
-        broker = Broker(store, settings.broker, clock, dispatcher, outbox=dispatcher.outbox)
+        broker = Broker(store, settings.broker, clock, dispatcher)
         dispatcher.attach(broker)
         server = Server(
             dispatcher,

@@ -5,7 +5,8 @@ for a disk: what is written goes through the writer, and operations that read or
 for the disk where messages of a backlog are handed out, where delays are loaded, where a segment begins or goes, and
 for a lone flush on a disk that has been quick (docs/internals/architecture.md has the list).
 
-What always holds: a stopping or drained broker says so, takes nothing new, and finishes what is under way.
+What always holds: a stopping or drained broker says so, takes nothing new, and finishes what is under way. The Broker
+of a shard's leader is not stopped but dropped: it finishes nothing, and leaves the store to its member.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dmq.broker.delivery.groups import Groups
 from dmq.broker.delivery.reader import Reader
 from dmq.broker.journal.journal import Journal
 from dmq.broker.journal.journal_times import JournalTimes
+from dmq.broker.journal.shard_writer import ShardWriter, unanswered
 from dmq.broker.maintenance import Audience, Maintenance
 from dmq.broker.publish.publisher import Publisher
 from dmq.broker.publish.rate_limits import RateLimits
@@ -36,8 +38,8 @@ from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import DMQError
 from dmq.event_log import EventLog
-from dmq.net.connection import WriteCoalescer
 from dmq.settings import BrokerSettings
+from dmq.shard.service import Leadership
 from dmq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ class Broker:
     Parameters:
         store: opened with `checkpoint_inline=False`.
         audience: the clients that are connected.
-        outbox: what is sent in one turn goes out together; that of the server, if there is one.
         letters: makes the store of dead letters when it is first needed; one in memory if left out.
+        leadership: in a shard, that of the member whose store it is.
     """
 
     def __init__(
@@ -69,15 +71,16 @@ class Broker:
         settings: BrokerSettings,
         clock: Clock,
         audience: Audience,
-        outbox: WriteCoalescer | None = None,
         letters: Callable[[], DeadLetterStore] | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self.settings = settings
         self.audience = audience
-        self.runtime = runtime = Runtime.on(clock)
+        self.leadership = leadership
+        self.runtime = runtime = Runtime.on(clock, leadership)
         self.clock = runtime.clock
         self.readiness = runtime.readiness
-        self.journal = journal = Journal.of(store, settings, clock, outbox or WriteCoalescer())
+        self.journal = journal = Journal.of(store, settings, clock, audience.outbox, leadership=leadership)
         self.store, self.queries, self.writer, self.reads, self.arrivals = journal
         self.catalog = catalog = Catalog(journal, runtime, settings, check_table)
         self.changes = catalog.changes
@@ -112,6 +115,7 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._ticked_at = self._loop.time()
         self._clients_at = 0.0
+        self._is_paused = False  # we lead, and may not serve
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def _store_failed(self, error: DMQError) -> None:
@@ -126,16 +130,57 @@ class Broker:
             # We stood still: what came meanwhile is to be read before any client is late.
             self._clients_at = self._ticked_at + min(late, _CATCH_UP_SECONDS)
             return
+        if self.leadership is not None and not self._may_serve(self.leadership):
+            return
         now_ms = self.clock.now_ms
-        self.delays.tick(now_ms)
-        self.transactions.tick(now_ms)
-        self.keys.tick(now_ms)
+        if self.leadership is None or self._may_write(self.leadership):
+            self.delays.tick(now_ms)
+            self.transactions.tick(now_ms)
+            self.keys.tick(now_ms)
         if self._ticked_at >= self._clients_at:
             self.channels.tick(now_ms)
         self.arrivals.wake()
         self.times.mark(self.queries.end, now_ms)
         if (lags := self.queries.lags).is_behind:
             lags.catch_up(_CATCH_UP_PAIRS)
+
+    def _may_serve(self, leadership: Leadership) -> bool:
+        """Whether time passes for a shard's leader: without the right to serve nothing ends, falls due or goes out."""
+        if not leadership.may_serve():
+            self._is_paused = True
+            return False
+        if self._is_paused:
+            self._is_paused = False
+            self.channels.pump_all()
+        return True
+
+    def _may_write(self, leadership: Leadership) -> bool:
+        """Whether what falls due may be written; it stays due while too few members are in sync."""
+        try:
+            leadership.check_writable()
+        except DMQError:
+            return False
+        return True
+
+    async def drop(self, refusal: DMQError) -> None:
+        """We do not lead the shard any more: from this call on nothing is answered, handed out or written.
+
+        When it returns, nothing uses the store, which stays open. Connections with an answer outstanding end.
+
+        Parameters:
+            refusal: for requests of which nothing was done.
+        """
+        writer = self.writer
+        assert isinstance(writer, ShardWriter), "only a shard's leader is dropped"
+        self.readiness.is_stopping = True
+        self._ticker.cancel()
+        writer.drop(refusal)
+        self.reads.drop(refusal)
+        self.channels.end(refusal)
+        self.dead_letters.drop()
+        await self.runtime.tasks.drop(unanswered())
+        await asyncio.to_thread(writer.join)
+        await asyncio.to_thread(self.reads.close)
 
     async def stop(self, drain_seconds: float) -> None:
         """Tell clients, finish what is under way, close the store."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from dmq.broker.delivery.channels import Channels
 from dmq.broker.runtime.readiness import Readiness
 from dmq.event_log import EventLog
+from dmq.net.connection import WriteCoalescer
 
 __all__ = ["Audience", "ClientRow", "Maintenance"]
 
@@ -34,10 +35,12 @@ class Audience(Protocol):
     Attributes:
         address: where they reach it.
         counters: connections, requests, errors and damaged frames so far.
+        outbox: what is sent to them in one turn goes out together.
     """
 
     address: str
     counters: dict[str, int]
+    outbox: WriteCoalescer
 
     def __len__(self) -> int: ...
 

@@ -158,7 +158,7 @@ class BrokerServer:
             new_epoch=True,
         )
         drop_spent_topics(store)
-        broker = Broker(store, settings, self._clock, self.dispatcher, outbox=self.dispatcher.outbox, letters=letters)
+        broker = Broker(store, settings, self._clock, self.dispatcher, letters=letters)
         self.dispatcher.attach(broker)
         if self._sweeper is not None:
             self._start_letters()
@@ -168,6 +168,7 @@ class BrokerServer:
         broker = self.broker
         await broker.stop(drain_seconds)
         self.dispatcher.detach()
+        broker.channels.end(self.dispatcher.no_broker())
 
     def _start_letters(self) -> None:
         self.broker.dead_letters.start(at_once=self._settings.broker.dead_letters_url is not None)

@@ -463,7 +463,7 @@ class MessageStore:
         self._check_open()
         if self._plan is not None:
             return None
-        if self._is_catching_up:
+        if self._is_catching_up and not self._writer.replicates:
             self.flush()
         self._derived.state.forget_producers(self._clock.now_ms())
         self._checkpointed_at = self._clock.monotonic()
@@ -567,8 +567,13 @@ class MessageStore:
                 self._quiet_for_retention = True
                 return 0
         self._quiet_for_retention = False
+        end = self._journal.end
         if not self._carry(going, carried_max):
             self.is_retaining = True
+            return 0
+        if self._writer.replicates and self._journal.end != end:
+            # The next leader may not have what was carried: it must not be gone from where it was.
+            self._quiet_for_retention = self.is_retaining = True
             return 0
         # The checkpoint in force should not need what goes, or the next start must build everything anew.
         in_force = self._checkpointer.in_force

@@ -15,6 +15,7 @@ from dmq.broker.maintenance import ClientRow
 from dmq.broker.publish.publisher import PublishRequest
 from dmq.errors import DMQError
 from dmq.model import Durability, Message, TopicConfig
+from dmq.net.connection import WriteCoalescer
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.consume import Outcome, Pull, Settle, Settlement, Subscribe, SubscribeReply
 from dmq.protocol.produce import Produce, ProduceFlag, TransactionCheck, TransactionEnd, TransactionOutcome
@@ -35,6 +36,7 @@ class Nobody:
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
+        self.outbox = WriteCoalescer()
 
     def __len__(self) -> int:
         return 0

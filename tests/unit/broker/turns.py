@@ -139,11 +139,10 @@ class Peer:
 class Rig:
     """The broker, its store and its connections."""
 
-    def __init__(self, dispatcher: Dispatcher, broker: Broker, files: MemoryFiles) -> None:
+    def __init__(self, dispatcher: Dispatcher, store: MessageStore, files: MemoryFiles) -> None:
         self.dispatcher = dispatcher
-        self.broker = broker
         self.files = files
-        self.store = broker.store
+        self.store = store
         self._server = Server(
             dispatcher,
             dispatcher.clock,
@@ -158,6 +157,11 @@ class Rig:
             outbox=dispatcher.outbox,
         )
         self.peers: list[Peer] = []
+
+    @property
+    def broker(self) -> Broker:
+        assert self.dispatcher.broker is not None
+        return self.dispatcher.broker
 
     async def connect(self, count: int, *, has_crc: bool = False) -> list[Peer]:
         for _ in range(count):
@@ -209,9 +213,9 @@ async def running(
             store.create_topic(topic, TopicConfig(queues=4))
     files = made
     dispatcher = Dispatcher(Settings(broker=BrokerSettings(**settings)), clock, COMMANDS, hello)
-    broker = Broker(store, dispatcher.settings.broker, clock, dispatcher, outbox=dispatcher.outbox)
+    broker = Broker(store, dispatcher.settings.broker, clock, dispatcher)
     dispatcher.attach(broker)
-    rig = Rig(dispatcher, broker, files)
+    rig = Rig(dispatcher, store, files)
     try:
         yield rig
     finally:

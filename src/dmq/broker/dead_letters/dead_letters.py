@@ -133,6 +133,12 @@ class DeadLetters:
         await self.drain.stop()
         await self._thread.close()
 
+    def drop(self) -> None:
+        """Stop at once; what is under way in the database ends by itself, and touches nothing here."""
+        self._is_closing = True
+        self.drain.drop()
+        self._thread.drop()
+
     async def page(self, wanted: LetterFilter, after: int, limit: int, with_bodies: bool) -> Page:
         """Some letters, by number.
 

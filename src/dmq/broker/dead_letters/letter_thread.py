@@ -119,11 +119,16 @@ class LetterThread:
         if self._is_closed:
             return
         self._is_closed = True
-        loop = asyncio.get_running_loop()
-
-        def end() -> None:
-            if self._store is not None:
-                self._store.close()
-
-        await loop.run_in_executor(self._threads, end)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._end)
         self._threads.shutdown(wait=False)
+
+    def drop(self) -> None:
+        """Let go of the database when what is under way has ended, without waiting for that."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._threads.submit(self._end)
+            self._threads.shutdown(wait=False)
+
+    def _end(self) -> None:
+        if self._store is not None:
+            self._store.close()

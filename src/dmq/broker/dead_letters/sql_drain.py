@@ -86,6 +86,11 @@ class SqlDrain:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    def drop(self) -> None:
+        """Stop without waiting."""
+        if self._task is not None:
+            self._task.cancel()
+
     def wake(self, topic: str) -> None:
         """A dead-letter topic has something new."""
         self._waiting[topic] = None

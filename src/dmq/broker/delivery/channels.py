@@ -317,8 +317,8 @@ class Channels:
             self.writer.write_soon([PositionDropped(name, None)])
 
     def _forget_if_idle(self, channel: Channel, now_ms: int) -> None:
-        if not channel.may_be_forgotten:
-            channel.idle_since_ms = None
+        if not channel.may_be_forgotten or self.queries.visible < self.queries.end:
+            channel.idle_since_ms = None  # what it knows of acks that are not committed, the store does not know yet
         elif channel.idle_since_ms is None:
             channel.idle_since_ms = now_ms
         elif now_ms - channel.idle_since_ms > _IDLE_MS:

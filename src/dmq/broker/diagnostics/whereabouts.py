@@ -99,7 +99,7 @@ def _with_group(broker: Broker, facts: Facts, topic: Topic, group: str, live: Ch
         silent=silent,
         is_ordered=is_ordered,
         can_consume=topic.config.can_consume,
-        is_draining=not broker.readiness.is_running,
+        is_draining=broker.readiness.is_draining or broker.readiness.is_stopping,
     )
 
 

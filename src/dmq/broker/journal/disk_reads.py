@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
-from dmq.errors import Busy, NotConnected
+from dmq.errors import Busy, DMQError, NotConnected
 from dmq.storage.file_pool import NeedsDisk, Prepared
 from dmq.storage.queries import Queries
 
@@ -70,6 +70,8 @@ class DiskReads:
         self._serving = asyncio.Semaphore(BULK_MAX)
         self.asked = 0
         self.reads = 0
+        self.check_serving: Callable[[], None] | None = None
+        """In a shard: raises if its leader may not answer any more."""
 
     @contextlib.asynccontextmanager
     async def turn(self, asker: Asker) -> AsyncIterator[None]:
@@ -108,16 +110,25 @@ class DiskReads:
             asker.asked -= 1
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """The answer to a question that changes nothing; large ones are asked in their `turn`."""
+        """The answer to a question that changes nothing; large ones are asked in their `turn`.
+
+        Raises:
+            NotLeader: we may not answer any more.
+        """
         prepared: Prepared = {}
         for _ in range(_ATTEMPTS_MAX):
             try:
                 with self._queries.deferring(prepared):
-                    return question()
+                    answer = question()
+                break
             except NeedsDisk as need:
                 missing = need
             prepared[missing.key] = await self._read(missing)
-        return question()
+        else:
+            answer = question()
+        if self.check_serving is not None:
+            self.check_serving()
+        return answer
 
     async def work(self, task: Callable[[], T]) -> T:
         """Do something in a thread that takes long and touches nothing of the store."""
@@ -130,6 +141,14 @@ class DiskReads:
                 return await self._loop.run_in_executor(self._threads, self._queries.fetch, need)
             except Exception as error:  # the question decides what it means
                 return error
+
+    def drop(self, refusal: DMQError) -> None:
+        """Nothing is answered any more: every question fails with this error."""
+
+        def refuse() -> None:
+            raise refusal
+
+        self.check_serving = refuse
 
     def close(self) -> None:
         """No more reads: those under way end, those that wait fail."""

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_reads import DiskReads
+from dmq.broker.journal.shard_writer import ShardWriter
 from dmq.broker.journal.writer import JournalWriter
 from dmq.clock import Clock
 from dmq.net.connection import WriteCoalescer
 from dmq.settings import BrokerSettings
+from dmq.shard.service import Leadership
 from dmq.storage.queries import Queries
 from dmq.storage.store import MessageStore
 
@@ -26,8 +28,21 @@ class Journal(NamedTuple):
     arrivals: Arrivals
 
     @classmethod
-    def of(cls, store: MessageStore, settings: BrokerSettings, clock: Clock, outbox: WriteCoalescer) -> Journal:
-        """The writer and the readers of a store."""
+    def of(
+        cls,
+        store: MessageStore,
+        settings: BrokerSettings,
+        clock: Clock,
+        outbox: WriteCoalescer,
+        leadership: Leadership | None = None,
+    ) -> Journal:
+        """The writer and the readers of a store; in a shard, those of its leader."""
         arrivals = Arrivals(settings.pulls_waiting_max)
-        writer = JournalWriter(store, clock, settings.waiting_bytes_max, outbox, arrivals=arrivals)
-        return cls(store, store.queries, writer, DiskReads(store.queries), arrivals=arrivals)
+        bytes_max = settings.waiting_bytes_max
+        reads = DiskReads(store.queries)
+        if leadership is None:
+            writer = JournalWriter(store, clock, bytes_max, outbox, arrivals=arrivals)
+        else:
+            writer = ShardWriter(store, clock, bytes_max, outbox, arrivals=arrivals, leadership=leadership)
+            reads.check_serving = leadership.check_serving
+        return cls(store, store.queries, writer, reads, arrivals=arrivals)

@@ -10,7 +10,8 @@ Events that nobody waits for (settles, for the most part) and that a full disk d
 written when there is space again; until then no event is written before them, since order matters among events.
 
 What always holds: a submission's callback is called exactly once, on the loop, when its unit is visible or when it
-failed; what waits is bounded, and beyond the bound `submit` raises `Busy`; the disk is looked at every second.
+failed; what waits is bounded, and beyond the bound `submit` raises `Busy`; the disk is looked at every second. The
+writer of a shard's leader (`shard_writer`) is one of these that waits for its followers as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from dmq.broker.journal.arrivals import Arrivals
@@ -25,13 +27,14 @@ from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.journal.flush_policy import FlushPolicy
 from dmq.broker.runtime.histogram import Histogram
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, StorageError
+from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, NotConnected, NotLeader, StorageError
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.net.connection import WriteCoalescer
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.state.events import Event
 from dmq.storage.store import FlushTicket, MessageStore
+from dmq.storage.upkeep.checkpointer import CheckpointPlan
 
 __all__ = ["JournalWriter", "Submission", "nobody_waits"]
 
@@ -59,7 +62,7 @@ def _size_of(items: Iterable[Batch | Event]) -> int:
 
 def nobody_waits(placements: list[Placement], error: DMQError | None) -> None:
     """For what is settled: if it cannot be written, it is handed out again after a restart, at least once."""
-    if isinstance(error, BrokerStopping):
+    if isinstance(error, BrokerStopping | NotLeader | NotConnected):
         log.debug("events came too late", error=error)
     elif error is not None:
         log.error("events could not be written", once_for=(), error=error)
@@ -73,6 +76,7 @@ class Submission:
 
     __slots__ = ("atomic", "durability", "items", "size")
     is_lone: bool = True  # one client waits for it, not several
+    is_early: bool = False  # in a shard it is done when it is written, not when it is committed
     touched: Collection[tuple[str, int]] = ()  # topics and queues, where placements do not say them
 
     def __init__(
@@ -173,6 +177,8 @@ class JournalWriter:
         on_failed: told once when the store failed for good.
     """
 
+    _passing: tuple[type[DMQError], ...] = (DiskFull,)  # what events of nobody who waits are kept for
+
     def __init__(
         self, store: MessageStore, clock: Clock, waiting_bytes_max: int, outbox: WriteCoalescer, arrivals: Arrivals
     ) -> None:
@@ -191,7 +197,7 @@ class JournalWriter:
         self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
         self.waiting_bytes = 0
         self._unwritten: list[Event] = []  # of nobody who waits; the disk was full
-        self._no_space: DiskFull | None = None  # why they were not written
+        self._obstacle: DMQError | None = None  # why they were not written
         self._turn_planned = False
         self._late_turn_planned = False
         self._flushing = False
@@ -449,26 +455,29 @@ class JournalWriter:
         self._waiting.append((end, submission, placements))
 
     def _fail(self, submission: Submission, error: DMQError) -> None:
-        if isinstance(error, DiskFull) and isinstance(submission, _Called) and submission.is_nobodys:
+        if isinstance(error, self._passing) and isinstance(submission, _Called) and submission.is_nobodys:
             self._keep(submission, error)
         else:
             self._end(submission, [], error)
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
-    def _keep(self, submission: _Called, error: DiskFull) -> None:
-        """Keep events that nobody waits for until there is space."""
+    def _keep(self, submission: _Called, error: DMQError) -> None:
+        """Keep events that nobody waits for until they can be written."""
         if len(self._unwritten) >= _UNWRITTEN_MAX:
             self._end(submission, [], error)
             return
         if not self._unwritten:
-            self._no_space = error
-            log.error("settles wait in memory until the disk has space", error=error)
+            self._obstacle = error
+            if isinstance(error, DiskFull):
+                log.error("settles wait in memory until the disk has space", error=error)
+            else:
+                log.warning("settles wait in memory until the shard takes writes", once_for=(), error=error)
         self._unwritten += submission.events
 
     def _refuse_events(self, submitted: list[Submission]) -> list[Submission]:
         """Refuse what has events, or keep it: those that wait for space come first. Returns the others."""
-        error = self._no_space
+        error = self._obstacle
         assert error is not None
         others = []
         for submission in submitted:
@@ -479,19 +488,19 @@ class JournalWriter:
         return others
 
     def _write_unwritten(self) -> None:
-        """Write the events that wait for space, if there is some now."""
+        """Write the events that were kept, if they can be written now."""
         kept, self._unwritten = self._unwritten, []
         try:
             self.store.append(kept, Durability.STORED)
         except DiskFull as error:
-            self._no_space = error
+            self._obstacle = error
             self._unwritten = kept[len(error.detail.get("placed", ())) :]
             return
         except DMQError as error:
             log.error("events could not be written", error=error)
             return
         log.warning("settles that waited for space are written", events=len(kept))
-        self._no_space = None
+        self._obstacle = None
 
     def _look(self, now: float) -> None:
         self._looked_at = now
@@ -587,12 +596,16 @@ class JournalWriter:
             self._give_up(failure)
             return
         self._flushed_at = self._clock.monotonic()
+        self._show()
+        self._work_on()
+
+    def _show(self) -> None:
+        """More is flushed: answer who waited for that."""
         self._outbox.hold()
         try:
             self._advance()
         finally:
             self._outbox.release()
-        self._work_on()
 
     def _start_checkpoint(self) -> None:
         try:
@@ -604,17 +617,16 @@ class JournalWriter:
         if plan is None:
             return
         self._checkpointing = True
+        self._disk.run(plan.write, partial(self._finish_checkpoint, plan))
 
-        def finished(error: BaseException | None) -> None:
-            self._checkpointing = False
-            try:
-                self.store.finish_checkpoint(plan, error)
-            except DMQError as failure:
-                error = failure
-            self._tell_checkpoint("" if error is None else str(error))
-            self._work_on()
-
-        self._disk.run(plan.write, finished)
+    def _finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None) -> None:
+        self._checkpointing = False
+        try:
+            self.store.finish_checkpoint(plan, error)
+        except DMQError as failure:
+            error = failure
+        self._tell_checkpoint("" if error is None else str(error))
+        self._work_on()
 
     def _tell_checkpoint(self, error: str) -> None:
         if error and not self._checkpoint_error:
@@ -638,6 +650,10 @@ class JournalWriter:
         now = self._clock.monotonic()
         if now - self._looked_at >= _LOOK_SECONDS:
             self._look(now)
+        self._keep_up(now)
+
+    def _keep_up(self, now: float) -> None:
+        """What time alone makes due: flush what was only stored, checkpoint, retention."""
         if self._failed or self._flushing or self._checkpointing:
             return
         settings = self.store.settings
@@ -647,10 +663,13 @@ class JournalWriter:
             elif self._is_checkpoint_time(now):
                 self._start_checkpoint()
             elif self.store.is_retaining or now - self._retained_at >= _RETAIN_SECONDS:
-                self._retained_at = now
-                self.store.retain(_CARRIED_MAX)
+                self._retain(now)
         except DMQError as error:
             log.error("upkeep failed", once_for=(), error=error)
+
+    def _retain(self, now: float) -> None:
+        self._retained_at = now
+        self.store.retain(_CARRIED_MAX)
 
     def _is_checkpoint_time(self, now: float) -> bool:
         # On a full disk the room that is left is for settles and admin commands.

@@ -23,6 +23,7 @@ from dmq.broker.dead_letters.dead_letters import DeadLetters
 from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.waiters import ConsumedWatch
 from dmq.broker.journal.journal import Journal
+from dmq.broker.journal.shard_writer import unanswered
 from dmq.broker.journal.writer import Submission
 from dmq.broker.publish.producer_states import states_of
 from dmq.broker.publish.rate_limits import RateLimits
@@ -125,6 +126,11 @@ class PublishRequest(Submission):
         self.size = len(batch.data) + BATCH_BYTES
         self.atomic = False
 
+    @property
+    def is_early(self) -> bool:  # type: ignore[override]
+        """What is delayed or prepared is counted on once it is visible."""
+        return self.durability is _STORED and not self.asked.flags & _ASIDE
+
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
         if error is not None:
             self._publisher._failed(self, error)
@@ -206,7 +212,7 @@ class Publisher:
         Raises:
             Later: the topic is being made, or changed: publish again when that is done.
             BrokerStopping, NotInCluster, InvalidRequest, InvalidMessage, RecordCorrupt, UnknownTopic, NotAllowed,
-                RateLimited, LimitReached, Busy: it is not taken.
+                RateLimited, LimitReached, Busy, NotLeader, NotEnoughReplicas: it is not taken.
         """
         asked, packed = request.asked, request.batch
         name, queue, flags = asked.topic, asked.queue, asked.flags
@@ -215,7 +221,7 @@ class Publisher:
             self._check_asked(asked)
             self._check_content(request)  # what is refused creates no topic
         topic = self.admit(asked)
-        if asked.durability > _FLUSHED_ASKED:
+        if asked.durability == _CONSUMED:
             self._check_watch(topic, asked.group)
         self._check_content(request)
         hash_index, hashes = packed.hash_index, packed.hashes
@@ -264,11 +270,12 @@ class Publisher:
 
         Raises:
             Later, BrokerStopping, NotInCluster, InvalidRequest, UnknownTopic, NotAllowed: as `publish`.
+            NotLeader, NotEnoughReplicas: in a shard, what is written would not be committed.
         """
         name, readiness = asked.topic, self._readiness
         if (
             readiness.is_stopping or readiness.is_draining or asked.flags & _SPECIAL
-            or asked.durability > _FLUSHED_ASKED or name[0] == SYSTEM_PREFIX
+            or asked.durability > _FLUSHED_ASKED or name[0] == SYSTEM_PREFIX or readiness.leadership is not None
         ):  # fmt: skip
             self._check_asked(asked)
         topic = self._catalog.topic(name)
@@ -326,6 +333,11 @@ class Publisher:
 
     def _check_asked(self, asked: Produce) -> None:
         self._readiness.check_running()
+        leadership = self._readiness.leadership
+        if leadership is not None:
+            leadership.check_writable()
+        elif asked.durability == _REPLICATED:
+            raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
         _check(asked)
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -394,6 +406,9 @@ class Publisher:
             if was_consumed:
                 request._done(request, placement, None)
                 return
+            if self._readiness.is_stopping and self._readiness.leadership is not None:
+                request.refuse(unanswered())  # the next leader knows whether it is acked
+                return
             error = ConsumeTimeout(
                 f"group {asked.group!r} did not ack within {timeout_ms} ms; the message is stored and stays",
                 topic=asked.topic,
@@ -433,8 +448,6 @@ class Publisher:
 def _check(asked: Produce) -> None:
     """Raises if a batch that is no plain one, or of a system topic, asks for what cannot be."""
     flags, durability = asked.flags, asked.durability
-    if durability == _REPLICATED:
-        raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
     if asked.topic.startswith(SYSTEM_PREFIX) and (flags & _SPECIAL or not asked.topic.startswith(RESULT_PREFIX)):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")
     if flags & _SPECIAL:

@@ -49,6 +49,7 @@ _PRODUCE: Final = int(Command.PRODUCE)
 _REQUEST: Final = int(Kind.REQUEST)
 _STORED: Final = Durability.STORED
 _FLUSHED: Final = Durability.FLUSHED
+_REPLICATED: Final = Durability.REPLICATED
 # The first byte of a header with all fields that are known here, and no more; arrays of 16 and more begin otherwise.
 _FIELDS: Final = 0x90 | len(Produce.__struct_fields__)
 _decode: Final = msgspec.msgpack.Decoder(Produce).decode
@@ -121,7 +122,7 @@ class StraightPath:
         if whole[HEAD_BYTES] > _FIELDS:
             return self._leave("header")
         topic, durability = asked.topic, asked.durability
-        if asked.count != 1 or asked.flags or asked.previous_sequence is not None or durability > _FLUSHED:
+        if asked.count != 1 or asked.flags or asked.previous_sequence is not None or durability > _REPLICATED:
             return self._leave(_why(asked))
         try:
             if asked.keys:
@@ -179,7 +180,7 @@ class StraightPath:
         self._lones, self._asked, self._size = [], [], 0
         if not lones:
             return
-        is_flushed = [asking[1].durability == _FLUSHED for asking in asked]
+        is_flushed = [asking[1].durability >= _FLUSHED for asking in asked]
         if not any(is_flushed):
             self._write(lones, asked, size, _STORED)
         elif all(is_flushed):
@@ -245,6 +246,10 @@ class _StraightUnit(Submission):
         self._lones = lones
         self._asked = asked
         self._unit = unit
+
+    @property
+    def is_early(self) -> bool:  # type: ignore[override]
+        return self._asked[0][1].durability < _FLUSHED
 
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
         if error is None:

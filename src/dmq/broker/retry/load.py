@@ -121,7 +121,8 @@ class Loads:
     def _written(self, load: Load, error: DMQError | None) -> None:
         now_ms = self._runtime.clock.now_ms
         if error is not None:
-            log.error("messages could not be moved", once_for=(), count=len(load.moves), error=error)
+            tell = log.info if error.retriable else log.error
+            tell("messages could not be moved", once_for=(), count=len(load.moves), error=error)
         for move in load.moves:
             channel = move.channel
             move.cursor.conclude(move.entry, now_ms, None if error is None else now_ms + _AGAIN_MS)

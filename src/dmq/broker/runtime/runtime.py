@@ -8,6 +8,7 @@ from dmq.broker.runtime.readiness import Readiness
 from dmq.broker.runtime.steady_clock import SteadyClock
 from dmq.broker.runtime.tasks import Tasks
 from dmq.clock import Clock
+from dmq.shard.service import Leadership
 
 __all__ = ["Runtime"]
 
@@ -20,6 +21,6 @@ class Runtime(NamedTuple):
     tasks: Tasks
 
     @classmethod
-    def on(cls, wall: Clock) -> Runtime:
+    def on(cls, wall: Clock, leadership: Leadership | None = None) -> Runtime:
         """A new one that begins now."""
-        return cls(SteadyClock(wall), Readiness(), Tasks())
+        return cls(SteadyClock(wall), Readiness(leadership), Tasks())

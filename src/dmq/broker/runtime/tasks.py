@@ -1,7 +1,7 @@
 """Coroutines that a broker has under way.
 
 What always holds: a coroutine that fails calls its `failed` once and harms no other; one that is cancelled because the
-broker stops calls it with `BrokerStopping`.
+broker stops calls it with `BrokerStopping`, or with the error that all are dropped with.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Tasks:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._dropped_by: DMQError | None = None
 
     def run(
         self, work: Work, failed: Callable[[BaseException], None], ended: Callable[[], None] = lambda: None
@@ -43,7 +44,10 @@ class Tasks:
             self._tasks.discard(task)
             ended()
             if task.cancelled():
-                failed(BrokerStopping("the broker stopped before this was done: ask another one, or this one later"))
+                failed(
+                    self._dropped_by
+                    or BrokerStopping("the broker stopped before this was done: ask another one, or this one later")
+                )
                 return
             error = task.exception()
             if error is not None:
@@ -52,6 +56,15 @@ class Tasks:
                 failed(error)
 
         task.add_done_callback(done)
+
+    async def drop(self, error: DMQError) -> None:
+        """Cancel all of them; each fails with this error, unless what it waited for has failed already."""
+        self._dropped_by = error
+        await asyncio.sleep(0)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def finish(self, seconds: float) -> None:
         """Wait for all of them, then cancel those that are late."""

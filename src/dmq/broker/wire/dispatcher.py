@@ -21,7 +21,7 @@ from dmq.broker.catalog.changes import Change, Changes, Later
 from dmq.broker.delivery.client import Client
 from dmq.broker.maintenance import ClientRow
 from dmq.broker.runtime.tasks import Tasks, Work
-from dmq.broker.wire.session import Session, SessionVoice
+from dmq.broker.wire.session import Session, SessionVoice, refuse_request
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest, NotLeader
 from dmq.event_log import EventLog
@@ -104,14 +104,13 @@ class Dispatcher:
         for session in self.sessions:
             self._bind(session, broker)
 
-    def detach(self) -> None:
-        """There is no Broker any more: end the subscriptions of the clients that stay, and answer their pulls."""
+    def detach(self) -> Broker | None:
+        """There is no Broker any more for the clients that stay; returns the one there was."""
         broker, self.broker = self.broker, None
-        if broker is not None:
-            broker.channels.end(self._no_broker())
-            for session in self.sessions:
-                session.subscribing.clear()
-                session.connection.straight = None
+        for session in self.sessions:
+            session.subscribing.clear()
+            session.connection.straight = None
+        return broker
 
     def _bind(self, session: Session, broker: Broker) -> None:
         session.client = Client(
@@ -175,7 +174,9 @@ class Dispatcher:
             return
         broker = self.broker
         if broker is None:
-            raise self._no_broker()
+            raise self.no_broker()
+        if broker.leadership is not None:
+            broker.leadership.check_serving()
         try:
             if broker.changes.under_way:
                 _check_changes(broker.changes, session, header)
@@ -186,7 +187,7 @@ class Dispatcher:
             if work is not None:
                 self._go_on(broker.runtime.tasks, entry, session, frame, work=work)
 
-    def _no_broker(self) -> DMQError:
+    def no_broker(self) -> DMQError:
         """What is answered to what needs a Broker, while there is none."""
         shard = self.shard
         if shard is None:
@@ -199,8 +200,7 @@ class Dispatcher:
     def _refuse(self, connection: Connection, frame: Frame, error: BaseException) -> None:
         """Answer that a request did not work."""
         self.counters["errors"] += 1
-        if frame.kind == Kind.REQUEST:
-            connection.send(error_frame(error, frame.command, frame.correlation))
+        refuse_request(connection, frame, error)
 
     def _go_on(self, tasks: Tasks, entry: CommandEntry, session: Session, frame: Frame, work: Work) -> None:
         """Let a request go on by itself.

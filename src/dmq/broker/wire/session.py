@@ -20,7 +20,7 @@ from dmq.broker.delivery.client import Client
 from dmq.broker.delivery.waiters import Handed
 from dmq.broker.publish.publisher import PublishRequest
 from dmq.broker.publish.straight_path import sender_at
-from dmq.errors import DMQError
+from dmq.errors import DMQError, NotConnected
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, error_frame, one_way_head, produce_answer, request_head, response_head
@@ -33,7 +33,16 @@ from dmq.protocol.session import Heartbeat
 from dmq.protocol.status import status_of
 from dmq.storage.journal.unit_draft import Placement
 
-__all__ = ["TEXT_BYTES_MAX", "PushSink", "RefusalTexts", "Session", "SessionVoice", "wire_body", "wire_lease"]
+__all__ = [
+    "TEXT_BYTES_MAX",
+    "PushSink",
+    "RefusalTexts",
+    "Session",
+    "SessionVoice",
+    "refuse_request",
+    "wire_body",
+    "wire_lease",
+]
 
 TEXT_BYTES_MAX: Final = 64 << 10
 _MANY: Final = 8
@@ -43,6 +52,14 @@ _REQUEST: Final = int(Kind.REQUEST)  # as a plain number: an operation on an enu
 _SIGN_OF_LIFE: Final = request_head(Command.HEARTBEAT, Heartbeat(0), 1)
 
 T = TypeVar("T")
+
+
+def refuse_request(connection: Connection, frame: Frame, error: BaseException) -> None:
+    """Answer that a request did not work; with NotConnected there is no answer, and the connection ends."""
+    if isinstance(error, NotConnected):
+        connection.close()
+    elif frame.kind == Kind.REQUEST:
+        connection.send(error_frame(error, frame.command, frame.correlation))
 
 
 class RefusalTexts:
@@ -124,8 +141,7 @@ class Session:
     def refuse(self, frame: Frame, error: BaseException) -> None:
         """Answer that it did not work."""
         self.counters["errors"] += 1
-        if frame.kind == Kind.REQUEST:
-            self.connection.send(error_frame(error, frame.command, frame.correlation))
+        refuse_request(self.connection, frame, error)
 
     @staticmethod
     def published(request: PublishRequest, placement: Placement | None, error: DMQError | None) -> None:

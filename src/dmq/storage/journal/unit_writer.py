@@ -96,7 +96,7 @@ class Writer:
         self._settings = settings
         self._clock = clock
         self.stored_at_ms = begin.stored_at_ms
-        self._replicates = begin.replicates
+        self.replicates = begin.replicates
         self.visibility = Visibility(derived.applied if begin.replicates else begin.next_offset)
         self._builder = UnitBuilder(journal.id, begin.server, begin.epoch)
         self._drafter = Drafter(settings.unit_bytes_max, settings.transactions_max)
@@ -261,7 +261,7 @@ class Writer:
 
     def _append_unit(self, unit: Unit, durability: Durability) -> None:
         """Write a unit, and apply it once it is visible."""
-        if self._replicates:
+        if self.replicates:
             durability = Durability.REPLICATED
         self._journal.append(unit.buffer)
         self._tail_in_use = True
@@ -367,7 +367,7 @@ class Writer:
         self._journal.roll(start, unit.buffer, self.stored_at_ms)
         self._tail_in_use = False
         self.visibility.flushed = unit.end
-        if self._replicates:
+        if self.replicates:
             # It says nothing new, but it may be cut: until it is committed, it is not part of the shard's history.
             self.visibility.wrote(unit, Durability.REPLICATED)
         else:

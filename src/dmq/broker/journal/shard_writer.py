@@ -1,0 +1,286 @@
+"""The writer of a shard's leader: a journal writer that waits for its followers as well.
+
+What is written becomes visible when it is committed: when every in-sync member has it flushed. So everything is flushed
+at once, by a thread, and goes to the followers meanwhile. A producer that asked for `stored` is answered before that.
+Where a segment has to end, or segments to go, turns wait until all that is written is committed. Events that nobody
+waits for (settles) wait in memory while too few members are in sync, as on a full disk; all else is refused.
+
+What always holds: without the right to serve nothing is answered and nothing written; what was not written is refused
+with the leadership's error (`NotLeader`, `NotEnoughReplicas`), which says that nothing was done; the callers of what
+was written and is not committed when we cease to lead get `NotConnected`, so that their connections end without an
+answer. After `drop` nothing touches the store, except for threads that `join` waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from typing import Final
+
+from dmq.broker.journal.arrivals import Arrivals
+from dmq.broker.journal.flush_policy import FlushPolicy
+from dmq.broker.journal.writer import JournalWriter, Submission
+from dmq.clock import Clock
+from dmq.errors import BrokerStopping, DiskFull, DMQError, NotConnected, NotEnoughReplicas, NotLeader
+from dmq.event_log import EventLog
+from dmq.net.connection import WriteCoalescer
+from dmq.shard.service import Leadership
+from dmq.storage.journal.unit_draft import Placement
+from dmq.storage.store import FlushTicket, MessageStore
+from dmq.storage.upkeep.checkpointer import CheckpointPlan
+
+__all__ = ["ShardWriter", "unanswered"]
+
+log = EventLog(__name__)
+
+_HELD_SECONDS: Final = 0.002
+
+
+def unanswered() -> NotConnected:
+    """The error of a request that gets no answer: its connection ends, and the client asks the next leader."""
+    return NotConnected("this member ceased to lead before the request was done: repeat it to the next leader")
+
+
+class _ThreadPolicy(FlushPolicy):
+    """The loop never flushes: the followers would get the unit only after that."""
+
+    def is_for_loop(self, now: float) -> bool:
+        return False
+
+
+class _Shown(Submission):
+    """What is left of a submission that was done early: where messages become visible by it."""
+
+    __slots__ = ("touched",)
+
+    def __init__(self, touched: Collection[tuple[str, int]]) -> None:
+        self.size = 0
+        self.touched = touched
+
+    def done(self, placements: list[Placement], error: DMQError | None) -> None: ...
+
+
+class ShardWriter(JournalWriter):
+    """The writer of one leader's store.
+
+    Parameters:
+        leadership: of the member that leads; good for as long as the writer is.
+    """
+
+    _passing = (DiskFull, NotEnoughReplicas, NotLeader)
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        waiting_bytes_max: int,
+        outbox: WriteCoalescer,
+        arrivals: Arrivals,
+        leadership: Leadership,
+    ) -> None:
+        super().__init__(store, clock, waiting_bytes_max, outbox, arrivals=arrivals)
+        self._leadership = leadership
+        self._flush_policy = _ThreadPolicy()
+        self._is_held = False  # by a hand-over
+        self._is_turn_waiting = False  # until what is written is committed, or the hand-over is off
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self.is_closed:
+            super()._turn()
+            return
+        if not self._may_write():
+            return
+        self._write_turn()
+
+    def _write_turn(self) -> None:
+        self._is_turn_waiting = False
+        last = self._waiting[-1] if self._waiting else None
+        super()._turn()
+        self._leadership.wrote()
+        self._answer_early(last)
+
+    def _may_write(self) -> bool:
+        """Whether a turn may be written now; if not, it waits, or its callers are refused and nothing is written."""
+        try:
+            self._leadership.check_writable()
+        except DMQError as error:
+            self._refuse_turn(error)
+            return False
+        if self._is_held or self.store.wants_quiet:
+            self._turn_planned = self._is_turn_waiting = True
+            self._work_on()
+            return False
+        if self._unwritten and not isinstance(self._obstacle, DiskFull):
+            self._write_unwritten()
+        return True
+
+    def _refuse_turn(self, error: DMQError) -> None:
+        self._turn_planned = self._is_turn_waiting = False
+        submitted, self._submitted = [*self._submitted, *self.straight.submissions()], []
+        self._outbox.hold()
+        try:
+            for submission in submitted:
+                self._fail(submission, error)
+            self._advance()
+        finally:
+            self._outbox.release()
+
+    def _write_unwritten(self) -> None:
+        if self._is_writable():
+            super()._write_unwritten()
+            self._leadership.wrote()
+
+    def _is_writable(self) -> bool:
+        try:
+            self._leadership.check_writable()
+        except DMQError:
+            return False
+        return not (self._is_held or self._failed or self.is_closed)
+
+    def _answer_early(self, last: tuple[int, Submission, list[Placement]] | None) -> None:
+        """Answer producers that wait for no more than that their messages are written.
+
+        Parameters:
+            last: what waited last before this turn.
+        """
+        waiting = self._waiting
+        early = []
+        for at in range(len(waiting) - 1, -1, -1):
+            if waiting[at] is last:
+                break
+            if waiting[at][1].is_early:
+                early.append(at)
+        self._outbox.hold()
+        try:
+            for at in reversed(early):
+                end, submission, placements = waiting[at]
+                touched = {*submission.touched, *((p.topic, p.queue) for p in placements if p.topic)}
+                waiting[at] = end, _Shown(touched), []
+                self._end(submission, placements, None)
+        finally:
+            self._outbox.release()
+
+    # --- becoming visible -------------------------------------------------------------------------------------------
+
+    def committed(self) -> None:
+        """More may have become visible, or the right to serve is back: answer what can be answered."""
+        if self.is_closed:
+            return
+        super()._show()
+        if self._is_turn_waiting:
+            self._begin_waiting_turn()
+
+    def _begin_waiting_turn(self) -> None:
+        """Write the turn that waited, if what it waited for has come; segments that are to go do so before it."""
+        queries = self.store.queries
+        if self._is_held or queries.visible < queries.end or not self._is_writable():
+            return
+        if not (self._flushing or self._checkpointing):
+            try:
+                self._retain(self._clock.monotonic())
+            except DMQError as error:
+                log.error("upkeep failed", once_for=(), error=error)
+        # Whatever was carried forward before it is committed together with it.
+        self._write_turn()
+
+    def _advance(self) -> None:
+        if self._leadership.may_serve():  # if not, the next tick asks again
+            super()._advance()
+
+    def _show(self) -> None:
+        self._leadership.flushed()
+        self.committed()
+
+    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
+        if self.is_closed:
+            self._flushing = False  # the store is another's now
+        else:
+            super()._finish_flush(ticket, error)
+
+    def _finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None) -> None:
+        if self.is_closed:
+            self._checkpointing = False
+            return
+        super()._finish_checkpoint(plan, error)
+        self._show()
+
+    # --- upkeep -----------------------------------------------------------------------------------------------------
+
+    def _work_on(self) -> None:
+        """Nothing is visible before it is flushed; and a checkpoint must not wait for a pause, which load has not."""
+        if self._failed or self._flushing or self.is_closed:
+            return
+        if self.store.checkpoint_due and not self._checkpointing and not self._is_held:
+            self._start_checkpoint()
+        queries = self.store.queries
+        if queries.flushed < queries.end and not self._failed:
+            self._start_flush()
+
+    def _keep_up(self, now: float) -> None:
+        """A leader that may not serve, or that hands over, leaves the store alone."""
+        if self.is_closed or not self._leadership.may_serve():
+            return
+        self.committed()
+        if self._is_turn_waiting and not self._is_held:
+            self._turn()  # which is refused if too few are in sync by now
+        self._work_on()
+        if self._is_writable():
+            super()._keep_up(now)
+
+    def _retain(self, now: float) -> None:
+        super()._retain(now)
+        self._leadership.wrote()
+        self._leadership.flushed()
+
+    # --- handing over, and ceasing to lead --------------------------------------------------------------------------
+
+    async def hold(self) -> None:
+        """Write what was submitted, then nothing more until `resume`; over when all that is written is flushed."""
+        if self._lazy:
+            self._take_lazy()
+        if self._submitted or not self.straight.is_empty:
+            self._turn()
+        self._is_held = True
+        while not (self.is_closed or self._failed):
+            queries = self.store.queries
+            if not self._flushing and not self._checkpointing and queries.flushed == queries.end:
+                return
+            self._work_on()
+            await asyncio.sleep(_HELD_SECONDS)
+
+    def resume(self) -> None:
+        """Write again."""
+        self._is_held = False
+        if self._is_turn_waiting and not self.is_closed:
+            self._turn()
+
+    def drop(self, refusal: DMQError) -> None:
+        """We do not lead any more: nothing is written or answered from now on.
+
+        Parameters:
+            refusal: for those whose request was not written. Whether what was written and is not committed stays is
+                the next leader's affair: who waits for that is not answered.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._ticker.cancel()
+        waiting, self._waiting = self._waiting, deque()
+        submitted = [*self._submitted, *self.straight.submissions()]
+        self._submitted, self._lazy, self._unwritten = [], [], []
+        unknown = unanswered()
+        for _, submission, _ in waiting:
+            self._end(submission, [], unknown)
+        for submission in submitted:
+            self._end(submission, [], refusal)
+        self._idle.set()
+
+    def join(self) -> None:
+        """Wait, blocking, until no thread uses the store any more."""
+        self._disk.close()
+
+    async def close(self) -> None:
+        raise BrokerStopping("a leader's store is its member's: drop the writer")
