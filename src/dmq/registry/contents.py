@@ -26,6 +26,7 @@ __all__ = [
     "NodeContent",
     "ShardContent",
     "ShardState",
+    "ShardsContent",
     "TopicContent",
     "TopicState",
     "decode_content",
@@ -76,6 +77,12 @@ class NodeContent(Content, frozen=True, kw_only=True):
     load: dict[str, float] = {}
 
 
+class ShardsContent(Content, frozen=True, kw_only=True):
+    """`/dmq/shard`: how many shards were ever created; the number of each is taken from here."""
+
+    numbers: U32 = 0
+
+
 class ShardState(StrEnum):
     """What a shard takes."""
 
@@ -92,6 +99,7 @@ class ShardContent(Content, frozen=True, kw_only=True):
         revision: raised by every write of the record.
         members: replica ids by the names of brokers.
         lives: how often each replica was started, as far as the record knows.
+        marks: drawn by each replica at its last start: by it a member knows its own write from that of a copy.
         leader: the replica that won `epoch`.
         in_sync: replicas that have everything committed.
         unsafe: the epoch of the last promotion that accepted a loss; 0 for none.
@@ -102,6 +110,7 @@ class ShardContent(Content, frozen=True, kw_only=True):
     journal: HexId | None = None
     members: Annotated[dict[str, HexId], Meta(max_length=MEMBERS_MAX)] = {}
     lives: dict[HexId, Count] = {}
+    marks: dict[HexId, HexId] = {}
     leader: HexId | None = None
     epoch: U32 = 0
     in_sync: Annotated[list[HexId], Meta(max_length=MEMBERS_MAX)] = []

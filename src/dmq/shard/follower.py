@@ -31,7 +31,8 @@ class Follower:
         epoch: the leader's, as the registry has it.
 
     Attributes:
-        is_level: it has everything that the leader had said is committed.
+        is_level: it has everything that the leader said is committed, the start of the leader's epoch included. Before
+            that a leader may know less of it than the last one answered.
     """
 
     def __init__(self, replica: Replica, promise: Promise, epoch: int) -> None:
@@ -141,7 +142,9 @@ class Follower:
 
     @property
     def is_level(self) -> bool:
-        return self._replica.flushed >= self._committed > 0
+        last = self._replica.epochs.last
+        is_current = last is not None and last.epoch == self._epoch and self._committed > last.start
+        return is_current and self._replica.flushed >= self._committed
 
     def confirm(self, now: float) -> Confirm:
         """What to tell the leader; it is a promise from now on.

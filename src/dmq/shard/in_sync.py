@@ -23,6 +23,7 @@ from typing import Final
 __all__ = ["InSyncSet", "Progress"]
 
 LAG_SECONDS: Final = 10.0
+_UNSETTLED_MAX: Final = 16
 _MOMENTS: Final = 64  # of a lag, at which it is noted how much we had written
 
 
@@ -103,6 +104,19 @@ class InSyncSet:
         """A write of this set is about to be sent."""
         assert self._leader in members
         self._unsettled.append(members)
+        if len(self._unsettled) > _UNSETTLED_MAX:
+            first, second, *rest = self._unsettled
+            self._unsettled = [first | second, *rest]
+
+    def withdraw(self) -> None:
+        """The write that was begun last was surely not carried out; those before it stay as they are."""
+        self._unsettled.pop()
+
+    def found(self, members: Iterable[int]) -> None:
+        """The record was read and has this set: it may be in force, if we do not know of it."""
+        known = frozenset(members) | {self._leader}
+        if known != self._recorded and known not in self._unsettled:
+            self._unsettled.append(known)
 
     def written(self, members: frozenset[int]) -> None:
         """The write of a set was answered with success: it is in force, and no other."""
@@ -147,6 +161,15 @@ class InSyncSet:
             self.committed = max(self.committed, min(self.flushed_of(replica) for replica in self.union))
         return self.committed
 
+    def seconds_behind(self, replica: int, now: float) -> float:
+        """How old the oldest is of what we have written and a member has not confirmed; 0 if it has everything."""
+        flushed = self.flushed_of(replica)
+        return next((now - at for at, end in self._ends if end > flushed), 0.0)
+
+    def is_committing(self, now: float) -> bool:
+        """Whether so many keep up that what is written now will be committed."""
+        return sum(not self.lags(replica, now) for replica in self._recorded) >= self.min_in_sync
+
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def lags(self, replica: int, now: float) -> bool:
@@ -170,17 +193,17 @@ class InSyncSet:
         return flushed >= max(self._epoch_end, self.committed) and not self.lags(replica, now)
 
     def proposal(self, members: Iterable[int], now: float) -> frozenset[int] | None:
-        """The set that the record should have now; None if it is as it should be, or a write is still unsettled.
+        """The set that is to be written now; None if the record is as it should be.
+
+        While a write is unsettled there is always one, if only the old set: its answer settles those before it.
 
         Parameters:
             members: the replica ids that belong to the shard.
         """
-        if self._unsettled:
-            return None
         belong = frozenset(members) | {self._leader}
         stay = {replica for replica in self._recorded if replica in belong and not self.lags(replica, now)}
         joining = {replica for replica in belong - self._recorded if self._may_join(replica, now)}
         wanted = frozenset(stay | joining | {self._leader})
         if len(wanted) < self.min_in_sync:
             wanted = self._recorded | joining  # nobody leaves: those that lag can still be elected
-        return None if wanted == self._recorded else wanted
+        return None if wanted == self._recorded and not self._unsettled else wanted

@@ -15,7 +15,7 @@ from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journ
 from dmq.shard.divergence import common_end
 from dmq.shard.feed import Feed, Standpoint
 from dmq.shard.in_sync import InSyncSet
-from dmq.shard.serving_right import PROMISE_SECONDS, Right, right_to_serve
+from dmq.shard.serving_right import PROMISE_SECONDS, TRUSTED, Right, right_to_serve
 from dmq.storage.files import Buffer
 from dmq.storage.state.epochs import EpochRow
 from dmq.storage.store import MessageStore
@@ -134,6 +134,13 @@ class Leader:
         """Why we may answer at this moment; see `right_to_serve`."""
         others = self.in_sync.union - {self._member.replica_id}
         return right_to_serve(now, deadline, others, self._echoes, promise_seconds=self._promise_seconds)
+
+    @property
+    def promised_until(self) -> float:
+        """Until when the promises of all that count give us the right to serve; for ever if we are alone."""
+        others = self.in_sync.union - {self._member.replica_id}
+        oldest = min((self._echoes.get(replica, float("-inf")) for replica in others), default=float("inf"))
+        return oldest + TRUSTED * self._promise_seconds
 
     def is_deaf(self, now: float, registered: Iterable[int]) -> bool:
         """Whether no in-sync member has been heard for twice the lag, though one is registered: we must give way."""

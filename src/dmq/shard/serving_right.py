@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["PROMISE_SECONDS", "Promise", "Right", "right_to_serve"]
+__all__ = ["PROMISE_SECONDS", "TRUSTED", "Promise", "Right", "right_to_serve"]
 
 PROMISE_SECONDS: Final = 4.0
-_TRUSTED: Final = 0.9  # of a promise
+TRUSTED: Final = 0.9  # of a promise
 
 
 class Right(StrEnum):
@@ -48,7 +48,7 @@ def right_to_serve(
     """
     if now < deadline:
         return Right.SESSION
-    oldest = now - _TRUSTED * promise_seconds
+    oldest = now - TRUSTED * promise_seconds
     rest = [*others]
     if not rest:
         return Right.ALONE
@@ -76,6 +76,14 @@ class Promise:
     def give(self, now: float) -> None:
         """A confirmation is about to be sent."""
         self._until = max(self._until, now + self._seconds)
+
+    def release(self) -> None:
+        """The leader that it was last given to has ceased to serve for good, and has said so by HANDOVER.
+
+        A promise keeps a leader serving that has lost its session. Leaders of epochs before cannot serve by one: the
+        leader of this epoch was elected with its own promise to them over, and has given them no other.
+        """
+        self._until = float("-inf")
 
     def is_over(self, now: float) -> bool:
         """Whether it may stand as far as its word goes."""

@@ -16,6 +16,7 @@ anything is taken again; after a failed flush nothing is taken any more.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
+from dmq.storage.journal.journal import list_segments
 from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, is_intact, parse_unit, read_header
 from dmq.storage.journal.unit_writer import FlushTicket
@@ -51,7 +53,13 @@ class LastUnit(NamedTuple):
     crc: int
 
 
-def join(files: Files, *, cluster: str, shard: str, journal_id: int | None = None) -> Identity:
+def _draw() -> int:
+    return secrets.randbits(64)
+
+
+def join(
+    files: Files, *, cluster: str, shard: str, journal_id: int | None = None, draw: Callable[[], int] = _draw
+) -> Identity:
     """Make a data directory a member of a shard, under a replica id of its own.
 
     A directory that has a journal brings it along: it is the first of its shard, or an earlier member of it.
@@ -59,6 +67,7 @@ def join(files: Files, *, cluster: str, shard: str, journal_id: int | None = Non
     Parameters:
         files: the directory, which nobody has open.
         journal_id: of the shard's journal; None for the first member, which gives the shard its own.
+        draw: a number of 64 bits that nobody has drawn before.
 
     Raises:
         InvalidSettings: the directory has another journal.
@@ -68,14 +77,16 @@ def join(files: Files, *, cluster: str, shard: str, journal_id: int | None = Non
         before = read_identity(files)
     except ValueError as error:
         raise InvalidSettings(f"{files.describe('')} has an identity that {error}: mend it before it joins") from error
+    if before is not None and journal_id is not None and before.journal_id != journal_id and not list_segments(files):
+        before = None  # it has an id, and nothing that bears it
     if before is not None and journal_id is not None and before.journal_id != journal_id:
         raise InvalidSettings(
             f"{files.describe('')} holds journal {before.journal_id:016x}, and shard {shard!r} has {journal_id:016x}: "
             "choose an empty directory",
             path=files.describe(""),
         )
-    own = before.journal_id if before is not None else journal_id or secrets.randbits(64) or 1
-    member = Membership(cluster=cluster, shard=shard, replica_id=secrets.randbits(64) or 1)
+    own = before.journal_id if before is not None else journal_id or draw() or 1
+    member = Membership(cluster=cluster, shard=shard, replica_id=draw() or 1)
     identity = Identity(FORMAT, own, member)
     write_identity(files, identity)
     return identity
@@ -91,8 +102,18 @@ class Replica:
         recovered: what opening found.
     """
 
-    def __init__(self, files: Files, settings: StoreSettings | None = None, clock: Clock | None = None) -> None:
-        """Open the directory of a member; this begins another life of it.
+    def __init__(
+        self,
+        files: Files,
+        settings: StoreSettings | None = None,
+        clock: Clock | None = None,
+        *,
+        new_life: bool = True,
+    ) -> None:
+        """Open the directory of a member.
+
+        Parameters:
+            new_life: this begins another life of it; not where the same process opens it again.
 
         Raises:
             InvalidSettings: it does not belong to a shard; see `join`.
@@ -108,14 +129,14 @@ class Replica:
         self.disk = Disk(files, FilePool(files, self.settings.files_open_max), self.settings)
         try:
             self.space = DiskSpace(files, self.settings)
-            self._open()
+            self._open(new_life)
             self.space.begin()
         except BaseException:
             self.disk.pool.close()
             files.unlock()
             raise
 
-    def _open(self) -> None:
+    def _open(self, new_life: bool) -> None:
         self._identity, opened, tail = open_replica(self.disk)
         self.journal = opened.journal
         self.derived = opened.derived
@@ -127,7 +148,8 @@ class Replica:
         self._tail_epochs = tail.epochs
         self._is_blank = not self.journal.segments  # what is derived begins with the first unit's snapshot
         self.last = self._last_unit() if tail.last is None else LastUnit(tail.last.epoch, tail.last.crc)
-        self._note(life=self.membership.life + 1)
+        if new_life:
+            self._note(life=self.membership.life + 1)
         mark_running(self.files)
         if self.journal.segments:
             self.journal.open_tail()
@@ -369,6 +391,11 @@ class Replica:
         if self.journal.segments:
             self.journal.open_tail()
         self.last = self._unit_before_end()
+
+    def distrust_tail(self) -> None:
+        """What is not committed cannot be read back: it is cut, to be fetched again, and the member is doubtful."""
+        self._note(doubtful=True)
+        self.cut(self.derived.applied)
 
     def _unit_before_end(self) -> LastUnit | None:
         """The last unit after a cut: among those that are not applied, or the last one that is."""

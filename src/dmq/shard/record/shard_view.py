@@ -1,0 +1,208 @@
+"""The view of a shard: what the registry says of it, kept up to date, and the one door for a member's writes.
+
+What always holds: reads and writes of one member never overlap, so what is read after a write was answered has it; what
+was known stays known while the registry does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final, TypeVar
+
+from dmq.errors import DMQError, RegistryConflict, RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat
+from dmq.event_log import EventLog
+from dmq.registry.contents import (
+    ClusterContent,
+    Content,
+    LeaderContent,
+    NodeContent,
+    ShardContent,
+    decode_content,
+    encode_content,
+    hex_id,
+)
+from dmq.registry.paths import Paths, name_of
+from dmq.registry.registry import Entry, Operation, Put, Registry
+
+__all__ = ["UNAVAILABLE", "ShardView"]
+
+log = EventLog(__name__)
+
+C = TypeVar("C", bound=Content)
+
+# A registry that cannot be used now; what was asked of it is to be asked again later.
+UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
+_AGAIN_SECONDS: Final = 0.5
+_REREAD_SECONDS: Final = 10.0  # a watch may be told late; nothing waits longer than this
+
+
+class ShardView:
+    """One shard, as one member sees it.
+
+    Attributes:
+        cluster: of the registry; None if it has none.
+        record, version: of the shard, and the version of its entry; None if there is none.
+        leader, leader_entry: who holds `/leader`; None if nobody does.
+        nodes: brokers that run, by name.
+        is_down: the registry did not answer the last time.
+    """
+
+    def __init__(self, registry: Registry, shard: str, paths: Paths | None = None) -> None:
+        self.registry = registry
+        self.paths = paths or Paths()
+        self.shard = shard
+        self.cluster: ClusterContent | None = None
+        self.record: ShardContent | None = None
+        self.version = 0
+        self.leader: LeaderContent | None = None
+        self.leader_entry: Entry | None = None
+        self.nodes: dict[str, NodeContent] = {}
+        self.is_down = False
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._is_wanted = asyncio.Event()
+
+    # --- what it says -----------------------------------------------------------------------------------------------
+
+    def node_of(self, replica: str | None) -> tuple[str, NodeContent] | None:
+        """The broker that has a replica, if it is registered."""
+        return next(((name, node) for name, node in self.nodes.items() if node.replica == replica), None)
+
+    def name_of(self, replica: int) -> str:
+        """How to call a replica in a sentence: by its broker's name if that is known."""
+        own = hex_id(replica)
+        members = {} if self.record is None else self.record.members
+        return next((name for name, one in members.items() if one == own), own)
+
+    @property
+    def leader_address(self) -> str:
+        """Where clients reach the leader; empty if that is not known."""
+        found = None if self.leader is None else self.node_of(self.leader.replica)
+        return "" if found is None else found[1].address
+
+    @property
+    def registered(self) -> set[int]:
+        """Replica ids of this shard's members that are registered."""
+        return {int(node.replica, 16) for node in self.nodes.values() if node.replica and node.shard == self.shard}
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Wake everybody that waits for something to change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until something has changed, but no longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def ask(self) -> None:
+        """Have everything read again soon: somebody knows more than we do."""
+        self._is_wanted.set()
+
+    async def keep(self) -> None:
+        """Read what changes; for ever."""
+        registry, paths = self.registry, self.paths
+        with registry.watch(paths.shard(self.shard)) as ours, registry.watch(paths.nodes) as nodes:
+            while True:
+                try:
+                    await self.refresh()
+                except UNAVAILABLE as error:
+                    log.debug("registry not read", shard=self.shard, error=error)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                    continue
+                await self._something(ours.next(), nodes.next())
+
+    async def _something(self, *news: object) -> None:
+        tasks = [asyncio.ensure_future(one) for one in (*news, self._is_wanted.wait())]  # type: ignore[call-overload]
+        try:
+            await asyncio.wait(tasks, timeout=_REREAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self._is_wanted.clear()
+
+    # --- reading and writing ----------------------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Read everything.
+
+        Raises:
+            RegistryDown, WrongFormat: what was known stays known.
+        """
+        async with self._exchange():
+            await self._read()
+        self.tell()
+
+    async def _read(self) -> None:
+        registry, paths = self.registry, self.paths
+        cluster = await registry.read(paths.cluster)
+        record = await registry.read(paths.shard(self.shard))
+        leader = await registry.read(paths.leader(self.shard))
+        try:
+            nodes = await registry.children(paths.nodes)
+        except UnknownEntry:
+            nodes = []
+        self.cluster = _decoded(ClusterContent, cluster)
+        self.record = _decoded(ShardContent, record)
+        self.version = 0 if record is None else record.version
+        self.leader = _decoded(LeaderContent, leader)
+        self.leader_entry = leader
+        self.nodes = dict(_nodes_of(nodes))
+
+    async def write(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        """As `Registry.write`. After a conflict everything has been read again."""
+        async with self._exchange():
+            try:
+                return await self.registry.write(operations)
+            except RegistryConflict:
+                await self._read()
+                self.tell()
+                raise
+
+    def put_record(self, record: ShardContent) -> Put:
+        """The operation that puts another record in the place of the one that we know."""
+        return Put(self.paths.shard(self.shard), encode_content(record), self.version)
+
+    def wrote_record(self, record: ShardContent, version: int | None) -> None:
+        """A write of the record was answered with success."""
+        assert version is not None
+        self.record, self.version = record, version
+        self.tell()
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self) -> AsyncIterator[None]:
+        async with self._lock:
+            try:
+                yield
+            except RegistryDown as error:
+                self._is_there(error)
+                raise
+            except DMQError:
+                raise
+            else:
+                self._is_there(None)
+
+    def _is_there(self, error: RegistryDown | None) -> None:
+        if self.is_down and error is None:
+            log.info("registry answers again", shard=self.shard)
+        elif not self.is_down and error is not None:
+            log.warning("registry does not answer: no elections and no changes until it does", shard=self.shard)
+        self.is_down = error is not None
+
+
+def _decoded(kind: type[C], entry: Entry | None) -> C | None:
+    return None if entry is None else decode_content(kind, entry.value, entry.path)
+
+
+def _nodes_of(entries: Iterable[Entry]) -> Iterable[tuple[str, NodeContent]]:
+    for entry in entries:
+        try:
+            yield name_of(entry.path), decode_content(NodeContent, entry.value, entry.path)
+        except WrongFormat as error:
+            log.error("the entry of a broker cannot be read", once_for=entry.path, error=error)

@@ -1,0 +1,42 @@
+"""The post of a member: what it has in every role."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dmq.shard.heart import Heart
+from dmq.shard.peers import Peers
+from dmq.shard.place import Directory, MemberSettings, Place
+from dmq.shard.record.shard_view import ShardView
+from dmq.shard.serving_right import Promise
+
+__all__ = ["Post"]
+
+
+class Post(NamedTuple):
+    """Of one member.
+
+    Attributes:
+        promise: not to stand; outlives the leaders it was given to.
+        notes: held while the directory's own record of its membership is changed.
+    """
+
+    place: Place
+    settings: MemberSettings
+    directory: Directory
+    view: ShardView
+    peers: Peers
+    promise: Promise
+    heart: Heart
+    notes: asyncio.Lock
+
+    def now(self) -> float:
+        """On the clock of promises, rights and deadlines."""
+        return self.directory.clock.boottime()
+
+    async def note(self, work: Callable[[], None]) -> None:
+        """Change what the directory notes of its membership, one change at a time."""
+        async with self.notes:
+            await self.directory.on_disk(work)

@@ -1,0 +1,609 @@
+"""The term: a member leads one epoch that it has won, from the election until it ceases.
+
+It takes its journal over as a store, has the start of its epoch committed, and then has its broker serve. Meanwhile it
+sends its journal to followers, keeps `/leader` and the in-sync set in the registry, and gives way when it must.
+
+What always holds:
+- Nothing is served before the start of the epoch is committed, nor after the term is over; in between only with a right
+  to (`serving_right`), which is asked before each answer.
+- The session is a right only while `/leader` is ours in that very session, by a write that was answered.
+- A set is written only with the version of the record that was read, and counts from before the write is sent; see
+  `in_sync`.
+- When the term is over, nothing is written to the journal any more, and who has waited is never answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from dmq.errors import (
+    Damaged,
+    DMQError,
+    InvalidRequest,
+    NotEnoughReplicas,
+    NotInCluster,
+    NotLeader,
+    RegistryConflict,
+    RegistryDown,
+    SessionExpired,
+    StaleEpoch,
+    StorageError,
+)
+from dmq.event_log import EventLog
+from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Handover
+from dmq.registry.contents import LeaderContent, encode_content, hex_id
+from dmq.registry.registry import NO_DEADLINE, Check, Create, Delete, Operation, Put
+from dmq.shard.in_sync import InSyncSet
+from dmq.shard.leader import Leader
+from dmq.shard.peers import Seat
+from dmq.shard.record.shard_view import UNAVAILABLE
+from dmq.shard.roles.candidacy import Victory
+from dmq.shard.roles.post import Post
+from dmq.shard.service import Service
+from dmq.shard.serving_right import Right
+from dmq.storage.replica import Replica
+from dmq.storage.store import MessageStore
+
+__all__ = ["Term"]
+
+log = EventLog(__name__)
+
+_TICK_SECONDS: Final = 0.25
+_RENEW_SECONDS: Final = 1.0
+_BEHIND_SECONDS: Final = 1.0  # a follower further behind does not take over
+_LOOK_SECONDS: Final = 0.02
+_LEVEL_SECONDS: Final = 3.0  # that writes are held for a hand-over
+
+
+class Term:
+    """One leader in one epoch. It is the `Leadership` of its broker.
+
+    Parameters:
+        store: the member's journal, taken over in this epoch; what began the epoch is its last unit.
+        replica: what it was taken over from.
+
+    Attributes:
+        is_over: it does not lead any more.
+    """
+
+    def __init__(self, post: Post, service: Service, victory: Victory, store: MessageStore, replica: Replica) -> None:
+        member = replica.membership
+        self._post = post
+        self._view = post.view
+        self._registry = post.view.registry
+        self._service = service
+        self._store = store
+        self._replica = replica  # its journal is the store's now; it still keeps what the directory notes of itself
+        self._own = hex_id(member.replica_id)
+        record, self._session = victory  # the session in which /leader is ours; 0 while it may not be
+        self._epoch = record.epoch
+        in_sync = InSyncSet(
+            member.replica_id,
+            [int(one, 16) for one in record.in_sync],
+            epoch_end=store.queries.end,
+            began_at=post.now(),
+            min_in_sync=record.min_in_sync,
+            lag_seconds=post.settings.lag_seconds,
+        )
+        self._epoch_end = store.queries.end
+        self._leader = Leader(
+            store, member, in_sync, unsafe=record.unsafe, promise_seconds=post.settings.promise_seconds
+        )
+        self._in_sync = in_sync
+        self._seats: dict[int, Seat] = {}
+        self._promised_until = NO_DEADLINE
+        self._renewed_at = post.now()
+        self._is_committing = in_sync.is_enough
+        self._is_begun = False  # the broker was made
+        self._is_pushing = False
+        self._is_held = False  # a hand-over is under way
+        self._version = 0  # of /leader
+        self._flushed = 0  # of the store, when that last changed
+        self._flush_since: float | None = None
+        self._progress = asyncio.Event()  # something more is committed
+        self._over = asyncio.Event()
+        self.is_over = False
+        self._why = ""
+        self._reckon_promises()
+
+    # --- for the broker -----------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def may_serve(self) -> bool:
+        if self.is_over:
+            return False
+        now = self._post.directory.clock.boottime()
+        registry = self._registry
+        return now < self._promised_until or (now < registry.deadline and registry.session == self._session)
+
+    def check_serving(self) -> None:
+        if not self.may_serve():
+            raise NotLeader(
+                f"this member cannot tell whether it still leads shard {self._view.shard!r}: ask the others",
+                leader=self._post.view.leader_address if self.is_over else "",
+            )
+
+    def check_writable(self) -> None:
+        self.check_serving()
+        queries, limit = self._store.queries, self._post.settings.uncommitted_bytes_max
+        if not self._is_committing:
+            raise NotEnoughReplicas(
+                f"shard {self._view.shard!r} has fewer than {self._in_sync.min_in_sync} members in sync: nothing was "
+                "written; start the others, or wait until they have caught up"
+            )
+        if queries.end - self._in_sync.committed > limit:
+            raise NotEnoughReplicas(
+                f"more than {limit} bytes wait for the members of shard {self._view.shard!r}: nothing was written; "
+                "send again when they have caught up"
+            )
+
+    def wrote(self) -> None:
+        if not self._is_pushing:
+            self._is_pushing = True
+            asyncio.get_running_loop().call_soon(self._push_turn)
+
+    def flushed(self) -> None:
+        self._commit()
+
+    # --- for followers ------------------------------------------------------------------------------------------------
+
+    def follow(self, request: Follow, seat: Seat) -> FollowReply:
+        record = self._view.record
+        if self.is_over:
+            raise NotLeader(f"this member does not lead shard {self._view.shard!r} any more")
+        if record is None or hex_id(request.replica) not in record.members.values():
+            self._view.ask()
+            raise NotInCluster(
+                f"replica {hex_id(request.replica)} is not a member of shard {self._view.shard!r} as far as its leader "
+                "knows: it is one when its enrolment is in the registry"
+            )
+        try:
+            reply = self._leader.follow(request)
+        except StaleEpoch:
+            self._view.ask()
+            raise
+        before = self._seats.get(request.replica)
+        if before is not None:
+            before.close()
+        self._seats[request.replica] = seat
+        log.info(
+            "followed",
+            shard=self._view.shard,
+            epoch=self._epoch,
+            by=self._view.name_of(request.replica),
+            common=reply.common,
+            end=request.end,
+        )
+        asyncio.get_running_loop().call_soon(self._push)
+        return reply
+
+    def _replica_of(self, seat: Seat) -> int | None:
+        return next((replica for replica, one in self._seats.items() if one is seat), None)
+
+    def confirmed(self, seat: Seat, confirm: Confirm) -> None:
+        replica = self._replica_of(seat)
+        if replica is None or self.is_over:
+            return
+        try:
+            before = self._in_sync.committed
+            self._leader.confirmed(replica, confirm, self._post.now())
+        except StaleEpoch as error:
+            log.warning("a follower of another epoch", shard=self._view.shard, error=error)
+            seat.close()
+            return
+        self._reckon_promises()
+        if self._in_sync.committed > before:
+            self._committed()
+        self._push_to(replica, seat)
+
+    def writable(self, seat: Seat) -> None:
+        replica = self._replica_of(seat)
+        if replica is not None and not self.is_over:
+            self._push_to(replica, seat)
+
+    def left(self, seat: Seat) -> None:
+        replica = self._replica_of(seat)
+        if replica is not None:
+            del self._seats[replica]
+            self._leader.leave(replica)
+            log.info("not followed any more", shard=self._view.shard, by=self._view.name_of(replica))
+
+    def _push_turn(self) -> None:
+        self._is_pushing = False
+        self._push()
+
+    def _push(self) -> None:
+        """Send everybody what there is."""
+        if self.is_over:
+            return
+        self._leader.wrote(self._post.now())
+        for replica, seat in [*self._seats.items()]:
+            self._push_to(replica, seat)
+
+    def _push_to(self, replica: int, seat: Seat) -> None:
+        try:
+            frames = self._leader.frames(replica, self._post.now())
+            while seat.is_writable and (found := next(frames, None)) is not None:
+                seat.send(*found)
+        except Damaged as error:
+            log.error("the journal cannot be read for a follower", once_for=replica, error=error)
+            seat.close()
+
+    # --- what is committed --------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        before = self._in_sync.committed
+        if self.is_over or self._leader.commit() == before:
+            return
+        self._progress.set()
+
+    def _committed(self) -> None:
+        """More is committed by a follower's confirmation."""
+        self._progress.set()
+        if self._is_begun:
+            self._service.committed()
+
+    def _reckon_promises(self) -> None:
+        self._promised_until = self._leader.promised_until
+
+    # --- the term -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> str:
+        """Lead until that is over; returns why.
+
+        Raises:
+            StorageError: the journal failed.
+        """
+        over: asyncio.Future[Any] = asyncio.ensure_future(self._over.wait())
+        tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(work()) for work in (self._beat, self._keep)}
+        try:
+            await self._flush_start()
+            tasks |= {over, asyncio.ensure_future(self._serve())}
+            while not over.done():
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                tasks -= done
+                for task in done:
+                    task.result()
+        finally:
+            self.cease("it failed")
+            for task in (*tasks, over):
+                task.cancel()
+            await asyncio.gather(*tasks, over, return_exceptions=True)
+            # Others may stand at once, though our own disk may keep us here for long.
+            await asyncio.gather(self._let_go(), self._end())
+        return self._why
+
+    async def _flush_start(self) -> None:
+        """Make the start of the epoch durable here."""
+        store = self._store
+        ticket = store.begin_flush()
+        failure: StorageError | None = None
+        try:
+            await self._post.directory.on_disk(ticket.run)
+        except StorageError as error:
+            failure = error
+        store.finish_flush(ticket, failure)
+        self._commit()
+        self.wrote()
+
+    async def _serve(self) -> None:
+        """Have the start of the epoch committed, and the broker made."""
+        while self._in_sync.committed < self._epoch_end:
+            self._progress.clear()
+            await self._progress.wait()
+        log.info("epoch committed", shard=self._view.shard, epoch=self._epoch, committed=self._in_sync.committed)
+        if self._replica.membership.doubtful:
+            await self._post.note(self._replica.caught_up)
+        if not self.is_over:
+            self._is_begun = True
+            await self._service.begin(self._store, self)
+
+    def cease(self, why: str) -> None:
+        """Lead no longer: from now on nothing is served."""
+        if not self.is_over:
+            self.is_over = True
+            self._why = why
+            self._over.set()
+
+    async def _end(self) -> None:
+        try:
+            if self._is_begun:
+                await self._service.drop()
+        finally:
+            for seat in self._seats.values():
+                seat.close()
+            self._seats.clear()
+            self._post.heart.flush_waits(None)
+            await self._post.directory.on_disk(self._store.abandon)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """What is due by time alone; for ever."""
+        while True:
+            now = self._post.now()
+            self._watch_flush(now)
+            self._is_committing = self._in_sync.is_enough and self._in_sync.is_committing(now)
+            self._push()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _watch_flush(self, now: float) -> None:
+        """A flush that does not end must not keep a leader in its place."""
+        queries, heart = self._store.queries, self._post.heart
+        if queries.flushed >= queries.end:
+            self._flush_since = None
+        elif self._flush_since is None or queries.flushed != self._flushed:
+            self._flush_since = now
+        self._flushed = queries.flushed
+        heart.flush_waits(self._flush_since)
+        if heart.is_flush_stuck:
+            self.cease("a flush of its disk does not end")
+
+    # --- the registry -------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Keep `/leader` and the set; for ever."""
+        while True:
+            await self._view.wait(_TICK_SECONDS)
+            try:
+                await self._keep_once()
+            except RegistryConflict as error:
+                log.debug("the registry refused a write", shard=self._view.shard, error=error)
+            except UNAVAILABLE as error:
+                log.debug("the registry was not written", shard=self._view.shard, error=error)
+                await asyncio.sleep(_TICK_SECONDS)
+
+    async def _keep_once(self) -> None:
+        now = self._post.now()
+        is_known = self._look()
+        if self.is_over or self._is_held:
+            return
+        if not self._view.is_down and self._leader.is_deaf(now, self._view.registered):
+            self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
+            return
+        if not is_known:
+            return
+        if self._registry.session != self._session:
+            await self._claim()
+        elif now - self._renewed_at >= _RENEW_SECONDS:
+            await self._renew()
+        await self._change_set()
+
+    def _look(self) -> bool:
+        """See what the record says; False if it is not the newest that we have seen, or not of our epoch."""
+        record = self._view.record
+        if record is None or record.revision < self._replica.membership.revision or record.epoch < self._epoch:
+            return False
+        if record.epoch > self._epoch or record.leader != self._own:
+            self.cease(f"epoch {record.epoch} was won by another member")
+            return False
+        if self._own not in record.in_sync:
+            self.cease("it was taken out of the in-sync set")
+            return False
+        self._in_sync.min_in_sync = record.min_in_sync
+        self._in_sync.found(_ids(record.in_sync))
+        self._reckon_promises()
+        return True
+
+    @property
+    def _content(self) -> bytes:
+        return encode_content(LeaderContent(replica=self._own, epoch=self._epoch))
+
+    @property
+    def _path(self) -> str:
+        return self._view.paths.leader(self._view.shard)
+
+    @property
+    def _still_led(self) -> Check:
+        """The record is the one that we know, so nobody was elected since."""
+        return Check(self._view.paths.shard(self._view.shard), self._view.version)
+
+    @property
+    def _holds_entry(self) -> bool:
+        leader = self._view.leader
+        return leader is not None and leader.replica == self._own and leader.epoch == self._epoch
+
+    async def _claim(self) -> None:
+        """Our session is another one: hold `/leader` in it, if the record still has our epoch."""
+        view = self._view
+        await view.refresh()
+        if not self._look() or self.is_over:
+            return
+        operations: list[Operation] = [self._still_led]
+        if view.leader_entry is not None:
+            if not self._holds_entry:
+                return  # the record will say whose it is
+            operations.append(Delete(self._path, view.leader_entry.version))
+        session, sent_at = self._registry.session, self._post.now()
+        operations.append(Create(self._path, self._content, ephemeral=True))
+        await view.write(operations)
+        self._session, self._version, self._renewed_at = session, 0, sent_at
+        log.info("holds /leader in a new session", shard=view.shard, epoch=self._epoch, session=session)
+
+    async def _renew(self) -> None:
+        sent_at = self._post.now()
+        try:
+            _, version = await self._view.write([self._still_led, Put(self._path, self._content, self._version)])
+        except RegistryConflict:
+            entry = self._view.leader_entry
+            if entry is not None and self._holds_entry and entry.session == self._registry.session == self._session:
+                self._version = entry.version  # our own write, whose answer was lost
+            else:
+                self._session = 0
+            raise
+        assert version is not None
+        self._version, self._renewed_at = version, sent_at
+
+    async def _change_set(self) -> None:
+        view, in_sync = self._view, self._in_sync
+        record = view.record
+        if not self._look() or record is None or self.is_over:
+            return
+        wanted = in_sync.proposal(_ids(record.members.values()), self._post.now())
+        if wanted is None:
+            return
+        in_sync.begin_write(wanted)
+        self._reckon_promises()
+        changed = msgspec.structs.replace(
+            record, revision=record.revision + 1, in_sync=sorted(hex_id(one) for one in wanted)
+        )
+        try:
+            (version,) = await view.write([view.put_record(changed)])
+        except (RegistryDown, SessionExpired):
+            in_sync.withdraw()
+            raise
+        except RegistryConflict:
+            # What was sent before has been carried out or never will be, and the record was read after that.
+            if view.record is not None and (view.record.epoch, view.record.leader) == (self._epoch, self._own):
+                in_sync.refused(_ids(view.record.in_sync))
+            raise
+        finally:
+            self._reckon_promises()
+        before = in_sync.recorded
+        in_sync.written(wanted)
+        self._reckon_promises()
+        view.wrote_record(changed, version)
+        self._tell_set(before, wanted)
+        self._moved()
+
+    def _tell_set(self, before: frozenset[int], now: frozenset[int]) -> None:
+        if before != now:
+            log.info(
+                "in-sync set changed",
+                shard=self._view.shard,
+                epoch=self._epoch,
+                joined=",".join(sorted(map(self._view.name_of, now - before))) or None,
+                left=",".join(sorted(map(self._view.name_of, before - now))) or None,
+                in_sync=",".join(sorted(map(self._view.name_of, now))),
+            )
+
+    def _moved(self) -> None:
+        """The set has changed: more may be committed by that alone."""
+        before = self._in_sync.committed
+        if self._leader.commit() > before:
+            self._committed()
+
+    async def give_up(self) -> None:
+        """Delete `/leader`, in an answered write; it is no right to serve any more, whatever the answer.
+
+        Raises:
+            RegistryConflict, RegistryDown, SessionExpired, WriteUnknown.
+        """
+        self._session = 0
+        await self._view.refresh()
+        entry = self._view.leader_entry
+        if entry is not None and self._holds_entry:
+            await self._view.write([Delete(self._path, entry.version)])
+
+    async def _let_go(self) -> None:
+        """Nobody has to wait for the end of our session."""
+        try:
+            async with asyncio.timeout(self._registry.session_seconds):
+                await self.give_up()
+        except (TimeoutError, RegistryConflict, *UNAVAILABLE) as error:
+            log.debug("/leader not deleted", shard=self._view.shard, epoch=self._epoch, error=error)
+
+    # --- handing over -------------------------------------------------------------------------------------------------
+
+    async def hand_over(self, to: str | None) -> str:
+        """Let a follower lead; returns its name.
+
+        Raises:
+            InvalidRequest: no follower has that name.
+            NotEnoughReplicas: none is near enough, or the registry does not answer; this member leads on.
+            NotLeader: it does not lead.
+        """
+        if self.is_over or not self._is_begun or self._is_held:
+            raise NotLeader("this member does not lead, or hands over already: ask again in a moment")
+        replica, seat = self._successor(to)
+        self._is_held = True
+        await self._service.hold()
+        try:
+            await self._wait_for(replica)
+            await self.give_up()
+            if self._seats.get(replica) is not seat:  # also if we have ceased meanwhile
+                raise NotEnoughReplicas("the follower went away while it was handed over to: try again")
+        except DMQError as error:
+            self._is_held = False
+            if self.is_serving:
+                self._service.resume()
+            log.warning("not handed over", shard=self._view.shard, epoch=self._epoch, why=error)
+            if isinstance(error, UNAVAILABLE | RegistryConflict):
+                raise NotEnoughReplicas(f"the registry did not let go of the leader ({error}): try again") from error
+            raise
+        name = self._view.name_of(replica)
+        seat.send(Handover(self._epoch))
+        del self._seats[replica]  # it ends the connection when it has heard that
+        self.cease(f"handed over to {name}")
+        return name
+
+    def _successor(self, to: str | None) -> tuple[int, Seat]:
+        now, in_sync = self._post.now(), self._in_sync
+        found = {
+            self._view.name_of(replica): (in_sync.flushed_of(replica), replica, seat)
+            for replica, seat in self._seats.items()
+            if replica in in_sync.recorded
+        }
+        if to is not None and to not in found:
+            raise InvalidRequest(
+                f"{to!r} does not follow in sync: choose one of {', '.join(sorted(found)) or 'none'}", member=to
+            )
+        near = [
+            (flushed, replica, seat)
+            for name, (flushed, replica, seat) in found.items()
+            if to in (None, name) and in_sync.seconds_behind(replica, now) <= _BEHIND_SECONDS
+        ]
+        if not near:
+            raise NotEnoughReplicas("no follower is in sync and within a second of the leader: try again when one is")
+        _, replica, seat = max(near, key=lambda one: one[:2])
+        return replica, seat
+
+    async def _wait_for(self, replica: int) -> None:
+        """Until a follower has everything, and everything is committed."""
+        in_sync, queries = self._in_sync, self._store.queries
+        for _ in range(round(_LEVEL_SECONDS / _LOOK_SECONDS)):
+            if min(in_sync.committed, in_sync.flushed_of(replica)) >= queries.end:
+                return
+            if self.is_over:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        raise NotEnoughReplicas("the follower did not get level with the leader in time: try again")
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    @property
+    def right(self) -> Right:
+        """Why it may serve at this moment."""
+        if self.is_over:
+            return Right.NONE
+        deadline = self._registry.deadline if self._registry.session == self._session else NO_DEADLINE
+        return self._leader.right(self._post.now(), deadline)
+
+    @property
+    def in_sync(self) -> InSyncSet:
+        return self._in_sync
+
+    @property
+    def store(self) -> MessageStore:
+        return self._store
+
+    @property
+    def is_serving(self) -> bool:
+        """The start of the epoch is committed, and the broker made."""
+        return self._is_begun and not self.is_over
+
+    @property
+    def followers(self) -> Iterator[int]:
+        """Replica ids that are connected."""
+        return iter([*self._seats])
+
+
+def _ids(members: Iterable[str]) -> list[int]:
+    return [int(one, 16) for one in members]
