@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "archive": ("dmq.cli.archive.commands", "Archive everything a broker has, and look things up in it."),
     "outbox": ("dmq.cli.local.outbox", "Relay what an outbox has to send, and look at what waits in it."),
     "spool": ("dmq.cli.local.spool", "Look at what a spool's broker refused; send it again or drop it."),
+    "shard": ("dmq.cli.admin.shard", "Look at shards and their members, and operate them."),
     "cluster": ("dmq.cli.admin.cluster", "List the brokers."),
     "top": ("dmq.cli.admin.top", "Watch rates, topics and lag live."),
     "bench": ("dmq.cli.process.bench", "Measure, beside a raw baseline."),

@@ -1,4 +1,4 @@
-"""Names that the shell completes: topics and groups of the broker, and contexts.
+"""Names that the shell completes: topics, groups, shards and members of the broker, and contexts.
 
 What always holds: a broker that does not answer within half a second completes nothing, and nothing is said about it.
 """
@@ -12,7 +12,7 @@ __all__ = ["complete", "completes"]
 
 _SECONDS = 0.5
 _SHOWN_MAX = 200
-_KINDS = ("TOPIC", "GROUP", "CONTEXT")
+_KINDS = ("TOPIC", "GROUP", "SHARD", "MEMBER", "CONTEXT")
 
 
 def completes(metavar: str | None) -> bool:
@@ -47,4 +47,9 @@ def _asked(metavar: str, begun: str, params: Mapping[str, Any]) -> list[str]:
         client.admin.timeout = _SECONDS
         if metavar == "TOPIC":
             return [topic.name for topic in client.admin.topics(begun)]
-        return [group.name for group in client.admin.groups()]
+        if metavar == "GROUP":
+            return [group.name for group in client.admin.groups()]
+        shards = client.admin.shards()
+        if metavar == "SHARD":
+            return [shard.name for shard in shards]
+        return [member.name for shard in shards for member in shard.members]

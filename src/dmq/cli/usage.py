@@ -113,9 +113,9 @@ def plain_sentence(error: typer.BadParameter, parameter: Any) -> str:
 
 
 def _checked(parameter: Any, value: Any) -> Any:
-    """A name that no topic or group can have is a wrong call, before anybody is asked."""
+    """A name that nothing of its kind can have is a wrong call, before anybody is asked."""
     what = _name(parameter)
-    if what in ("TOPIC", "GROUP") and isinstance(value, str) and value:
+    if what in ("TOPIC", "GROUP", "SHARD", "MEMBER") and isinstance(value, str) and value:
         check_name(value, what.lower(), system=True)
     return value
 

@@ -9,6 +9,7 @@ import time
 from typing import NamedTuple
 
 from dmq.client.admin import calls
+from dmq.client.admin.shards import ShardReport
 from dmq.client.client import connect
 
 __all__ = ["BrokerView", "look_at"]
@@ -26,6 +27,7 @@ class BrokerView(NamedTuple):
     stats: dict[str, float]
     warnings: list[str]  # what its operator should know
     state: str  # running, drained or stopping
+    shard: ShardReport | None = None  # that it is a member of
 
 
 def look_at(url: str, app: str = "dmq") -> BrokerView:
@@ -45,6 +47,7 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         round_trip_ms = (time.perf_counter() - began) * 1000
         warnings = client.admin._converse(calls.warnings())
         state = client.admin.cluster()[0].state
+        shard = None if reply.shard is None else client.admin.shard()
     return BrokerView(
         reply.broker,
         reply.address,
@@ -55,4 +58,5 @@ def look_at(url: str, app: str = "dmq") -> BrokerView:
         stats=stats,
         warnings=warnings,
         state=state,
+        shard=shard,
     )

@@ -90,6 +90,9 @@ def _broker(url: str) -> Iterator[Finding]:
     else:
         yield Finding("clock", State.OK, what)
     yield from _store(seen.stats)
+    if seen.shard is not None:
+        check = f"shard {seen.shard.name}"
+        yield from (Finding(check, State(one.severity), one.what, one.advice) for one in seen.shard.findings)
     for warning in seen.warnings:
         what, _, advice = warning.partition("; ")
         yield Finding("broker's disk", State.WARNING, what, advice)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dmq.client.admin.admin import Admin
+    from dmq.client.admin.shards import ShardReport
 
 __all__ = ["app"]
 
@@ -51,9 +52,11 @@ def top(
 
 
 def _snapshot(admin: Admin) -> dict[str, Any]:
+    broker = admin.cluster()[0]
     return {
         "at": time.monotonic(),
-        "broker": admin.cluster()[0],
+        "broker": broker,
+        "shard": admin.shard() if broker.shard else None,
         "stats": admin.stats(),
         "topics": admin.topics(),
         "groups": admin.groups(),
@@ -117,11 +120,18 @@ def _facts(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "broker": broker.name,
         "address": broker.address,
         "state": broker.state,
+        **({} if now["shard"] is None else {"shard": _shard(now["shard"])}),
         "clients": int(stats.get("broker_sessions", 0)),
         "leased": int(stats.get("broker_out", 0)),
         "journal_bytes": int(stats.get("store_journal_end", 0) - stats.get("store_journal_start", 0)),
         **{name.replace(" ", "_"): round(rate, 1) for name, rate in _rates(before, now).items()},
     }
+
+
+def _shard(shard: ShardReport) -> str:
+    """What a person should know of the shard first."""
+    first = shard.findings[0]
+    return f"{shard.name}, {first.severity}: {first.what}"
 
 
 def _show_once(before: dict[str, Any], now: dict[str, Any], form: Format) -> None:
@@ -146,6 +156,7 @@ def _screen(before: dict[str, Any], now: dict[str, Any]) -> RenderableType:
     rates = "   ".join(f"{name} {quantity(rate)}/s" for name, rate in _rates(before, now).items())
     parts: list[RenderableType] = [
         Text(printable(heading), style="bold"),
+        *([Text(printable(f"shard {facts['shard']}"))] if "shard" in facts else []),
         Text(rates.replace("_per_second", "")),
         Text(f"journal {quantity(facts['journal_bytes'])} bytes, {quantity(facts['leased'])} messages leased\n"),
     ]

@@ -89,7 +89,7 @@ class ShardScene:
 
     def __init__(self, asked: str = "a") -> None:
         self.asked = asked
-        self.registry = MemoryRegistry()
+        self.registry = MemoryRegistry(session_seconds=3600)
         self.client = self.registry.connect(beats=False)
         self.others = self.registry.connect(beats=False)
         self.said = {name: reply(name) for name in IDS}

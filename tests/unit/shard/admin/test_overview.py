@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from dmq.protocol.cluster.shard import Severity
 from dmq.registry.contents import LeaderContent, ShardContent, ShardState, hex_id
 from dmq.shard.admin.overview import Overview, Sighting, overview_of
+from dmq.shard.election import Obstacle
 from tests.unit.shard.admin.shard_scene import A, B, C, node, record, reply
 
 NOBODY_STANDS = {"last_epoch": 7, "role": "waiting"}
@@ -190,3 +193,37 @@ def test_a_shard_of_one_is_sound() -> None:
 
 def test_a_replica_that_no_member_has_may_hold_the_entry() -> None:
     assert sight(record(members={"a": hex_id(A), "b": hex_id(B)}), leader=C).leader == hex_id(C)
+
+
+def runbook(root: Path) -> list[str]:
+    """What the pages for people say that a shard says."""
+    text = (root / "docs" / "guide" / "when-things-go-wrong.md").read_text()
+    chapters = text.split("## A shard has no leader")[1].split("## Damage")[0]
+    tables = re.findall(r"^\| it says .*?(?=^$)", chapters, re.MULTILINE | re.DOTALL)
+    return [found for table in tables for found in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)]
+
+
+def test_the_runbook_quotes_what_is_said(root: Path) -> None:
+    waiting = {name: reply(name, role="waiting") for name in "bc"}
+    cut = Obstacle.DOUBTFUL
+    pair = [hex_id(A), hex_id(B)]
+    scenes = [
+        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle="promised", promise_ms=2100)}}),
+        sight(leader=None, **without("a") | {"said": waiting}),
+        sight(record(in_sync=pair), leader=None, **without("a", "b")),
+        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=cut)}}),
+        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=Obstacle.FOLLOWING)}}),
+        sight(said={name: reply(name, revision=9) for name in "abc"}),
+        sight(
+            said={**{n: reply(n) for n in "ab"}, "c": reply("c", role="parked", obstacle="its journal has diverged")}
+        ),
+        sight(**without("b", "c")),
+        sight(**without("c")),
+        sight(record(in_sync=pair), said={name: reply(name, end=1000 if name in "ab" else 400) for name in "abc"}),
+        sight(said={"a": reply("a", right="none")}),
+        sight(said={name: reply(name) for name in "bc"}),
+    ]
+    said = [found.what for view in scenes for found in view.findings]
+    quoted = runbook(root)
+    assert len(quoted) == 12
+    assert [quote for quote in quoted if not any(quote in what for what in said)] == []
