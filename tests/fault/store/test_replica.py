@@ -151,6 +151,21 @@ def test_a_torn_tail_is_cut_whatever_later_units_say(rig: ShardRig) -> None:
     reopened.close()
 
 
+def test_a_member_whose_first_unit_is_damaged_begins_anew(rig: ShardRig) -> None:
+    """Without a checkpoint nothing is known to be committed here, and nothing can be placed without the snapshot."""
+    number, replica = follower_of(rig)
+    path = replica.journal.segments[0].path
+    replica.close()
+    rig.files[number].flip_bit(path, 100)
+    again = Replica(rig.files[number], SMALL, rig.clock)
+    assert again.end == again.applied == 0
+    assert again.membership.doubtful
+    rig.replicas[number] = again
+    rig.replicate_all()
+    assert again.end == rig.end(rig.leader or 0)
+    rig.check()
+
+
 def test_each_start_is_another_life(rig: ShardRig) -> None:
     number, replica = follower_of(rig)
     before = replica.membership

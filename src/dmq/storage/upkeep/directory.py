@@ -31,6 +31,7 @@ from dmq.storage.upkeep.recovery import (
     SALVAGE,
     JournalTail,
     Recovered,
+    cut_journal,
     recover_journal,
     replay,
     scan_tail,
@@ -174,6 +175,10 @@ def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
         checkpoint = None
     known = 0 if checkpoint is None else checkpoint.offset
     derived = None if checkpoint is None else _restored(disk, scanner, checkpoint)
+    if checkpoint is None and journal.segments and scanner.unit_at(journal.start) is None:
+        # Nothing can be placed without the snapshot that it opens with, and nothing is known to be committed here.
+        identity = _doubt(files, identity)
+        cut_journal(journal, journal.start, recovered)
     if derived is None:
         recovered.rebuilt = journal.end > journal.start
         end = max(known, journal.start)
