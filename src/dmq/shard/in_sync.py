@@ -192,15 +192,16 @@ class InSyncSet:
         flushed = self.flushed_of(replica)
         return flushed >= max(self._epoch_end, self.committed) and not self.lags(replica, now)
 
-    def proposal(self, members: Iterable[int], now: float) -> frozenset[int] | None:
+    def proposal(self, members: Iterable[int], now: float, gone: Iterable[int] = ()) -> frozenset[int] | None:
         """The set that is to be written now; None if the record is as it should be.
 
         While a write is unsettled there is always one, if only the old set: its answer settles those before it.
 
         Parameters:
             members: the replica ids that belong to the shard.
+            gone: those that are neither registered nor connected: there is nothing to wait for.
         """
-        belong = frozenset(members) | {self._leader}
+        belong = (frozenset(members) - {*gone}) | {self._leader}
         stay = {replica for replica in self._recorded if replica in belong and not self.lags(replica, now)}
         joining = {replica for replica in belong - self._recorded if self._may_join(replica, now)}
         wanted = frozenset(stay | joining | {self._leader})

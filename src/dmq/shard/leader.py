@@ -143,6 +143,11 @@ class Leader:
         return oldest + TRUSTED * self._promise_seconds
 
     def is_deaf(self, now: float, registered: Iterable[int]) -> bool:
-        """Whether no in-sync member has been heard for twice the lag, though one is registered: we must give way."""
-        others = (self.in_sync.recorded - {self._member.replica_id}) & {*registered}
-        return bool(others) and all(self.in_sync.is_silent(replica, now, times=2) for replica in others)
+        """Whether no in-sync member has been heard for twice the lag, though one is registered: we must give way.
+
+        Parameters:
+            registered: members that have been registered for so long.
+        """
+        others = self.in_sync.recorded - {self._member.replica_id}
+        is_one_there = not others.isdisjoint(registered)
+        return is_one_there and all(self.in_sync.is_silent(replica, now, times=2) for replica in others)

@@ -122,6 +122,7 @@ class Member:
         self._replica: Replica | None = None
         self._intake: Intake | None = None
         self._term: Term | None = None
+        self._registration: Registration | None = None
         self._diverged: tuple[int, int] | None = None  # the epoch, and the last promotion with loss, when it did
         self._obstacle = ""
         self._stopping = asyncio.Event()
@@ -176,9 +177,11 @@ class Member:
         Parameters:
             hand_over: let a follower lead first, if one can.
         """
-        if hand_over and self._term is not None and self._term.is_serving:
+        registration = self._registration
+        if hand_over and registration is not None and self._term is not None and self._term.is_serving:
+            registration.stop()  # who is not registered is not in the set that the next leader begins with
             with contextlib.suppress(DMQError):
-                await self.hand_over()
+                await self._term.hand_over(None, *registration.deletion())
         self._stopping.set()
         if self._term is not None:
             self._term.cease("this member stops")
@@ -258,7 +261,7 @@ class Member:
             zone=self._place.zone,
             version=__version__,
         )
-        registration = Registration(self._view, self._place.broker, content, self._directory.clock)
+        self._registration = registration = Registration(self._view, self._place.broker, content, self._directory.clock)
         keeper = asyncio.ensure_future(registration.keep())
         try:
             while not self._stopping.is_set():
@@ -430,18 +433,17 @@ class Member:
         replica = self._replica
         assert replica is not None
         self.role = Role.STANDING
-        self._tell_obstacle("")
         victory = await self._candidacy.stand(replica, at_once=at_once)
         if victory is None:
             self.role = Role.WAITING
-            if replica.membership.doubtful:
-                self._tell_obstacle(str(Obstacle.DOUBTFUL))
+            self._tell_obstacle(str(Obstacle.DOUBTFUL) if replica.membership.doubtful else "")
             await self._view.wait(_AGAIN_SECONDS)
         else:
             await self._lead(replica, victory)
 
     async def _lead(self, replica: Replica, victory: Victory) -> None:
         directory, epoch = self._directory, victory.record.epoch
+        self._tell_obstacle("")
         log.info(
             "elected",
             shard=self._place.shard,

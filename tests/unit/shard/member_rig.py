@@ -344,13 +344,18 @@ class Shard:
         for one in self.machines:
             if one.task is not None and not one.task.done():
                 await one.stop(hand_over=False)
+        for client in [*self.registry._clients]:
+            await client.close()
+        await asyncio.sleep(0)
 
 
-def in_shard(work: Callable[[Shard], Awaitable[None]], count: int = 3) -> None:
+def in_shard(
+    work: Callable[[Shard], Awaitable[None]], count: int = 3, *, settings: MemberSettings | None = None
+) -> None:
     """Run a test with a shard, and stop it afterwards."""
 
     async def test() -> None:
-        shard = Shard(count)
+        shard = Shard(count, settings=settings)
         try:
             await work(shard)
         finally:

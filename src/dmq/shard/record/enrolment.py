@@ -175,15 +175,9 @@ class Enrolment:
         replica, self.is_new = await directory.on_disk(work)
         return replica
 
-    async def _begin_again(self, replica: Replica) -> Replica:
-        """The directory is an old copy: it becomes another replica."""
+    async def _begin_again(self, replica: Replica, journal_id: int) -> Replica:
+        """The directory becomes another replica than it was."""
         directory, member = self._directory, replica.membership
-        log.warning(
-            "this directory is an old copy of a member: it gets a replica id of its own",
-            shard=member.shard,
-            replica=hex_id(member.replica_id),
-            life=member.life,
-        )
 
         def work() -> Replica:
             replica.close()
@@ -191,7 +185,7 @@ class Enrolment:
                 directory.files,
                 cluster=member.cluster,
                 shard=member.shard,
-                journal_id=replica.journal_id,
+                journal_id=journal_id,
                 draw=directory.draw,
             )
             return Replica(directory.files, directory.settings, directory.clock)
@@ -208,8 +202,17 @@ class Enrolment:
         record = view.record
         if record is None:
             return await self._create(replica)
-        if _is_old_copy(replica.membership, record, self._mark):
-            replica = await self._begin_again(replica)
+        member = replica.membership
+        if record.journal not in (None, hex_id(replica.journal_id)) and not replica.journal.segments:
+            replica = await self._begin_again(replica, int(record.journal or "", 16))  # another one was first
+        elif _is_old_copy(member, record, self._mark):
+            log.warning(
+                "this directory is an old copy of a member: it gets a replica id of its own",
+                shard=member.shard,
+                replica=hex_id(member.replica_id),
+                life=member.life,
+            )
+            replica = await self._begin_again(replica, replica.journal_id)
         own, life, broker = hex_id(replica.membership.replica_id), replica.membership.life, self._place.broker
         if record.journal not in (None, hex_id(replica.journal_id)):
             raise InvalidSettings(

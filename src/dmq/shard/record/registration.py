@@ -40,6 +40,7 @@ class Registration:
         self._session = 0  # in which it was created
         self._sessions: set[int] = set()  # in which we have tried to
         self._written_at = float("-inf")
+        self._is_stopped = False
 
     @property
     def is_there(self) -> bool:
@@ -49,7 +50,7 @@ class Registration:
         """Create the entry, again with each new session, and write it now and then; for ever."""
         while True:
             is_due = self._clock.boottime() - self._written_at >= _REWRITE_SECONDS
-            if is_due or not self.is_there:
+            if (is_due or not self.is_there) and not self._is_stopped:
                 try:
                     await self._write()
                 except (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown) as error:
@@ -81,6 +82,14 @@ class Registration:
         # Written in another session than it seemed, it is not there, and the next turn finds that out.
         self._session, self._written_at = session, began_at
         self._sessions = {session}
+
+    def deletion(self) -> list[Operation]:
+        """What takes the entry away along with something else, if it is there."""
+        return [Delete(self._path, None)] if self.is_there else []
+
+    def stop(self) -> None:
+        """Write it no more."""
+        self._is_stopped = True
 
     async def end(self) -> None:
         """Take the entry away, if the registry can be told."""

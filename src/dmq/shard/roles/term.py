@@ -102,6 +102,7 @@ class Term:
         self._is_pushing = False
         self._is_held = False  # a hand-over is under way
         self._version = 0  # of /leader
+        self._registered_since: dict[int, float] = {}
         self._flushed = 0  # of the store, when that last changed
         self._flush_since: float | None = None
         self._progress = asyncio.Event()  # something more is committed
@@ -365,7 +366,7 @@ class Term:
         is_known = self._look()
         if self.is_over or self._is_held:
             return
-        if not self._view.is_down and self._leader.is_deaf(now, self._view.registered):
+        if not self._view.is_down and self._leader.is_deaf(now, self._registered_long(now)):
             self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
             return
         if not is_known:
@@ -375,6 +376,14 @@ class Term:
         elif now - self._renewed_at >= _RENEW_SECONDS:
             await self._renew()
         await self._change_set()
+
+    def _registered_long(self, now: float) -> Iterator[int]:
+        """Members that have had the time to follow us, if they could."""
+        registered = self._view.registered
+        since = self._registered_since
+        self._registered_since = {replica: since.get(replica, now) for replica in registered}
+        seconds = 2 * self._post.settings.lag_seconds
+        return (replica for replica, at in self._registered_since.items() if now - at >= seconds)
 
     def _look(self) -> bool:
         """See what the record says; False if it is not the newest that we have seen, or not of our epoch."""
@@ -446,7 +455,9 @@ class Term:
         record = view.record
         if not self._look() or record is None or self.is_over:
             return
-        wanted = in_sync.proposal(_ids(record.members.values()), self._post.now())
+        members = _ids(record.members.values())
+        gone = {*members} - view.registered - self._seats.keys()
+        wanted = in_sync.proposal(members, self._post.now(), gone)
         if wanted is None:
             return
         in_sync.begin_write(wanted)
@@ -490,8 +501,11 @@ class Term:
         if self._leader.commit() > before:
             self._committed()
 
-    async def give_up(self) -> None:
+    async def give_up(self, *also: Operation) -> None:
         """Delete `/leader`, in an answered write; it is no right to serve any more, whatever the answer.
+
+        Parameters:
+            also: what is done in the same write.
 
         Raises:
             RegistryConflict, RegistryDown, SessionExpired, WriteUnknown.
@@ -500,7 +514,7 @@ class Term:
         await self._view.refresh()
         entry = self._view.leader_entry
         if entry is not None and self._holds_entry:
-            await self._view.write([Delete(self._path, entry.version)])
+            await self._view.write([Delete(self._path, entry.version), *also])
 
     async def _let_go(self) -> None:
         """Nobody has to wait for the end of our session."""
@@ -512,8 +526,11 @@ class Term:
 
     # --- handing over -------------------------------------------------------------------------------------------------
 
-    async def hand_over(self, to: str | None) -> str:
+    async def hand_over(self, to: str | None, *also: Operation) -> str:
         """Let a follower lead; returns its name.
+
+        Parameters:
+            also: what is done in the write that gives up `/leader`.
 
         Raises:
             InvalidRequest: no follower has that name.
@@ -527,7 +544,7 @@ class Term:
         await self._service.hold()
         try:
             await self._wait_for(replica)
-            await self.give_up()
+            await self.give_up(*also)
             if self._seats.get(replica) is not seat:  # also if we have ceased meanwhile
                 raise NotEnoughReplicas("the follower went away while it was handed over to: try again")
         except DMQError as error:
@@ -535,7 +552,7 @@ class Term:
             if self.is_serving:
                 self._service.resume()
             log.warning("not handed over", shard=self._view.shard, epoch=self._epoch, why=error)
-            if isinstance(error, UNAVAILABLE | RegistryConflict):
+            if isinstance(error, (RegistryConflict, *UNAVAILABLE)):
                 raise NotEnoughReplicas(f"the registry did not let go of the leader ({error}): try again") from error
             raise
         name = self._view.name_of(replica)
