@@ -71,7 +71,8 @@ class Follower:
         self._check_epoch(reply.epoch)
         replica = self._replica
         is_empty = replica.end <= replica.start
-        if is_empty or replica.end < reply.first:
+        is_foreign = reply.common is None and replica.applied <= replica.start  # and nothing here is committed
+        if is_empty or is_foreign or replica.end < reply.first:
             if replica.end != reply.first or not is_empty:
                 replica.start_over(reply.first)
             return

@@ -155,6 +155,23 @@ def test_what_a_deposed_leader_wrote_alone_is_cut(pair: tuple[Member, Member]) -
     assert journal_of(one.files) == journal_of(two.files)
 
 
+def test_a_member_that_shares_no_epoch_and_has_nothing_committed_starts_over(pair: tuple[Member, Member]) -> None:
+    """Its journal was cut before the first epoch began, as a turned bit there makes it."""
+    one, two = pair
+    leader = one.lead(1)
+    write(leader, 3)
+    follower = two.follow(leader)
+    for frame, body in leader.frames(two.replica.membership.replica_id, 1.0):
+        follower.take(msgspec.structs.replace(frame, committed=0), body)
+    two.replica.flush()
+    (row,) = two.replica.epochs
+    assert row.start > two.replica.applied == 0
+    two.replica.cut(row.start)
+    again = two.follow(leader)
+    exchange(leader, two, again)
+    assert journal_of(one.files) == journal_of(two.files)
+
+
 def test_a_member_never_cuts_what_is_committed_unless_the_shard_was_promoted_with_loss(
     pair: tuple[Member, Member],
 ) -> None:
