@@ -1,0 +1,300 @@
+"""One simulated machine, and the member's process that runs on it, dies, and is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dmq.errors import DMQError
+from dmq.shard.member import Directory, Member, Place
+from dmq.storage.upkeep.identity import Membership, parse_identity
+from dmq.testing import MemoryFiles
+from tests.fault.shard.clock import ClockMode, MachineClock
+from tests.fault.shard.loop import VirtualLoop
+from tests.fault.shard.network import SimulatedPeers
+from tests.fault.shard.registry import Line, SimulatedRegistry
+from tests.fault.shard.service import SimulatedService
+
+if TYPE_CHECKING:
+    from tests.fault.shard.cluster import Cluster
+
+__all__ = ["Process"]
+
+T = TypeVar("T")
+_WATCH_SECONDS = 0.25
+
+
+class Process:
+    """A machine by its name; `member` is there while its process runs.
+
+    Attributes:
+        files: its disk.
+        disk_seconds: how long a flush takes, at least and at most.
+        wanted: it is to be running: it is started again when it has ended by itself.
+    """
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+        self._rng = random.Random(cluster.rng.random())
+        self.clock = MachineClock(cluster.schedule.time, self._rng)
+        self.files = MemoryFiles(rng=random.Random(self._rng.random()))
+        self.old_files: MemoryFiles | None = None
+        self.line = Line()
+        self.host = cluster.network.host(name)
+        self.disk_seconds = (0.0005, 0.006)
+        self.wanted = False
+        self.starts = 0
+        self._flushed = 0  # when its last process died
+        self.loop: VirtualLoop | None = None
+        self.member: Member | None = None
+        self.service: SimulatedService | None = None
+        self.registry: SimulatedRegistry | None = None
+        self._graves: list[tuple[Any, ...]] = []  # what is dead and must not be collected
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.wanted = True
+        if self.member is not None:
+            return
+        cluster = self._cluster
+        self.starts += 1
+        loop = self.loop = VirtualLoop(self.clock)
+        loop.name = self.name
+        loop.ready_at = cluster.schedule.now
+        files = self.files
+        loop.after_turn = lambda: self._fell() if files._machine.dead else None
+        self.registry = SimulatedRegistry(
+            cluster.registry, self.line, schedule=cluster.schedule, loop=loop, clock=self.clock
+        )
+        self.service = SimulatedService(
+            self.name,
+            cluster.checker,
+            self.on_disk,
+            fail=lambda why: cluster.schedule.after(0, lambda: self._failed(loop, why)),
+        )
+        self.host.loop, self.host.is_silent = loop, False
+        place = Place(
+            broker=self.name,
+            shard="s",
+            address=f"{self.name}:9600",
+            replication_address=f"{self.name}:9613",
+        )
+        directory = Directory(
+            self.files, cluster.store_settings, self.clock, self.on_disk, draw=lambda: self._rng.getrandbits(64)
+        )
+        member = self.member = Member(
+            directory,
+            place,
+            self.registry,
+            SimulatedPeers(cluster.network, self.host),
+            self.service,
+            cluster.member_settings,
+        )
+        self.host.hearing = member
+        task = loop.create_task(member.run())
+        task.add_done_callback(lambda done: cluster.schedule.after(0, lambda: self._ended(loop, done)))
+        cluster.schedule.loops.append(loop)
+        self._watch(loop)
+        cluster.note(self.name, f"started, time {self.starts}")
+
+    def stop(self, *, hand_over: bool) -> None:
+        """It is asked to end, as by SIGTERM."""
+        self.wanted = False
+        self._run(lambda member: member.stop(hand_over=hand_over), "stop")
+
+    def hand_over(self) -> None:
+        """It is asked to let another one lead."""
+        self._run(lambda member: member.hand_over(), "hand-over")
+
+    def _run(self, ask: Callable[[Member], Coroutine[Any, Any, Any]], what: str) -> None:
+        member, loop = self.member, self.loop
+        if member is None or loop is None:
+            return
+
+        async def run() -> None:
+            try:
+                outcome = await ask(member)
+            except DMQError as error:
+                outcome = repr(error)
+            self._cluster.note(self.name, f"{what}: {outcome}")
+
+        self._cluster.note(self.name, f"{what} begins")
+        loop.call_soon(lambda: self._tasks.append(loop.create_task(run())))
+
+    def _watch(self, loop: VirtualLoop) -> None:
+        """The thread that ends the session of a member whose loop, or flush, stands still."""
+        if loop is not self.loop or self.member is None or self.registry is None:
+            return
+        self._cluster.schedule.after(_WATCH_SECONDS, lambda: self._watch(loop))
+        if not self.line.is_stopped and not self.member.heart.is_beating:
+            self.registry.close_session()
+
+    def _ended(self, loop: VirtualLoop, task: asyncio.Task[None]) -> None:
+        """The process has ended by itself."""
+        if loop is not self.loop:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._cluster.note(self.name, f"ended with {error!r}")
+            self._cluster.ended_with(self.name, error)
+        else:
+            self._cluster.note(self.name, "ended")
+        self._bury(is_silent=False)
+        self.files = self.files.kill()
+        self._start_later()
+
+    def _fell(self) -> None:
+        """The power went within an operation of the disk; see `fall`."""
+        self.crash(power=True)
+        self._start_later()
+
+    def fall(self, operations: int) -> None:
+        """The power goes within the so manieth operation of the disk from now on."""
+        self.files.crash_at = self.files.operations + operations
+
+    def _failed(self, loop: VirtualLoop, why: str) -> None:
+        if loop is self.loop:
+            self._cluster.note(self.name, f"fails: {why}")
+            self.crash()
+            self._start_later()
+
+    def _start_later(self) -> None:
+        if self.wanted:
+            self._cluster.schedule.after(self._rng.uniform(0.1, 2.0), self._start_again)
+
+    def _start_again(self) -> None:
+        if self.wanted:
+            self.start()
+
+    def crash(self, *, power: bool = False) -> None:
+        """It dies on the spot; with the power, all that was not flushed may go."""
+        if self.member is None:
+            return
+        self._bury(is_silent=power)
+        if power:
+            self.files = self.files.crash(self._rng)
+            self.clock.reboot()
+        else:
+            self.files = self.files.kill()
+        self._cluster.note(self.name, "loses its power" if power else "is killed")
+
+    def _bury(self, *, is_silent: bool) -> None:
+        assert self.loop is not None
+        assert self.registry is not None
+        self._flushed = self.flushed
+        self.resume()
+        self._graves.append((self.loop.bury(), self.loop, self.member, self.service))
+        self._cluster.failures += [f"{self.name}: {failure}" for failure in self.loop.failures]
+        self._cluster.schedule.loops.remove(self.loop)
+        self.registry.end()
+        self._cluster.network.died(self.host, is_silent=is_silent)
+        self.loop = self.member = self.service = self.registry = None
+
+    def close(self) -> None:
+        """The run is over: let go of everything without a word."""
+        if self.member is not None:
+            self.crash()
+        for tasks, loop, *_ in self._graves:
+            for task in tasks:
+                coroutine = task.get_coro()
+                try:
+                    coroutine.close()
+                except BaseException:
+                    pass  # its last words do not matter: the machine is gone
+            loop.close()
+
+    # --- standing still ---------------------------------------------------------------------------------------------
+
+    def pause(self, mode: ClockMode = ClockMode.RUNS) -> None:
+        """The process stands still as a whole; its clocks run, or do not."""
+        if self.loop is not None:
+            self.loop.is_paused = True
+            self.line.is_stopped = True
+            self.clock.set_mode(mode)
+            if mode is ClockMode.FROZEN and self.service is not None:
+                self.service.is_excepted = True
+
+    def wedge(self) -> None:
+        """The event loop stands still, and other threads go on."""
+        if self.loop is not None:
+            self.loop.is_paused = True
+
+    def resume(self) -> None:
+        self.clock.set_mode(ClockMode.RUNS)
+        self.line.is_stopped = False
+        if self.loop is not None:
+            self.loop.is_paused = False
+            self.loop.ready_at = self._cluster.schedule.now
+
+    @property
+    def membership(self) -> Membership | None:
+        """What its directory says of itself."""
+        try:
+            identity = parse_identity(self.files.read_file("STORE"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return identity.member
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.membership is None or self.membership.doubtful
+
+    @property
+    def flushed(self) -> int:
+        """Up to where its disk has had the journal for certain; what a turned bit took from it counts."""
+        if self.member is None:
+            return self._flushed
+        term, replica = self.member.term, self.member._replica
+        if term is not None:
+            return max(self._flushed, term.store.queries.flushed)
+        return self._flushed if replica is None else max(self._flushed, replica.flushed)
+
+    @property
+    def is_running(self) -> bool:
+        return self.loop is not None and not self.loop.is_paused
+
+    # --- the disk -----------------------------------------------------------------------------------------------------
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Runs what blocks, in a thread in real life."""
+        low, high = self.disk_seconds
+        share = self._rng.random()
+        seconds = self._rng.uniform(low, high)
+        await asyncio.sleep(seconds * share)
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        await asyncio.sleep(seconds * (1 - share))
+        if failure is not None:
+            raise failure
+        return result
+
+    def wipe(self) -> None:
+        """Another, empty disk; the process is dead."""
+        assert self.member is None
+        self.files = MemoryFiles(rng=random.Random(self._rng.random()))
+        self.old_files = None
+        self._flushed = 0
+        self._cluster.note(self.name, "gets an empty disk")
+
+    def keep_copy(self) -> None:
+        """Somebody copies the data directory, to put it back later."""
+        self.old_files = self.files.copy()
+
+    def restore_copy(self) -> None:
+        """The old copy is put in the place of the directory; the process is dead."""
+        assert self.member is None
+        assert self.old_files is not None
+        self.files, self.old_files = self.old_files, None
+        self._flushed = 0
+        self._cluster.note(self.name, "gets an old copy of its directory")
