@@ -81,13 +81,13 @@ def pack_batch(batch: EncodedBatch, dues: LongNumbers = ()) -> list[Buffer]:
     return [columns, batch.data]
 
 
-def pack_lone(record: LoneRecord) -> list[Buffer]:
+def pack_lone(record: LoneRecord) -> bytes:
     """The body of a PRODUCE of one record that is not delayed, in one piece."""
     if record.key_hash:
         columns = LONE_KEY.pack(record.length, 0, record.key_hash)
     else:
         columns = _U32S[1].pack(record.length)
-    return [b"".join((columns, *record.parts))]
+    return b"".join((columns, *record.parts))
 
 
 def pack_records(lengths: Numbers) -> bytes:

@@ -97,7 +97,8 @@ class Compressor:
         if mode not in ("auto", "none", "lz4", "zstd"):
             raise ValueError(f"compression {mode!r} is unknown: use auto, none, lz4 or zstd")
         self.mode: Final = mode
-        self._alone_over = ALONE_FROM_BYTES - 1 if mode == "auto" else COMPRESS_OVER_BYTES
+        self.whole_up_to: Final = ALONE_FROM_BYTES - 1 if mode == "auto" else COMPRESS_OVER_BYTES
+        """A body of no more bytes stays as it is, unless it is compressed together with others."""
         self._estimates: OrderedDict[tuple[str, int], _Estimate] = OrderedDict()
         self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=False, write_checksum=False)
 
@@ -113,7 +114,7 @@ class Compressor:
             The codec and the bytes to store; `CODEC_NONE` and the body itself where it did not pay.
         """
         size = len(body)
-        if self.mode == "none" or (size <= self._alone_over and not must_shrink):
+        if self.mode == "none" or (size <= self.whole_up_to and not must_shrink):
             return CODEC_NONE, body
         if self.mode != "auto" or must_shrink:
             codec, data = self._run(self._codec(size), body)
@@ -160,7 +161,7 @@ class Compressor:
         estimate = self._estimate(topic, size)
         results: list[tuple[int, bytes]] = []
         while (done := len(results)) < len(bodies):
-            if size > self._alone_over and estimate.skip:
+            if size > self.whole_up_to and estimate.skip:
                 passed = bodies[done : done + estimate.skip]
                 estimate.skip -= len(passed)
                 results += [(CODEC_NONE, body) for body in passed]
@@ -175,9 +176,9 @@ class Compressor:
         """
         if self.mode != "auto":
             return self.mode != "none" and largest > COMPRESS_OVER_BYTES
-        if largest <= self._alone_over:
+        if largest <= self.whole_up_to:
             return False
-        if smallest <= self._alone_over or _class(smallest) != _class(largest):
+        if smallest <= self.whole_up_to or _class(smallest) != _class(largest):
             return True
         estimate = self._estimate(topic, largest)
         if estimate.skip < count:

@@ -269,13 +269,26 @@ def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: b
             codec=codec,
             raw_size=raw_size,
         )
-    if _lone_record is not None and type(body) is bytes:
-        record, key_hash = _lone_record(shape[0], shape[2], sent_at_ms, body, key=None if key is None else raw_key)
-        return LoneRecord((record,), len(record), key_hash)
-    return lone_record_plain(shape, sent_at_ms, body, None if key is None else raw_key)
+    return lone_record(shape, sent_at_ms, body, None if key is None else raw_key)
 
 
-_lone_record: Final = find("lone_record")
+def plain_shape(topic: str, app: str, key_size: int) -> Shape:
+    """The shape of a message that has a body and at most a key, of so many bytes; -1 without one.
+
+    Raises:
+        InvalidMessage: the key is too large.
+    """
+    return make_shape(
+        names_of(topic, app), 0, None, None, priority=DEFAULT_PRIORITY, ordered=False, key_size=key_size
+    )  # fmt: skip
+
+
+def lone_record_compiled(shape: Shape, sent_at_ms: int, body: bytes, raw_key: bytes | None) -> LoneRecord:
+    """The record of a shape, body and key, by the compiled loop."""
+    if type(body) is not bytes:
+        return lone_record_plain(shape, sent_at_ms, body, raw_key)
+    record, key_hash = _lone_record(shape[0], shape[2], sent_at_ms, body, key=raw_key)
+    return LoneRecord((record,), len(record), key_hash)
 
 
 def lone_record_plain(shape: Shape, sent_at_ms: int, body: bytes, raw_key: bytes | None) -> LoneRecord:
@@ -290,6 +303,10 @@ def lone_record_plain(shape: Shape, sent_at_ms: int, body: bytes, raw_key: bytes
     length = HEAD.size + size + len(tail) + len(key)
     head = HEAD.pack(length, front + BLANK_STAMP + sent + BLANK_TIMES, crc << 32 | crc32c(body), size)
     return LoneRecord((head, body, tail, key), length, key_hash)
+
+
+_lone_record: Final = find("lone_record")
+lone_record: Final = lone_record_plain if _lone_record is None else lone_record_compiled
 
 
 def encode_batch(

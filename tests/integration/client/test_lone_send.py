@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 import dmq
-from dmq.client.producer import straight_path as lone
+import dmq.aio
+from dmq.client.aio import straight_path as aio_straight_path
+from dmq.client.aio.producer import AioProducer
+from dmq.client.connection import socket as sockets
 from dmq.client.producer.producer import Producer
 from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_frame, one_way_head, response_head
 from dmq.protocol.produce import Produce
@@ -99,17 +103,17 @@ def test_lone_sends_go_straight_and_count_on(peer: Slow, client: dmq.Client) -> 
     assert not any(thread.name == f"dmq-127.0.0.1:{peer.port}" for thread in threading.enumerate())
 
 
-def test_an_answer_that_comes_late_but_in_time_is_the_answer(
-    peer: Slow, client: dmq.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lone, "LONE_SECONDS", 0.02)
-    sending = Sending(warm(peer, client))
-    peer.holds(1)
-    time.sleep(0.1)  # so that the straight way is over
-    assert sending.result is None
-    peer.release(*peer.held)
-    assert sending.receipt().id.sequence == 1
-    assert len(peer.produced()) == 2, "nothing was sent twice"
+def test_an_answer_that_comes_late_but_in_time_is_the_answer(peer: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "LONE_SECONDS", 0.02)
+    with dmq.connect(peer.url, app="shop") as client:
+        producer = warm(peer, client)
+        sending = Sending(producer)
+        peer.holds(1)
+        eventually(lambda: producer.straight.late == 1)
+        assert sending.result is None
+        peer.release(*peer.held)
+        assert sending.receipt().id.sequence == 1
+        assert len(peer.produced()) == 2, "nothing was sent twice"
 
 
 def test_a_send_that_times_out_is_seen_through_when_its_answer_comes(peer: Slow, client: dmq.Client) -> None:
@@ -272,3 +276,71 @@ def test_what_cannot_be_sent_raises_at_its_send(peer: Slow, client: dmq.Client) 
         with pytest.raises(dmq.InvalidMessage):
             producer.send("t", b"x", **wrong)
     assert producer.send("t", b"x", tag="paid", properties={"a": "b"}, business_id="u-1").id.sequence == 1
+
+
+# --- on an event loop ------------------------------------------------------------------------------------------------
+
+
+def aio_run(peer: Slow, act: Callable[[AioProducer], Awaitable[None]]) -> None:
+    """Have something done with a producer that has sent before, to a peer that is slow from now on."""
+
+    async def run() -> None:
+        async with await dmq.aio.connect(peer.url, app="shop") as client:
+            producer = client.producer()
+            await producer.send("t", b"first")
+            peer.is_slow = True
+            await act(producer)
+
+    asyncio.run(run())
+
+
+async def held(peer: Slow, count: int) -> None:
+    while len(peer.held) < count:
+        await asyncio.sleep(0.005)
+
+
+def test_a_task_that_is_cancelled_leaves_its_message_on_its_way(peer: Slow) -> None:
+    async def act(producer: AioProducer) -> None:
+        task = asyncio.create_task(producer.send("t", b"x"))
+        await held(peer, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(dmq.TimedOut):
+            await producer.flush(0.05)
+        peer.release(*peer.held)
+        await producer.flush(10)
+        peer.is_slow = False
+        assert (await producer.send("t", b"y")).id.sequence == 2
+        assert (producer.straight.taken, producer.straight.late) == (1, 1)
+
+    aio_run(peer, act)
+
+
+def test_an_answer_on_the_loop_that_comes_late_is_the_answer(peer: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio_straight_path, "LONE_SECONDS", 0.02)
+
+    async def act(producer: AioProducer) -> None:
+        task = asyncio.create_task(producer.send("t", b"x"))
+        while not producer.straight.late:
+            await asyncio.sleep(0.005)
+        await held(peer, 1)
+        peer.release(*peer.held)
+        assert (await task).id.sequence == 1
+        assert len(peer.produced()) == 2, "nothing was sent twice"
+
+    aio_run(peer, act)
+
+
+def test_what_gathers_behind_a_lone_send_on_the_loop_follows_it(peer: Slow) -> None:
+    async def act(producer: AioProducer) -> None:
+        tasks = [asyncio.create_task(producer.send("t", b"%d" % number)) for number in range(20)]
+        flush = asyncio.create_task(producer.flush(10))
+        await held(peer, 1)
+        peer.is_slow = False
+        peer.release(*peer.held)
+        receipts = await asyncio.gather(*tasks)
+        await flush
+        assert sorted(receipt.id.sequence for receipt in receipts) == [*range(1, 21)]
+
+    aio_run(peer, act)

@@ -138,6 +138,17 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         self._write([*told, *output])
         return pending
 
+    def claim(self) -> int:
+        """The correlation of a request for `ask`; 0 if it has to be submitted, or cannot be sent."""
+        return self._session.claim() if not self.is_closed else 0
+
+    def ask(self, correlation: int, frame: bytes, on_answer: OnAnswer) -> Pending:
+        """Send a whole frame, with a correlation that was just claimed, and have its answer handed over."""
+        pending = self._session.expect(correlation, on_answer)
+        assert self._transport is not None
+        self._transport.write(frame)
+        return pending
+
     def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:
         """Send something that is not answered.
 

@@ -11,10 +11,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.router import AioRouter
+from dmq.client.aio.straight_path import AioStraightPath
 from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import SharedWaiter, TaskWaiter
 from dmq.client.arguments import check_function, check_seconds
@@ -62,7 +63,11 @@ class AioSendFuture(SendFuture, eq=False, gc=False):
 
 class AioProducer:
     """Sends messages. Made by `AioClient.producer`. Parameters of its methods as of
-    `dmq.client.producer.producer.Producer`."""
+    `dmq.client.producer.producer.Producer`.
+
+    Attributes:
+        straight: the straight path of lone sends, which counts them.
+    """
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class AioProducer:
         self._routes = core.routes
         self._clock = core.clock
         self._sender: Sender = core.sender
+        self.straight: Final = AioStraightPath(core, router)
         self._watcher = _RouterWatcher(core, transactions)
         router.watch(self._watcher)
 
@@ -113,23 +119,23 @@ class AioProducer:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             sent = await self._sent(message, options, parse_id(id), deadline)
             return await self._conclude(sent, deadline, timeout)
-        batch, index, draft = None, 0, None
+        draft = None
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             draft = self._core.plain_draft(topic, message, durability)
-            if self._core.options.straight and (draft is None or draft.lane.is_free):
-                batch = self._core.alone(topic, message, durability, self._clock.monotonic())
-                if batch is not None:
-                    batch.deadline = deadline
-                    self._sender.dispatch(batch, self._router.link_for(topic, batch.queue))
-        if batch is None:
-            if draft is None:
-                options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-                route = self._routes.get(topic) or await self._route(topic, timeout, options, message)
-                draft = self._core.draft(route, message, options)
-            put = self._core.put(draft, attended=deadline is None, deadline=deadline)
-            batch, index = put or await self._put(draft, deadline)
-            if batch.is_worth_a_look:
-                self._sender.pump(batch.lane)
+            if self._options.straight and (draft is None or draft.lane.is_free):
+                lone = await self.straight.send(topic, message, durability, deadline)
+                if type(lone) is Receipt:
+                    return lone
+                if isinstance(lone, SendBatch):
+                    return await self._conclude(Sent(lone, 0, message), deadline, timeout)
+        if draft is None:
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+            route = self._routes.get(topic) or await self._route(topic, timeout, options, message)
+            draft = self._core.draft(route, message, options)
+        put = self._core.put(draft, attended=deadline is None, deadline=deadline)
+        batch, index = put or await self._put(draft, deadline)
+        if batch.is_worth_a_look:
+            self._sender.pump(batch.lane)
         return await self._conclude(Sent(batch, index, message), deadline, timeout)
 
     async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:

@@ -35,8 +35,6 @@ __all__ = ["Connection"]
 
 T = TypeVar("T")
 
-_LONE_BYTES: Final = 4096  # read at a time for a lone answer
-
 
 class Connection(Peer["Connection"]):
     """One connection to one broker. Made by `Connection.open`."""
@@ -186,11 +184,6 @@ class Connection(Peer["Connection"]):
 
     # --- one request, by the thread that reads ----------------------------------------------------------------------
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether frames have checksums."""
-        return self._session.is_checked
-
     def lead(self) -> int:
         """Read from now on, for one request of this thread: its correlation. To be ended by `leave`.
 
@@ -208,26 +201,21 @@ class Connection(Peer["Connection"]):
         """Let another thread read."""
         self._turns.leave()
 
-    def converse(self, frame: bytes, deadline: float) -> bytes | None:
-        """Send a whole frame, and read once: what came; None if nothing came until then, or the connection is closed.
+    def converse(self, frame: bytes) -> bytes | None:
+        """Send a whole frame, and read once: what came; None if nothing came for `LONE_SECONDS`, or it is closed.
 
-        Nobody else hears of what came, unless it is heard.
+        Nobody else hears of what came, unless it is heard. Output of others that the socket did not take waits until
+        then.
         """
         wire = self._wire
         if not wire.write((frame,), len(frame)):
             self.close(NotConnected(f"the connection to {self.address} broke while sending"))
-        while not self.is_closed:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            is_readable, is_writable = wire.poll(left)
-            if is_writable:
-                self._flush()
-            data = self._take(wire.recv, _LONE_BYTES) if is_readable else None
-            if data is not None:
-                self._session.note_exchange()
-                return data
-        return None
+        if wire.out_bytes:
+            return None  # the frame is not whole on its way: it needs a thread that polls
+        data = self._take(wire.answer)
+        if data is not None:
+            self._session.note_exchange()
+        return data
 
     def expect(self, correlation: int, on_answer: OnAnswer) -> Pending:
         """Have the answer to a request that was sent by `converse` handed over like any other.
@@ -276,10 +264,10 @@ class Connection(Peer["Connection"]):
         if is_readable and not self.is_closed:
             self._read()
 
-    def _take(self, receive: Callable[[Any], T], argument: Any) -> T | None:
+    def _take(self, receive: Callable[..., T], *arguments: Any) -> T | None:
         """What the socket gives; None if that is nothing. If it never will again, the connection is closed."""
         try:
-            got = receive(argument)
+            got = receive(*arguments)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:

@@ -126,6 +126,11 @@ class Peer(Generic[C]):
         return self._session.features
 
     @property
+    def is_checked(self) -> bool:
+        """Whether frames have checksums."""
+        return self._session.is_checked
+
+    @property
     def is_usable(self) -> bool:
         """Whether a request may still be submitted."""
         session = self._session

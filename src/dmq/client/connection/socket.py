@@ -1,7 +1,8 @@
 """The wire: a blocking client's socket, read by one thread at a time and written by any.
 
 What always holds:
-- No thread blocks in writing. What the socket does not take is kept in order, and the thread that reads writes it.
+- No thread blocks in writing, and in reading only one that waits for the answer to its own request (`answer`). What
+  the socket does not take is kept in order, and the thread that reads writes it.
 - A thread that polls can be woken from any other.
 - The socket is closed only by `dispose`, which the owner calls when nobody polls: never under a thread's hands.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from typing import Final
 
 from dmq.protocol import Buffer
 
-__all__ = ["JOIN_BYTES_MAX", "OUT_BYTES_MAX", "Wire", "why"]
+__all__ = ["JOIN_BYTES_MAX", "LONE_SECONDS", "OUT_BYTES_MAX", "Wire", "why"]
 
 OUT_BYTES_MAX: Final = 4 << 20
 """So much may be kept unsent; who adds beyond that waits."""
@@ -26,6 +28,10 @@ _SEND_BYTES: Final = 1 << 20  # asked of the kernel: a batch of `send_many` then
 JOIN_BYTES_MAX: Final = 16 << 10  # below this one copy costs less than a list of pieces
 _PIECES: Final = 64  # in one call
 _POLL_SECONDS_MAX: Final = 3600.0
+LONE_SECONDS: Final = 1.0
+"""How long `answer` waits. A message that is sent by itself must have its answer before it is sent again."""
+_LONE_BYTES: Final = 4096  # read at a time for a lone answer
+_NOW: Final = socket.MSG_DONTWAIT
 
 
 class Wire:
@@ -34,10 +40,12 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-        sock.setblocking(False)
+        # It blocks, for `answer` alone: that saves a poll. All other calls ask not to wait.
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(LONE_SECONDS), int(LONE_SECONDS % 1 * 1e6))
+        )
+        sock.settimeout(None)
         self.sock: Final = sock
-        self.recv: Final = sock.recv
-        self.recv_into: Final = sock.recv_into
         self._writing = threading.Lock()
         self._out: deque[memoryview] = deque()
         self.out_bytes = 0
@@ -67,9 +75,9 @@ class Wire:
                 return True
             try:
                 if size <= JOIN_BYTES_MAX:
-                    sent = self.sock.send(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+                    sent = self.sock.send(buffers[0] if len(buffers) == 1 else b"".join(buffers), _NOW)
                 else:
-                    sent = self.sock.sendmsg(buffers)
+                    sent = self.sock.sendmsg(buffers, (), _NOW)
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
@@ -93,7 +101,8 @@ class Wire:
         with self._writing:
             try:
                 while self._out:
-                    sent = self.sock.sendmsg([self._out[index] for index in range(min(len(self._out), _PIECES))])
+                    pieces = [self._out[index] for index in range(min(len(self._out), _PIECES))]
+                    sent = self.sock.sendmsg(pieces, (), _NOW)
                     self.out_bytes -= sent
                     while self._out and sent >= len(self._out[0]):
                         sent -= len(self._out.popleft())
@@ -104,6 +113,19 @@ class Wire:
             except OSError as error:
                 return error
         return None
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """What is here, into a buffer: how many bytes; 0 at the end. Raises BlockingIOError if nothing is."""
+        return self.sock.recv_into(buffer, 0, _NOW)
+
+    def answer(self) -> bytes:
+        """Wait for something to read, and read it, as far as it is small; empty at the end.
+
+        Only for the thread that reads, which nobody can wake meanwhile. Raises BlockingIOError if nothing came.
+        """
+        return self.sock.recv(_LONE_BYTES)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from dmq.client.connection.threads import Waiter
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.client.producer.retry_policy import History
@@ -44,11 +46,13 @@ __all__ = [
     "Draft",
     "Lane",
     "LaneKey",
+    "Lone",
     "Outcome",
     "SendBatch",
     "Spooled",
     "Stream",
     "Wakeable",
+    "receipt_of",
 ]
 
 BATCH_BYTES_MAX: Final = 1 << 20
@@ -68,6 +72,7 @@ _NAMES: Final = tuple(level.name.lower() for level in sorted(Durability))  # by 
 # Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
 # nanoseconds, so that one for all batches beats one lock in each.
 _ending = threading.Lock()
+_new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
 
 
 class Wakeable(Protocol):
@@ -150,13 +155,11 @@ class Outcome:
         """The receipt of one message; only of a batch that went well."""
         reply = self.reply
         assert reply is not None
-        message_id = MessageId(self.producer_id, self.first_sequence + index)
         if isinstance(reply, Spooled):
+            message_id = MessageId(self.producer_id, self.first_sequence + index)
             return Receipt(message_id, self.topic, reply.queue, -1, durability="spooled")
-        offset = reply.first_offset + index if self.has_offsets else -1
-        # A delayed or prepared message gets its queue with its place.
-        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
-        return Receipt(message_id, self.topic, queue, offset, durability=_NAMES[reply.durability])
+        receipt = receipt_of(reply, self.topic, self.producer_id, self.first_sequence, index=index)
+        return receipt if self.has_offsets else msgspec.structs.replace(receipt, offset=-1)
 
     def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
         """Tell what became of one message; only once that is known. Returns what the function does."""
@@ -298,10 +301,20 @@ class Stream:
         self.lanes: dict[str, list[Lane]] = {}
 
 
+class Lone(NamedTuple):
+    """A message that is under way without a batch."""
+
+    queue: int
+    sequence: int
+    size: int  # for the window
+
+
 class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
-    __slots__ = ("gathering", "has_offsets", "key", "place", "ready", "stream", "turn", "under_way")
+    __slots__ = (
+        "gathering", "has_offsets", "key", "lone", "place", "ready", "stand_in", "stream", "turn", "under_way",
+    )  # fmt: skip
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
         self.key = key
@@ -312,6 +325,8 @@ class Lane:
         self.ready: deque[SendBatch] = deque()
         self.gathering: SendBatch | None = None
         self.under_way = 0
+        self.lone: Lone | None = None  # the message without a batch that is under way
+        self.stand_in: SendBatch | None = None  # its batch after all, if anybody asked for it
 
     @property
     def is_idle(self) -> bool:
@@ -486,22 +501,67 @@ class Accumulator:
         self.messages -= batch.reserved_messages - batch.count
         batch.room = batch.reserved_messages = 0
 
-    def take_alone(self, lane: Lane, size: int, queues: Sequence[int]) -> SendBatch | None:
-        """A batch for one message that leaves at once, with its queue and its numbers, as if it had been appended.
+    # --- one message, without a batch -------------------------------------------------------------------------------
 
-        None if anything else is in its way: messages or batches of its lane, a full window, or queues that are all
-        taken by others.
+    def take_lone(self, lane: Lane, size: int, queues: int) -> Lone | None:
+        """Have one message leave at once, without a batch: its queue and its number.
+
+        None if anything is in its way: messages or batches of its lane, a full window, or queues that are all taken.
+
+        Parameters:
+            lane: one for any queue.
+            queues: how many the topic has, all of them reachable.
         """
-        if lane.under_way or lane.gathering is not None or lane.ready or not self.has_room(size, 1):
+        if lane.under_way or lane.gathering is not None or lane.ready:
             return None
-        batch = lane.gathering = SendBatch(lane)
-        batch.bytes, batch.count = size, 1
-        if self.next_batch(lane, queues) is None:
-            lane.gathering = None
+        if (self.bytes + size > self.window_bytes or self.messages >= self._window_messages) and self.messages:
             return None
-        self._unsettled[batch] = None
+        stream, place, turn = lane.stream, lane.place, lane.turn
+        under_way, queue, sequence = stream.under_way, turn % queues, stream.next_sequence
+        if (place, queue) in under_way:
+            turn = _turn(lane, range(queues), overlaps=False)
+            if turn < 0:
+                return None
+            queue = turn % queues
+        under_way[place, queue] = _LONE
+        lone = lane.lone = Lone(queue, sequence, size)
+        lane.turn, lane.under_way = turn + 1, 1
+        stream.next_sequence = sequence + 1
         self.bytes += size
         self.messages += 1
+        return lone
+
+    def end_lone(self, lane: Lane, lone: Lone) -> bool:
+        """The lone message of a lane is stored; False if somebody waits for that: then its batch ends instead."""
+        stream, place = lane.stream, lane.place
+        if (
+            lane.stand_in is not None or lane.gathering is not None or lane.ready or self.waiters
+            or len(stream.lanes[place]) > 1
+        ):  # fmt: skip
+            return False
+        del stream.under_way[place, lone[0]]
+        lane.lone = None
+        lane.under_way -= 1  # a large batch may have left beside it
+        self.bytes -= lone[2]
+        self.messages -= 1
+        return True
+
+    def take_stand_in(self, lane: Lane) -> SendBatch:
+        """The batch that the lone message of a lane is from now on: under way, with the same numbers."""
+        batch = self._stand_in(lane)
+        lane.lone = lane.stand_in = None
+        return batch
+
+    def _stand_in(self, lane: Lane) -> SendBatch:
+        batch, lone = lane.stand_in, lane.lone
+        if batch is None:
+            assert lone is not None
+            batch = lane.stand_in = SendBatch(lane)
+            batch.count, batch.is_sealed, batch.is_tried, batch.sent_at = 1, True, True, 0.0
+            batch.producer_id = lane.stream.producer_id
+            batch.queue, batch.first_sequence, batch.bytes = lone
+            lane.stream.under_way[lane.place, batch.queue] = [batch]
+            self._unsettled[batch] = None
         return batch
 
     def _gathering(self, lane: Lane, size: int) -> SendBatch:
@@ -653,8 +713,19 @@ class Accumulator:
         return [lane for lane in self._lanes.values() if not lane.is_idle]
 
     def unsettled(self) -> Iterator[SendBatch]:
-        """All batches that are not settled, oldest first."""
+        """All batches that are not settled, oldest first; messages without one get theirs."""
+        for lane in self._lanes.values():
+            if lane.lone is not None:
+                self._stand_in(lane)
         return iter([*self._unsettled])
+
+
+def receipt_of(reply: ProduceReply, topic: str, producer_id: int, first_sequence: int, *, index: int = 0) -> Receipt:
+    """The receipt of a message from the answer to its batch."""
+    # A delayed or prepared message gets its queue with its place.
+    queue = -1 if reply.queue == ANY_QUEUE else reply.queue
+    message_id = _new(MessageId, (producer_id, first_sequence + index))
+    return Receipt(message_id, topic, queue, reply.first_offset + index, durability=_NAMES[reply.durability])
 
 
 def _may_follow(batches: Sequence[SendBatch]) -> bool:
@@ -673,3 +744,7 @@ def _turn(lane: Lane, queues: Sequence[int], *, overlaps: bool) -> int:
         if overlaps and len(batches) < fewest and _may_follow(batches):
             best, fewest = turn, len(batches)
     return best
+
+
+_LONE: Final = [SendBatch(Lane(LaneKey("", -1, Durability.STORED), Stream(0), 0))]
+"""What is under way to a queue while a lone message is: nothing may follow, and nothing waits for its turn there."""

@@ -30,7 +30,7 @@ from dmq.client.producer.message import (
     with_bytes,
 )
 from dmq.client.producer.retry_policy import RetryPolicy
-from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes, choose_queue
+from dmq.client.producer.routes import Route, Routes, choose_queue
 from dmq.client.producer.sender import Sender
 from dmq.clock import Clock
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
@@ -51,7 +51,6 @@ MANY_MESSAGES: Final = 2048
 MANY_MESSAGES_MIN: Final = 1000
 MANY_PARTS: Final = 4
 _ANY_TOPIC: Final = Route(1, False, 0.0)
-_ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REPLICATED))  # answered, and soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,14 +206,14 @@ class Core:
         return Draft(self._lane(route, message, options, is_delayed=bool(due)), message, size, due, extra=extra)
 
     def plain_draft(self, topic: str, message: Message, durability: DurabilityName) -> Draft | None:
-        """`draft` for a message with a body and at most a key that `plain_lane` has a lane for; None for others."""
+        """`draft` for a message with a body and at most a key that needs nothing special; None for others."""
         if not (
             message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
             and message.properties is None
         ):  # fmt: skip
             return None
-        lane, route = self.plain_lane(topic, durability, message.body, message.key), self.routes.get(topic)
-        if lane is None or route is None or route.is_priority:
+        lane, route = self._plain.get((topic, durability)), self.routes.get(topic)
+        if lane is None or route is None or route.is_priority or not self.is_simple(message.body, message.key):
             return None
         return Draft(lane, message, len(message.body) + MESSAGE_BYTES, is_plain=True)
 
@@ -243,46 +242,15 @@ class Core:
         queue = choose_queue(route, message)
         return self.lane(LaneKey(options.topic, queue, level, is_delayed=is_delayed, group=options.consumed_by))
 
-    def plain_lane(self, topic: str, durability: DurabilityName, body: object, key: str | None) -> Lane | None:
-        """The lane of what is sent most: bytes and at most a key, to a topic that was sent to before.
+    def plain_lane(self, topic: str, durability: DurabilityName) -> Lane | None:
+        """The lane of messages that ask for nothing special; None for a topic that was not sent to before."""
+        return self._plain.get((topic, durability))
 
-        None if it is not that simple: then `draft` decides.
-        """
-        lane = self._plain.get((topic, durability))
-        if lane is None or type(body) is not bytes or len(body) > self.sender.body_bytes_max:
-            return None
-        if key is not None and (type(key) is not str or len(key) > TEXT_MAX or not key.isascii()):
-            return None
-        return lane
-
-    def alone(self, topic: str, message: Message, durability: DurabilityName, now: float) -> SendBatch | None:
-        """A batch of one message that may be sent at once, encoded and with its numbers; None if it has to queue.
-
-        It is a batch like any other: in the window, with its queue taken, and to be seen through to its end. It is
-        for messages that may go to any queue at once.
-
-        Parameters:
-            now: on the monotonic clock.
-
-        Raises:
-            InvalidMessage: it cannot be sent.
-        """
-        lane, sender = self.plain_lane(topic, durability, message.body, message.key), self.sender
-        if lane is None or lane.under_way or lane.gathering is not None or lane.ready:
-            return None
-        route = self.routes.get(topic)
-        if route is None or now - route.fetched_at >= FRESH_SECONDS or lane.key.durability not in _ALONE:
-            return None
-        self.check_plain(topic, message)
-        records, key_count = sender.encode_lone(topic, message)
-        queues = self._links.reachable(topic, route.queues)
-        with sender.lock:
-            if sender.closed_by is not None:
-                return None
-            batch = self.accumulator.take_alone(lane, len(message.body) + MESSAGE_BYTES, queues)
-        if batch is not None:
-            batch.body, batch.key_count = records, key_count
-        return batch
+    def is_simple(self, body: object, key: str | None) -> bool:
+        """Whether a message is what is sent most: bytes and at most a key. If not, `draft` decides."""
+        if type(body) is not bytes or len(body) > self.sender.body_bytes_max:
+            return False
+        return key is None or (type(key) is str and len(key) <= TEXT_MAX and key.isascii())
 
     def gather(
         self,
@@ -294,10 +262,10 @@ class Core:
     ) -> tuple[SendBatch, int] | None:
         """Put a message of `send_async` into its lane, and send what is ready to go there: its batch and its place.
 
-        None if it is not as simple as `plain_lane` asks for, or the window is full: then `draft` and `put` decide.
+        None if it is not as simple as `is_simple` asks for, or the window is full: then `draft` and `put` decide.
         """
         lane, sender = self._plain.get((topic, durability)), self.sender
-        # As `plain_lane`, without the call: a flood of sends comes through here.
+        # As `is_simple`, without the call: a flood of sends comes through here.
         if lane is None or type(body) is not bytes or len(body) > sender.body_bytes_max:
             return None
         if key is not None and (type(key) is not str or len(key) > TEXT_MAX or not key.isascii()):
@@ -325,7 +293,7 @@ class Core:
         return batch, index
 
     def check_plain(self, topic: str, message: Message) -> None:
-        """Check what `plain_lane` did not look at.
+        """Check what `is_simple` did not look at.
 
         Raises:
             InvalidMessage: it cannot be sent.

@@ -11,6 +11,7 @@ then, since the records hold everything. Pydantic is imported only where one of 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -22,10 +23,12 @@ import numpy as np
 from dmq.client.producer.accumulator import SendBatch
 from dmq.clock import Clock
 from dmq.errors import InvalidMessage, InvalidSettings
-from dmq.model import Message
-from dmq.protocol import Buffer, pack_batch, pack_lone
+from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.protocol import pack_batch, pack_lone
 from dmq.records import Compressor, encode_batch, encode_lone, encode_plain
+from dmq.records.attributes import utf8
 from dmq.records.compression import COMPRESS_OVER_BYTES
+from dmq.records.encoder import Shape, lone_record, plain_shape
 
 __all__ = ["BatchEncoder", "check_type", "decode_body", "encode_body"]
 
@@ -33,6 +36,7 @@ __all__ = ["BatchEncoder", "check_type", "decode_body", "encode_body"]
 T = TypeVar("T")
 
 _KEPT_BYTES: Final = 4 << 20
+_SHAPES_MAX: Final = 1024
 
 _encode_json: Final = msgspec.json.Encoder().encode
 
@@ -154,6 +158,8 @@ class BatchEncoder:
         self._app = app
         self._clock = clock
         self._compressor = compressor
+        self._whole_up_to = sys.maxsize if compressor is None else compressor.whole_up_to
+        self._shapes: dict[tuple[str, int], Shape] = {}  # of plain messages, by topic and size of the key
         self._encoding = threading.Lock()  # a compressor serves one thread at a time
         # The C library gives large blocks back to the system when they are freed, and asks anew for each batch, which
         # then costs a fault for each of its pages: a quarter of all. It keeps blocks up to the size of the largest that
@@ -173,7 +179,8 @@ class BatchEncoder:
         if batch.count == 1 and not batch.dues and not batch.has_extras:
             message = Message(batch.bodies[0], batch.keys[0]) if batch.is_plain else batch.messages[0]
             if type(message.body) is bytes and len(message.body) <= body_bytes_max:
-                batch.body, batch.key_count = self.encode_lone(batch.topic, message)
+                body, batch.key_count = self.encode_lone(batch.topic, message)
+                batch.body = (body,)
                 batch.drop_messages()
                 return
         now_ms = self._clock.now_ms()
@@ -205,12 +212,33 @@ class BatchEncoder:
         batch.body = pack_batch(encoded, batch.dues)
         batch.drop_messages()  # the records hold everything; the objects may go
 
-    def encode_lone(self, topic: str, message: Message) -> tuple[list[Buffer], int]:
+    def encode_lone(self, topic: str, message: Message) -> tuple[bytes, int]:
         """The body of a request with one message that is not too large, and how many keys it has.
 
         Raises:
             InvalidMessage: it cannot be sent.
         """
+        body, key = message.body, message.key
+        if (
+            len(body) > self._whole_up_to or message.tag is not None or message.business_id is not None
+            or message.properties is not None or message.priority is not DEFAULT_PRIORITY or message.ordered
+        ):  # fmt: skip
+            return self._encode_special(topic, message)
+        key_size, raw_key = -1, None
+        if key is not None:
+            raw_key = utf8("key", key)
+            key_size = len(raw_key)
+        shape = self._shapes.get((topic, key_size)) or self._plain_shape(topic, key_size)
+        return pack_lone(lone_record(shape, self._clock.now_ms(), body, raw_key)), 0 if raw_key is None else 1
+
+    def _plain_shape(self, topic: str, key_size: int) -> Shape:
+        if len(self._shapes) >= _SHAPES_MAX:
+            self._shapes.clear()
+        shape = self._shapes[topic, key_size] = plain_shape(topic, self._app, key_size)
+        return shape
+
+    def _encode_special(self, topic: str, message: Message) -> tuple[bytes, int]:
+        """`encode_lone` for a message with more than a body and a key, or one that may be worth compressing."""
         body, codec = message.body, 0
         if self._compressor is not None and len(body) > COMPRESS_OVER_BYTES:
             with self._encoding:

@@ -119,12 +119,17 @@ class Producer:
         if id is not None or type(body) is Message:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             return self._send_known(message, options, id, timeout)
-        batch, index = None, 0
         if (
             self._is_straight and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
         ):  # fmt: skip
-            batch = self.straight.send(topic, message, durability, deadline)
-        if batch is None:
+            sent = self.straight.send(topic, message, durability, deadline)
+            if type(sent) is Receipt:
+                return sent
+        else:
+            sent = None
+        if isinstance(sent, SendBatch):
+            batch, index = sent, 0
+        else:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             draft = self._core.draft(self._route(topic, deadline, options, message), message, options)
             batch, index = self._put(draft, False, deadline)

@@ -1,37 +1,38 @@
-"""The straight path of a lone `send` in a blocking program: encode, write, read and answer in the caller's own thread.
+"""The straight path of a lone `send`: encode, write, read and answer in the caller's own thread.
 
-It makes none of what many sends need: no exchange, no pending request, no header struct, no frame. It takes its queue's
-turn and its number as every batch does, so that it can fall back on the general way at any moment.
+It makes none of what many sends need: no batch, no exchange, no pending request, no header struct, no frame. It takes
+its queue's turn and its number as every batch does, so that it can fall back on the general way at any moment.
 
 What always holds: it chooses and never decides. Nothing was done for what it does not take. Once its request may have
-gone out, its batch is settled, or in the sender's care with its numbers and its bytes: an answer that is not the plain
-one, or does not come soon, is waited for and judged by the general way. `taken`, `left` and `late` count sends.
+gone out, its message is settled, or a batch in the sender's care with its numbers and its bytes: an answer that is not
+the plain one, or does not come soon, is waited for and judged by the general way. `taken`, `left` and `late` count
+sends.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
 from dmq.client.connection.connection import Connection
-from dmq.client.connection.router import Router
-from dmq.client.producer.accumulator import MESSAGE_BYTES, SendBatch
+from dmq.client.connection.link import Link
+from dmq.client.connection.router import AnyRouter
+from dmq.client.connection.socket import LONE_SECONDS
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Lane, Lone, SendBatch, receipt_of
 from dmq.client.producer.core import Core
 from dmq.client.producer.routes import FRESH_SECONDS
 from dmq.errors import DMQError
-from dmq.model import Durability, DurabilityName, Message
+from dmq.model import Durability, DurabilityName, Message, Receipt
 from dmq.protocol.commands import Command
-from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, Kind
+from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, Frame, Kind
 from dmq.protocol.header import UNREADABLE, encode_header
 from dmq.protocol.produce import ProduceReply
 
-__all__ = ["LONE_SECONDS", "StraightPath"]
+__all__ = ["LonePath", "Outgoing", "StraightPath", "plain_reply", "reply_of", "request_of"]
 
-LONE_SECONDS: Final = 1.0
-"""How long a lone send waits for its answer in its own way. It must end before anything is sent again."""
 _BODY_BYTES_MAX: Final = 8 << 10  # a copy of so much costs less than what it saves
 
 _REQUEST: Final = int(Kind.REQUEST)
@@ -51,8 +52,32 @@ _unpack_crc: Final = _CRC.unpack_from
 _decode_reply: Final = msgspec.msgpack.Decoder(ProduceReply).decode
 
 
-class StraightPath:
-    """The straight path of one producer.
+class _Groove(NamedTuple):
+    """What the lone messages of one topic and durability have in common."""
+
+    lane: Lane
+    front: bytes  # the beginning of their headers
+    level: int
+    header_bytes: int
+    frame_bytes: int  # what a frame takes beside its body, as its length says it
+
+
+# A message as it went out: the body of its request, how many keys that has, its deadline, and when it went out.
+Outgoing: TypeAlias = tuple[bytes, int, float | None, float]
+
+
+class Checked(Link, Protocol):
+    """A link that says whether frames have checksums."""
+
+    @property
+    def is_checked(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Checked)
+
+
+class LonePath(Generic[C]):
+    """What the straight paths of both kinds of producers have in common.
 
     Attributes:
         taken: sends that took it to the end.
@@ -60,16 +85,89 @@ class StraightPath:
         late: sends that it took and gave to the general way, because something unusual happened.
     """
 
-    def __init__(self, core: Core, router: Router) -> None:
+    def __init__(self, core: Core, router: AnyRouter[Any, C]) -> None:
         self._core = core
         self._sender = core.sender
+        self._accumulator = core.accumulator
+        self._encode = core.sender.encode_lone
+        self._route_of = core.routes.get
         self._router = router
-        self._clock = core.clock
-        self._topics: dict[str, bytes] = {}  # the beginning of a header
+        self._monotonic = core.clock.monotonic
+        self._grooves: dict[tuple[str, str], _Groove] = {}
         self.taken = self.left = self.late = 0
 
-    def send(self, topic: str, message: Message, durability: DurabilityName, deadline: float) -> SendBatch | None:
-        """Send a message and wait a while for its answer: its batch, settled or not; None if nothing was done.
+    def _find(
+        self, topic: str, message: Message, durability: DurabilityName, deadline: float | None
+    ) -> tuple[_Groove, C, int, float] | None:
+        """How a message would go: over which connection, to one of how many queues, and what time it is.
+
+        None if it is not for this path.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        groove = self._grooves.get((topic, durability)) or self._groove(topic, durability)
+        if groove is None or not self._core.is_simple(message.body, message.key):
+            self.left += 1
+            return None
+        lane = groove[0]
+        if lane.under_way or lane.gathering is not None or lane.ready or len(message.body) > _BODY_BYTES_MAX:
+            self.left += 1
+            return None
+        route, now, connection = self._route_of(topic), self._monotonic(), self._router.link_for(topic)
+        if (
+            route is None or now - route.fetched_at >= FRESH_SECONDS or route.is_priority
+            or connection is None or not connection.is_checked
+            or (deadline is not None and deadline - now < LONE_SECONDS)
+        ):  # fmt: skip
+            self.left += 1
+            return None
+        self._core.check_plain(topic, message)
+        return groove, connection, route.queues, now
+
+    def _groove(self, topic: str, durability: DurabilityName) -> _Groove | None:
+        """What the messages of a topic have in common, if the first one has been sent."""
+        lane = self._core.plain_lane(topic, durability)
+        if lane is None or lane.key.durability not in _ALONE or not self._router.is_single:
+            return None
+        front = bytes((0x90 | _FIELDS,)) + encode_header(topic)
+        header_bytes = len(front) + _REST.size
+        frame_bytes = REST_BYTES + header_bytes + CRC_BYTES
+        groove = _Groove(lane, front, int(lane.key.durability), header_bytes, frame_bytes=frame_bytes)
+        self._grooves[topic, durability] = groove
+        return groove
+
+    def stored(self, lane: Lane, lone: Lone, reply: ProduceReply) -> Receipt | SendBatch:
+        """A message is stored: its receipt, or its batch if somebody waits for its end."""
+        self.taken += 1
+        with self._sender.lock:
+            batch = None if self._accumulator.end_lone(lane, lone) else self._accumulator.take_stand_in(lane)
+        if batch is None:
+            return receipt_of(reply, lane.place, lane.stream.producer_id, lone[1])
+        self._sender.stored(batch, reply)
+        return batch
+
+    def _late(self, lane: Lane, sent: Outgoing, connection: C) -> SendBatch:
+        """The batch that a message is from now on, in the sender's care unless it has ended."""
+        self.late += 1
+        with self._sender.lock:
+            batch = self._accumulator.take_stand_in(lane)
+        if not batch.is_done:  # as it is if the producer was closed meanwhile
+            batch.body, batch.key_count, batch.deadline, batch.sent_at = (sent[0],), *sent[1:]
+            batch.broker = connection.address
+            self._sender.watch(batch, connection)
+        return batch
+
+
+class StraightPath(LonePath[Connection]):
+    """The straight path of one producer of a blocking program."""
+
+    def send(
+        self, topic: str, message: Message, durability: DurabilityName, deadline: float
+    ) -> Receipt | SendBatch | None:
+        """Send a message and wait a while for its answer: its receipt, or the batch that it is after all.
+
+        None if nothing was done.
 
         Parameters:
             message: one that may go to any queue at once.
@@ -77,82 +175,64 @@ class StraightPath:
         Raises:
             InvalidMessage: it cannot be sent.
         """
-        core, sender, router = self._core, self._sender, self._router
-        lane = core.plain_lane(topic, durability, message.body, message.key)
-        if lane is None or lane.under_way or lane.gathering is not None or lane.ready:
-            return self._leave()
-        now, route = self._clock.monotonic(), core.routes.get(topic)
-        if (
-            route is None or now - route.fetched_at >= FRESH_SECONDS or not router.is_single
-            or lane.key.durability not in _ALONE or len(message.body) > _BODY_BYTES_MAX
-        ):  # fmt: skip
-            return self._leave()
-        connection = router.link_for(topic)
-        if connection is None or not connection.is_checked:
-            return self._leave()
-        core.check_plain(topic, message)
-        records, keys = sender.encode_lone(topic, message)
-        body = records[0]
+        found = self._find(topic, message, durability, deadline)
+        if found is None:
+            return None
+        groove, connection, queues, now = found
+        body, keys = self._encode(topic, message)
         correlation = connection.lead()
         if not correlation:
-            return self._leave()
-        batch: SendBatch | None = None
+            self.left += 1
+            return None
+        lane, lone = groove[0], None
         reply: ProduceReply | None = None
         try:
-            with sender.lock:
-                if sender.closed_by is None:
-                    batch = core.accumulator.take_alone(lane, len(message.body) + MESSAGE_BYTES, range(route.queues))
-            if batch is None:
-                return self._leave()
-            batch.body, batch.key_count, batch.deadline = records, keys, deadline
-            batch.sent_at, batch.broker, batch.is_tried = now, connection.address, True
-            front = self._topics.get(topic) or self._front(topic)
-            rest = _pack_rest(
-                0xCC, batch.queue, 1, keys, 0xCF, batch.producer_id, 0, 0xCF, batch.first_sequence, lane.key.durability
-            )  # fmt: skip
-            header_bytes = len(front) + _REST.size
-            length = REST_BYTES + header_bytes + len(body) + CRC_BYTES
-            head = _pack_head(length, WIRE_FORMAT, _REQUEST, _PRODUCE, 0, 0, correlation, header_bytes)
-            frame = b"".join((head, front, rest, body))
-            data = connection.converse(frame + _pack_crc(crc32c(frame)), min(deadline, now + LONE_SECONDS))
+            with self._sender.lock:
+                if self._sender.closed_by is None:
+                    lone = self._accumulator.take_lone(lane, len(message.body) + MESSAGE_BYTES, queues)
+            if lone is None:
+                self.left += 1
+                return None
+            data = connection.converse(request_of(groove, lone, correlation, body, keys=keys))
             if data is not None:
-                reply = _reply(data, correlation)
+                reply = reply_of(data, correlation)
             if reply is None:
-                self._be_late(batch, connection, correlation, data)
+                return self._be_late(lane, (body, keys, deadline, now), connection, (correlation, data))
         except BaseException:  # of a signal's handler
-            if batch is not None and batch.pending is None:
-                self._be_late(batch, connection, correlation, None)
+            if lane.lone is not None:
+                self._be_late(lane, (body, keys, deadline, now), connection, (correlation, None))
             raise
         finally:
             connection.leave()
-        if reply is not None:
-            self.taken += 1
-            sender.stored(batch, reply)
-        return batch
+        return self.stored(lane, lone, reply)
 
-    def _leave(self) -> SendBatch | None:
-        self.left += 1
-        return None
-
-    def _front(self, topic: str) -> bytes:
-        front = self._topics[topic] = bytes((0x90 | _FIELDS,)) + encode_header(topic)
-        return front
-
-    def _be_late(self, batch: SendBatch, connection: Connection, correlation: int, data: bytes | None) -> None:
-        """Leave a send to the general way, with whatever came instead of its answer."""
-        self.late += 1
-        sender = self._sender
-        sender.watch(batch, connection)
+    def _be_late(
+        self, lane: Lane, sent: Outgoing, connection: Connection, answer: tuple[int, bytes | None]
+    ) -> SendBatch:
+        """Leave a message to the general way, with whatever came instead of its answer."""
+        batch, sender, (correlation, data) = self._late(lane, sent, connection), self._sender, answer
+        if batch.is_done:
+            return batch
         try:
-            batch.pending = connection.expect(correlation, lambda answer: sender.answered(batch, connection, answer))
+            batch.pending = connection.expect(correlation, lambda came: sender.answered(batch, connection, came))
         except DMQError as error:  # the connection is closed
             sender.answered(batch, connection, error)
-            return
+            return batch
         if data is not None:
             connection.hear(data)
+        return batch
 
 
-def _reply(data: bytes, correlation: int) -> ProduceReply | None:
+def request_of(groove: _Groove, lone: Lone, correlation: int, body: bytes, *, keys: int) -> bytes:
+    """The frame of a request."""
+    lane, front, level, header_bytes, frame_bytes = groove
+    head = _pack_head(frame_bytes + len(body), WIRE_FORMAT, _REQUEST, _PRODUCE, 0, 0, correlation, header_bytes)
+    rest = _pack_rest(0xCC, lone[0], 1, keys, 0xCF, lane.stream.producer_id, 0, 0xCF, lone[1], level)
+    frame = b"".join((head, front, rest, body))
+    return frame + _pack_crc(crc32c(frame))
+
+
+def reply_of(data: bytes, correlation: int) -> ProduceReply | None:
     """The answer to a request that went well, if these bytes are it and nothing else."""
     end = len(data) - CRC_BYTES
     if end < HEAD_BYTES:
@@ -166,5 +246,15 @@ def _reply(data: bytes, correlation: int) -> ProduceReply | None:
         return None
     try:
         return _decode_reply(data[HEAD_BYTES : HEAD_BYTES + header_bytes])
+    except UNREADABLE:
+        return None
+
+
+def plain_reply(frame: Frame) -> ProduceReply | None:
+    """The same of a frame."""
+    if frame.status or frame.command != _PRODUCE:
+        return None
+    try:
+        return _decode_reply(frame.header)
     except UNREADABLE:
         return None

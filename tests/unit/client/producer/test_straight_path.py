@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dmq
-from dmq.client.producer.straight_path import _reply
+from dmq.client.producer.straight_path import reply_of
 from dmq.errors import UnknownTopic
 from dmq.model import Durability, DurabilityName
 from dmq.protocol.commands import Command, error_frame, produce_answer, response_head
@@ -30,17 +30,17 @@ def broker() -> Iterator[TestBroker]:
 
 def test_only_the_plain_answer_to_the_request_is_taken() -> None:
     answer = seal_whole(produce_answer(7, 1, 2, 3, durability=1, is_duplicate=False))
-    assert _reply(answer, 7) == ProduceReply(1, 2, 3, Durability.STORED)
+    assert reply_of(answer, 7) == ProduceReply(1, 2, 3, Durability.STORED)
     longer = seal_whole(response_head(Command.PRODUCE, ProduceReply(1, 2, 3, Durability.STORED), 7))
-    assert _reply(longer, 7) == _reply(answer, 7), "MessagePack has several ways to say a number"
-    assert _reply(answer, 8) is None
+    assert reply_of(longer, 7) == reply_of(answer, 7), "MessagePack has several ways to say a number"
+    assert reply_of(answer, 8) is None
     refused = seal_whole(error_frame(UnknownTopic("no"), Command.PRODUCE, 7))
     for data in (b"", answer[:10], answer[:-1], answer + answer, refused, answer[1:]):
-        assert _reply(data, 7) is None
+        assert reply_of(data, 7) is None
     for bit in range(8 * len(answer)):
         turned = bytearray(answer)
         turned[bit >> 3] ^= 1 << (bit & 7)
-        assert _reply(bytes(turned), 7) is None, bit
+        assert reply_of(bytes(turned), 7) is None, bit
 
 
 @pytest.mark.parametrize("durability", ["stored", "flushed"])
@@ -122,11 +122,10 @@ def test_a_send_that_a_signal_ends_leaves_the_producer_in_order(broker: TestBrok
             link = producer._router.link_for("orders")
             assert link is not None
             wire: Any = link._wire
-            poll = wire.poll
-            wire.poll = lambda _: os.kill(os.getpid(), signal.SIGUSR1)
+            wire.answer = lambda: os.kill(os.getpid(), signal.SIGUSR1)
             with pytest.raises(Stop):
                 producer.send("orders", b"second", durability="stored")
-            wire.poll = poll
+            del wire.answer
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert producer.send("orders", b"third", durability="stored").offset >= 0
