@@ -21,7 +21,7 @@ import msgspec
 
 from dmq.registry.contents import ShardContent, hex_id
 
-__all__ = ["Obstacle", "Situation", "Standing", "delay_of", "obstacle", "won_record"]
+__all__ = ["Obstacle", "Situation", "Standing", "delay_of", "has_compared", "obstacle", "won_record"]
 
 STEP_SECONDS: Final = 0.2  # between those that stand, the furthest first
 SKEW_SECONDS: Final = 5.0  # a clock that is further off makes its member the last to stand
@@ -34,6 +34,7 @@ class Standing(msgspec.Struct, frozen=True):
     last_epoch: int
     end: int
     skew_seconds: float = 0.0
+    is_doubtful: bool = False
 
 
 class Obstacle(StrEnum):
@@ -44,7 +45,7 @@ class Obstacle(StrEnum):
     NOT_IN_SYNC = "it is not in the in-sync set"
     PROMISED = "it has promised not to"
     FOLLOWING = "it still follows"
-    DOUBTFUL = "its tail was cut or damaged, and no other in-sync member answers to compare with"
+    DOUBTFUL = "its tail was cut or damaged, and no other in-sync member shows that nothing committed is missing"
     UNSETTLED = "an earlier write of its own is not settled"
     OLD_REGISTRY = "the registry's record is older than one that it has seen"
 
@@ -57,7 +58,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         is_promised: its promise is not over.
         is_following: it still takes a leader's units.
         is_doubtful: see `storage.upkeep.identity.Membership`.
-        has_compared: another in-sync member has said how far it goes.
+        has_compared: see the function of that name.
         is_unsettled: a write of its own has no answer, and no later one has.
         revision_seen: the highest revision of the record that it has seen.
     """
@@ -89,6 +90,22 @@ def obstacle(situation: Situation) -> Obstacle:
         ),
     )
     return next((why for is_so, why in checks if is_so), Obstacle.NONE)
+
+
+def has_compared(own: Standing, others: Iterable[Standing], record: ShardContent) -> bool:
+    """Whether a doubtful member knows that it lacks nothing that was committed.
+
+    It does if a member of the set that is not doubtful goes no further. If all are doubtful, as after a loss of power,
+    all of them must have said how far they go: what one of them has lost, another one may have.
+
+    Parameters:
+        others: what other members have said.
+    """
+    in_set = [other for other in others if hex_id(other.replica) in record.in_sync and other.replica != own.replica]
+    if any((other.last_epoch, other.end) > (own.last_epoch, own.end) for other in in_set):
+        return False
+    is_all = {hex_id(other.replica) for other in in_set} >= {*record.in_sync} - {hex_id(own.replica)}
+    return is_all or any(not other.is_doubtful for other in in_set)
 
 
 def delay_of(own: Standing, others: Iterable[Standing]) -> float:

@@ -125,6 +125,7 @@ class Member:
         self._registration: Registration | None = None
         self._diverged: tuple[int, int] | None = None  # the epoch, and the last promotion with loss, when it did
         self._obstacle = ""
+        self._told = ""  # the last one that was logged
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._is_begun = False
@@ -321,10 +322,11 @@ class Member:
         return False
 
     def _tell_obstacle(self, why: str) -> None:
-        if why != self._obstacle:
-            self._obstacle = why
-            if why and why not in (Obstacle.LED, Obstacle.PROMISED, Obstacle.FOLLOWING):
-                log.warning("does not stand", shard=self._place.shard, broker=self._place.broker, why=why)
+        self._obstacle = why
+        is_usual = why in ("", Obstacle.LED, Obstacle.PROMISED, Obstacle.FOLLOWING)
+        if why != self._told and not is_usual:
+            self._told = why
+            log.warning("does not stand", shard=self._place.shard, broker=self._place.broker, why=why)
 
     async def _settle(self) -> None:
         assert self._replica is not None
@@ -375,6 +377,7 @@ class Member:
             await self._wait_again()
             return
         self.role = Role.FOLLOWING
+        self._told = ""
         self._tell_obstacle(str(Obstacle.FOLLOWING))
         log.info(
             "follows",
@@ -531,6 +534,14 @@ class Member:
             end=end,
             now_ms=max(0, self._directory.clock.now_ms()),
             is_in_sync=record is not None and hex_id(member.replica_id) in record.in_sync,
+            role=str(self.role),
+            committed=replica.applied if self._term is None else self._term.in_sync.committed,
+            promise_ms=round(max(0.0, self._post.promise.until - self._post.now()) * 1000),
+            revision=member.revision,
+            right="" if self._term is None else str(self._term.right),
+            obstacle="" if self._term is not None else self._obstacle,
+            damaged=len(replica.derived.damage),
+            is_doubtful=member.doubtful,
         )
 
     async def repair(self, asked: Repair) -> tuple[RepairReply, Buffer]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.registry.contents import ShardContent, hex_id
-from dmq.shard.election import Obstacle, Situation, Standing, delay_of, obstacle, won_record
+from dmq.shard.election import Obstacle, Situation, Standing, delay_of, has_compared, obstacle, won_record
 
 ME, A, B = 1, 2, 3
 
@@ -54,6 +54,26 @@ def test_a_doubtful_member_compares_first_unless_it_is_the_only_one() -> None:
     doubtful = msgspec.structs.replace(READY, is_doubtful=True)
     assert obstacle(msgspec.structs.replace(doubtful, has_compared=True)) is Obstacle.NONE
     assert obstacle(msgspec.structs.replace(doubtful, record=record(ME))) is Obstacle.NONE
+
+
+@pytest.mark.parametrize(
+    ("others", "is_enough"),
+    [
+        ([], False),
+        ([Standing(A, 7, 100)], True),
+        ([Standing(A, 7, 101)], False),
+        ([Standing(A, 8, 50)], False),
+        ([Standing(A, 7, 50, is_doubtful=True)], False),
+        ([Standing(A, 7, 50, is_doubtful=True), Standing(B, 7, 60, is_doubtful=True)], True),
+        ([Standing(A, 7, 50, is_doubtful=True), Standing(B, 7, 101, is_doubtful=True)], False),
+        ([Standing(A, 7, 100, is_doubtful=True), Standing(B, 7, 100)], True),
+        ([Standing(9, 7, 100)], False),  # a broker that has another disk now
+    ],
+)
+def test_a_doubtful_member_is_content_with_those_that_show_that_it_lacks_nothing(
+    others: list[Standing], is_enough: bool
+) -> None:
+    assert has_compared(Standing(ME, 7, 100), others, record(ME, A, B)) is is_enough
 
 
 def test_the_furthest_stands_first_and_a_wrong_clock_last() -> None:

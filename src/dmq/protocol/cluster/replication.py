@@ -104,6 +104,7 @@ class StandingReply(Header, frozen=True):
     right: OptionalName = ""  # why it may serve if it leads
     obstacle: Text = ""  # why it does not stand, or does nothing at all
     damaged: U32 = 0  # ranges of its journal
+    is_doubtful: bool = False  # it may lack what it has confirmed: others do not compare with it alone
 
 
 class Handover(Header, frozen=True):

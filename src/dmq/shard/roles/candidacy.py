@@ -2,7 +2,7 @@
 
 What always holds:
 - It stands only while `election.obstacle` finds nothing against it, which is asked again right before the write.
-- A doubtful member stands only if another in-sync member has told how far it goes, and is not further.
+- A doubtful member stands only if the others of the set show that it lacks nothing (`election.has_compared`).
 - A write without an answer, or whose answer came later than half a session, counts as lost. Before this member stands
   again, a later write has been answered and an entry `/leader` of its own is deleted; the next epoch is higher.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from statistics import median_low
 from typing import Final, NamedTuple
 
@@ -22,7 +21,7 @@ from dmq.event_log import EventLog
 from dmq.protocol.cluster import replication
 from dmq.registry.contents import LeaderContent, ShardContent, encode_content, hex_id
 from dmq.registry.registry import Check, Create, Delete
-from dmq.shard.election import Obstacle, Situation, Standing, delay_of, obstacle, won_record
+from dmq.shard.election import Obstacle, Situation, Standing, delay_of, has_compared, obstacle, won_record
 from dmq.shard.roles.post import Post
 from dmq.storage.replica import Replica
 
@@ -77,8 +76,10 @@ class Candidacy:
             )
         )
 
-    def _may(self, replica: Replica, *, has_compared: bool) -> bool:
-        return self.obstacle(replica, has_compared=has_compared) is Obstacle.NONE
+    def _may(self, replica: Replica, own: Standing, others: list[Standing]) -> bool:
+        record = self._post.view.record
+        is_known = record is not None and has_compared(own, others, record)
+        return self.obstacle(replica, has_compared=is_known) is Obstacle.NONE
 
     # --- settling ---------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Candidacy:
             at_once: the leader has handed over to us; nobody else stands for now.
         """
         own, *others = _by_median([self._own(replica), *([] if at_once else await self._ask(replica))])
-        if not self._may(replica, has_compared=_has_compared(own, others)):
+        if not self._may(replica, own, others):
             return None
         delay = delay_of(own, others)
         if delay:
@@ -122,7 +123,7 @@ class Candidacy:
         except DMQError as error:
             log.info("does not stand: the registry does not answer", shard=self._post.place.shard, error=error)
             return None
-        if not self._may(replica, has_compared=_has_compared(own, others)):
+        if not self._may(replica, own, others):
             return None
         return await self._write(replica)
 
@@ -147,7 +148,8 @@ class Candidacy:
         with contextlib.suppress(DMQError, TimeoutError):
             async with asyncio.timeout(_ASK_SECONDS):
                 reply = await self._post.peers.standing(address, question, _ASK_SECONDS)
-            return Standing(reply.replica, reply.last_epoch, reply.end, (reply.now_ms - clock.now_ms()) / 1000)
+            skew_seconds = (reply.now_ms - clock.now_ms()) / 1000
+            return Standing(reply.replica, reply.last_epoch, reply.end, skew_seconds, is_doubtful=reply.is_doubtful)
         return None
 
     async def _write(self, replica: Replica) -> Victory | None:
@@ -181,9 +183,3 @@ def _by_median(standings: list[Standing]) -> list[Standing]:
     """The skew of each from the clock in the middle: whose clock is wrong, only several of them can tell."""
     middle = median_low([one.skew_seconds for one in standings])
     return [msgspec.structs.replace(one, skew_seconds=one.skew_seconds - middle) for one in standings]
-
-
-def _has_compared(own: Standing, others: Iterable[Standing]) -> bool:
-    """Whether another one has told how far it goes, and none of them is further."""
-    known = [(other.last_epoch, other.end) for other in others]
-    return bool(known) and max(known) <= (own.last_epoch, own.end)
