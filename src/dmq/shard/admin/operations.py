@@ -22,9 +22,12 @@ from dmq.clock import Clock
 from dmq.errors import (
     Busy,
     DMQError,
+    InvalidRequest,
     InvalidSettings,
+    NotEnoughReplicas,
     NotLeader,
     RegistryConflict,
+    RegistryDown,
     SessionExpired,
     ShardConflict,
     UnknownEntry,
@@ -39,11 +42,14 @@ from dmq.registry.contents import (
     ShardContent,
     decode_content,
     encode_content,
+    hex_id,
 )
-from dmq.registry.paths import Paths, name_of
-from dmq.registry.registry import Check, Create, Delete, Operation, Put, Registry
+from dmq.registry.paths import name_of
+from dmq.registry.registry import Check, Create, Delete, Operation, Put
 from dmq.shard.admin.overview import MemberView, Overview, Sighting, overview_of
 from dmq.shard.peers import Peers
+from dmq.shard.record.shard_view import ShardView
+from dmq.shard.report import MemberReport, Role
 
 __all__ = ["Done", "LocalMember", "Mended", "Operations", "RecordChange"]
 
@@ -86,6 +92,11 @@ class Mended(NamedTuple):
 class LocalMember(Protocol):
     """What is asked of the member of this process."""
 
+    @property
+    def view(self) -> ShardView: ...
+
+    def report(self) -> MemberReport: ...
+
     def standing(self, asked: Standing) -> StandingReply: ...
 
     async def hand_over(self, to: str | None = None) -> str: ...
@@ -97,33 +108,38 @@ class Operations:
     """The shards, as one member reaches them.
 
     Parameters:
-        peers: the way to the other members.
         member: our own.
-        broker, shard: our own names.
+        peers: the way to the others.
+        broker: our own name.
 
     Attributes:
         election_seconds: how long another leader is waited for.
     """
 
-    def __init__(
-        self, registry: Registry, peers: Peers, member: LocalMember, clock: Clock, *, broker: str, shard: str
-    ) -> None:
-        self._registry = registry
-        self._peers = peers
+    def __init__(self, member: LocalMember, peers: Peers, clock: Clock, broker: str) -> None:
         self._member = member
+        self._view = member.view
+        self._registry = member.view.registry
+        self._peers = peers
         self._clock = clock
-        self._paths = Paths()
+        self._paths = member.view.paths
         self._asking = asyncio.Semaphore(_ASKED_MAX)
         self.broker = broker
-        self._shard = shard
+        self._shard = member.view.shard
         self.election_seconds = _ELECTION_SECONDS
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
     async def shards(self, after: str = "", limit: int = 100) -> tuple[list[Overview], str]:
-        """Shards by name, from one name on, and where to go on after them; "" if these are all."""
-        names = [name for name in await self._names() if name > after]
-        nodes = await self._nodes()
+        """Shards by name, from one name on, and where to go on after them; "" if these are all.
+
+        While the registry does not answer, our own alone.
+        """
+        try:
+            names = [name for name in await self._names() if name > after]
+            nodes = await self._nodes()
+        except RegistryDown:
+            return ([] if after else [await self.shard()]), ""
         found = await asyncio.gather(*(self._sighting(name, nodes) for name in names[:limit]))
         return [overview_of(one) for one in found], names[limit - 1] if len(names) > limit else ""
 
@@ -132,9 +148,16 @@ class Operations:
 
         Raises:
             UnknownEntry: there is no such shard.
-            RegistryDown: the registry does not answer.
+            RegistryDown: the registry does not answer, and this member knows nothing of the shard.
         """
-        return overview_of(await self._sighting(name or self._shard, await self._nodes()))
+        name = name or self._shard
+        try:
+            seen = await self._sighting(name, await self._nodes())
+        except RegistryDown:
+            if name != self._shard or self._view.record is None:
+                raise
+            seen = await self._remembered(self._view.record)
+        return overview_of(seen)
 
     async def _names(self) -> list[str]:
         return [name_of(entry.path) for entry in await self._registry.children(self._paths.shards)]
@@ -149,38 +172,67 @@ class Operations:
         if entry is None:
             known = ", ".join(await self._names()) or "none"
             raise UnknownEntry(f"there is no shard {name!r}: those there are: {known}", shard=name)
-        record = decode_content(ShardContent, entry.value, entry.path)
         path = self._paths.leader(name)
         held = await self._registry.read(path)
-        ours = {broker: node for broker, node in nodes.items() if broker in record.members and node.shard == name}
-        answers = await asyncio.gather(*(self._ask(name, record, broker, node) for broker, node in ours.items()))
-        heard = {broker: answer for broker, answer in zip(ours, answers, strict=True) if answer is not None}
-        return Sighting(
-            name=name,
+        return await self._heard(
+            Sighting(
+                name=name,
+                record=decode_content(ShardContent, entry.value, entry.path),
+                version=entry.version,
+                leader=None if held is None else decode_content(LeaderContent, held.value, path),
+                nodes=nodes,
+                own_obstacle=self._own_obstacle if name == self._shard else "",
+            ),
+            await self._cluster(),
+        )
+
+    async def _remembered(self, record: ShardContent) -> Sighting:
+        """Our shard as our member knew it when the registry answered last, and what its members say now."""
+        view = self._view
+        seen = Sighting(
+            name=self._shard,
             record=record,
-            version=entry.version,
-            leader=None if held is None else decode_content(LeaderContent, held.value, path),
+            version=view.version,
+            leader=view.leader,
+            nodes=view.nodes,
+            is_registry_down=True,
+        )
+        return seen if view.cluster is None else await self._heard(seen, view.cluster.id)
+
+    @property
+    def _own_obstacle(self) -> str:
+        """Why our own member has not joined yet."""
+        report = self._member.report()
+        return report.obstacle if report.role is Role.STARTING else ""
+
+    async def _heard(self, seen: Sighting, cluster: str) -> Sighting:
+        """Ask the members of a shard, all at once."""
+        members = seen.record.members
+        ours = {broker: node for broker, node in seen.nodes.items() if broker in members and node.shard == seen.name}
+        asked = Standing(cluster, seen.name, 0, max(0, self._clock.now_ms()))
+        answers = await asyncio.gather(*(self._ask(asked, broker, ours[broker], members[broker]) for broker in ours))
+        heard = {broker: answer for broker, answer in zip(ours, answers, strict=True) if answer is not None}
+        return msgspec.structs.replace(
+            seen,
             nodes=ours,
             said={broker: said for broker, (said, _) in heard.items()},
             skews={broker: skew for broker, (_, skew) in heard.items() if broker != self.broker},
         )
 
     async def _ask(
-        self, shard: str, record: ShardContent, broker: str, node: NodeContent
+        self, asked: Standing, broker: str, node: NodeContent, replica: str
     ) -> tuple[StandingReply, int] | None:
         """What a member says, and by how much its clock is ahead; None if it says nothing."""
-        cluster = await self._cluster()
         async with self._asking:
             sent_ms = self._clock.now_ms()
-            asked = Standing(cluster, shard, 0, sent_ms)
             try:
                 if broker == self.broker:
                     said = self._member.standing(asked)
                 else:
                     said = await self._peers.standing(node.replication_address, asked, _ANSWER_SECONDS)
-            except DMQError:
+            except (DMQError, TimeoutError):
                 return None
-        if f"{said.replica:016x}" != record.members[broker]:
+        if hex_id(said.replica) != replica:
             return None  # a replaced disk; what it has says nothing of the one that the record knows
         return said, said.now_ms - (sent_ms + self._clock.now_ms()) // 2
 
@@ -275,7 +327,10 @@ class Operations:
             address = "" if node is None else node.address
             raise NotLeader(f"{view.leader} leads shard {view.name}, at {address}: ask it", leader=address)
         log.info("hand-over asked for", shard=view.name, by=by, to=to or None)
-        taken = await self._member.hand_over(to or None)
+        try:
+            taken = await self._member.hand_over(to or None)
+        except (NotEnoughReplicas, InvalidRequest) as error:
+            raise ShardConflict(f"{view.leader} leads on: {error.message}", shard=view.name) from error
         after = await self._await_leader(view.name, taken)
         is_done = after.leader == taken
         what = f"{taken} leads in epoch {after.record.epoch}" if is_done else f"{taken} is asked to lead"
@@ -308,13 +363,14 @@ class Operations:
                 return first, view
             put = Put(path, encode_content(wanted), seen.version)
             try:
-                await self._registry.write([*(self._absence(name) if without_leader else ()), put])
+                await self._view.write([*(self._absence(name) if without_leader else ()), put])
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
             except WriteUnknown:
                 await self._settle(path)
                 is_again = True
             else:
+                self._view.ask()
                 return first, await self.shard(name)
         raise Busy(f"the record of shard {name} changes all the time: try again", shard=name)
 
@@ -327,7 +383,7 @@ class Operations:
         """Wait until a write that was not answered is carried out, or never will be."""
         for _ in range(_ATTEMPTS):
             try:
-                await self._registry.write([Check(path, None)])
+                await self._view.write([Check(path, None)])
             except WriteUnknown:
                 await asyncio.sleep(_PAUSE_SECONDS)
             except (RegistryConflict, SessionExpired):
@@ -376,11 +432,12 @@ def changed_record(view: Overview, change: RecordChange) -> ShardContent | None:
     _check_current(view)
     least = record.min_in_sync if change.min_in_sync is None else change.min_in_sync
     most = record.replicas if change.replicas is None else change.replicas
-    members, in_sync, lives = dict(record.members), record.in_sync, dict(record.lives)
+    members, in_sync, lives, marks = dict(record.members), record.in_sync, dict(record.lives), dict(record.marks)
     if change.remove and change.remove in members:
         gone = _removable(view, change.remove).replica
         del members[change.remove]
         lives.pop(gone, None)
+        marks.pop(gone, None)
         in_sync = [replica for replica in in_sync if replica != gone]
         if len(in_sync) < len(record.in_sync) and len(in_sync) < least:
             raise ShardConflict(
@@ -399,7 +456,7 @@ def changed_record(view: Overview, change: RecordChange) -> ShardContent | None:
             "remove it (--remove) first"
         )
     wanted = msgspec.structs.replace(
-        record, members=members, in_sync=in_sync, lives=lives, min_in_sync=least, replicas=most
+        record, members=members, in_sync=in_sync, lives=lives, marks=marks, min_in_sync=least, replicas=most
     )
     return None if wanted == record else msgspec.structs.replace(wanted, revision=record.revision + 1)
 

@@ -45,6 +45,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         nodes: those that are registered, by the names of brokers.
         said: what members answered, by name.
         skews: by how many milliseconds a member's clock is ahead of ours.
+        is_registry_down: the registry does not answer: its part is what it said last.
+        own_obstacle: why the member that is asked has not joined yet.
     """
 
     name: str
@@ -52,8 +54,10 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     leader: LeaderContent | None
     nodes: Mapping[str, NodeContent]
-    said: Mapping[str, StandingReply]
-    skews: Mapping[str, int]
+    said: Mapping[str, StandingReply] = {}
+    skews: Mapping[str, int] = {}
+    is_registry_down: bool = False
+    own_obstacle: str = ""
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +156,7 @@ def overview_of(seen: Sighting) -> Overview:
             )
         )
     view = Overview(name=seen.name, record=record, leader=leader, members=members)
-    found = sorted(_findings(view, is_led=seen.leader is not None), key=lambda finding: -finding.severity)
+    found = sorted(_findings(view, seen), key=lambda finding: -finding.severity)
     return msgspec.structs.replace(view, findings=found or [_fine(view)])
 
 
@@ -187,7 +191,16 @@ def _fine(view: Overview) -> Finding:
     )
 
 
-def _findings(view: Overview, *, is_led: bool) -> Iterator[Finding]:
+def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
+    if seen.own_obstacle:
+        yield Finding(Severity.PROBLEM, f"the member that was asked cannot join: {seen.own_obstacle}")
+    if seen.is_registry_down:
+        yield Finding(
+            Severity.PROBLEM,
+            "the registry does not answer: nobody can be elected, and no set changes; who is registered and in the set "
+            "is what it said last",
+            "bring it back; the shard goes on as long as its members hear each other",
+        )
     if view.is_stale:
         yield Finding(
             Severity.PROBLEM,
@@ -195,7 +208,7 @@ def _findings(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             f"{view.revision_seen}; nobody stands, and no set is changed",
             "bring the newest data of the registry back; this one knows nothing of what happened since",
         )
-    yield from _with_leader(view, is_led=is_led) if view.leader else _without_leader(view)
+    yield from _with_leader(view, is_led=seen.leader is not None) if view.leader else _without_leader(view)
     yield from _about_members(view)
     yield from _about_record(view)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dmq.clock import SystemClock
-from dmq.errors import NotConnected, ShardConflict
+from dmq.errors import NotConnected, NotEnoughReplicas
 from dmq.protocol.cluster.replication import Standing, StandingReply
 from dmq.registry.contents import (
     ClusterContent,
@@ -22,6 +22,8 @@ from dmq.registry.memory import MemoryRegistry
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Create, Delete, Put
 from dmq.shard.admin.operations import Mended, Operations
+from dmq.shard.record.shard_view import ShardView
+from dmq.shard.report import MemberReport, Role
 
 CLUSTER = "00000000000000c1"
 PATHS = Paths()
@@ -48,7 +50,7 @@ def reply(name: str, **more: Any) -> StandingReply:
         "replica": IDS[name],
         "last_epoch": 7,
         "end": 1000,
-        "now_ms": SystemClock().now_ms(),
+        "now_ms": 0,
         "role": "leading" if name == "a" else "following",
         "committed": 900,
         "revision": 5,
@@ -57,21 +59,31 @@ def reply(name: str, **more: Any) -> StandingReply:
     return StandingReply(**fields | more)
 
 
+def now(said: StandingReply) -> StandingReply:
+    """By a clock that is right."""
+    return msgspec.structs.replace(said, now_ms=SystemClock().now_ms())
+
+
 class SceneMember:
     """The member of this process."""
 
     def __init__(self, scene: ShardScene) -> None:
         self._scene = scene
+        self.view = ShardView(scene.client, "s1")
+        self.told = MemberReport(broker=scene.asked, shard="s1", role=Role.FOLLOWING)
         self.handed_to: list[str | None] = []
         self.takes_over = "b"
 
+    def report(self) -> MemberReport:
+        return self.told
+
     def standing(self, asked: Standing) -> StandingReply:
-        return self._scene.said[self._scene.asked]
+        return now(self._scene.said[self._scene.asked])
 
     async def hand_over(self, to: str | None = None) -> str:
         self.handed_to.append(to)
         if to == "c":
-            raise ShardConflict("c is 3.0 s behind: nothing has changed")
+            raise NotEnoughReplicas("no follower is within a second of the leader")
         await self._scene.elect(to or self.takes_over)
         return to or self.takes_over
 
@@ -94,7 +106,7 @@ class ShardScene:
         self.others = self.registry.connect(beats=False)
         self.said = {name: reply(name) for name in IDS}
         self.member = SceneMember(self)
-        self.operations = Operations(self.client, self, self.member, SystemClock(), broker=asked, shard="s1")  # type: ignore[arg-type]
+        self.operations = Operations(self.member, self, SystemClock(), asked)  # type: ignore[arg-type]
         self.operations.election_seconds = 0.05
         self.asked_at: list[tuple[str, Standing]] = []
 
@@ -117,7 +129,7 @@ class ShardScene:
         name = address.partition(":")[0]
         if name not in self.said:
             raise NotConnected(f"{address} does not answer")
-        return self.said[name]
+        return now(self.said[name])
 
     async def record(self) -> ShardContent:
         entry = await self.others.read(PATHS.shard("s1"))
@@ -129,8 +141,9 @@ class ShardScene:
 
     async def elect(self, name: str) -> None:
         """Let another member lead, as an election does."""
-        now = await self.record()
-        won = msgspec.structs.replace(now, revision=now.revision + 1, epoch=now.epoch + 1, leader=hex_id(IDS[name]))
+        before = await self.record()
+        revision, epoch = before.revision + 1, before.epoch + 1
+        won = msgspec.structs.replace(before, revision=revision, epoch=epoch, leader=hex_id(IDS[name]))
         path = PATHS.leader("s1")
         if await self.others.read(path) is not None:
             await self.others.write([Delete(path, None)])

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dmq.errors import DMQError, InvalidSettings, NotLeader, ShardConflict, UnknownEntry, WriteUnknown
+from dmq.errors import DMQError, InvalidSettings, NotLeader, RegistryDown, ShardConflict, UnknownEntry, WriteUnknown
 from dmq.registry.contents import ShardContent, encode_content, hex_id
 from dmq.registry.memory import Fate
 from dmq.registry.registry import Create, Delete
 from dmq.shard.admin.operations import RecordChange
+from dmq.shard.report import Role
 from tests.unit.shard.admin.shard_scene import CLUSTER, PATHS, A, B, C, ShardScene, node, record, reply
 
 Story = Callable[[ShardScene], Awaitable[None]]
@@ -73,6 +74,33 @@ def test_a_member_that_does_not_answer_or_has_another_disk_is_shown_as_it_is() -
         assert b.is_in_sync
         assert c is not None
         assert c.said is None
+
+    run(story)
+
+
+def test_while_the_registry_is_down_the_shard_is_shown_as_it_was_known_last() -> None:
+    async def story(scene: ShardScene) -> None:
+        await scene.member.view.refresh()
+        scene.client.cut()
+        scene.said["c"] = reply("c", end=400)
+        for view in (await scene.operations.shard(), (await scene.operations.shards())[0][0]):
+            assert view.leader == "a"
+            assert view.members[2].lag == 600
+            assert "the registry does not answer" in view.findings[0].what
+        assert await scene.operations.shards("s1") == ([], "")
+        with pytest.raises(RegistryDown):
+            await scene.operations.shard("s2")
+        await refused(scene.operations.change("s1", RecordChange(replicas=4), by="me"), RegistryDown, "reached")
+
+    run(story)
+
+
+def test_a_member_that_cannot_join_says_so_itself() -> None:
+    async def story(scene: ShardScene) -> None:
+        why = "this directory is a member of another cluster"
+        scene.member.told = msgspec.structs.replace(scene.member.told, role=Role.STARTING, obstacle=why)
+        view = await scene.operations.shard()
+        assert view.findings[0].what == f"the member that was asked cannot join: {why}"
 
     run(story)
 
@@ -317,7 +345,7 @@ def test_the_leader_hands_over() -> None:
     ("to", "kind", "words"),
     [
         ("a", ShardConflict, "a leads already"),
-        ("c", ShardConflict, "3.0 s behind"),
+        ("c", ShardConflict, "a leads on: no follower is within a second of the leader"),
         ("x", UnknownEntry, "shard s1 has no member 'x'"),
     ],
 )
