@@ -50,6 +50,7 @@ class ServedBroker:
         }
         self._thread: threading.Thread | None = None
         self._drain_seconds: float | None = 0.0
+        self._is_killed = False
 
     @property
     def url(self) -> str:
@@ -77,13 +78,17 @@ class ServedBroker:
         self._settings["port"] = self.server.port
         ready.set()
         await self._stop.wait()
-        await self.server.stop(self._drain_seconds)
+        await (self.server.abort() if self._is_killed else self.server.stop(self._drain_seconds))
 
-    def stop(self, drain_seconds: float | None = 0.0) -> None:
+    def kill(self) -> None:
+        """End it as kill -9 does; what it leaves are `files.kill()`."""
+        self.stop(is_killed=True)
+
+    def stop(self, drain_seconds: float | None = 0.0, *, is_killed: bool = False) -> None:
         """End it cleanly."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._drain_seconds = drain_seconds
+            self._drain_seconds, self._is_killed = drain_seconds, is_killed
             self.loop.call_soon_threadsafe(self._stop.set)
             thread.join(SECONDS)
             assert not thread.is_alive(), "the broker does not stop"

@@ -27,7 +27,7 @@ from dmq.protocol import (
 )
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
 from dmq.protocol.produce import ProduceReply
-from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits
+from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits, ShardInfo
 from dmq.settings import BrokerSettings, Settings
 
 
@@ -92,6 +92,8 @@ class Peer:
         self._limits = Limits(FRAME_BYTES_MAX, 4 << 20, heartbeat_ms, 1000, 1 << 24, 30_000)
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
+        self.shard: ShardInfo | None = None  # what it says of itself
+        self.is_mute = False  # it answers no hello
         self.frames: list[Frame] = []
         self.sockets: list[socket.socket] = []
         self._checked: set[socket.socket] = set()  # of clients that want checksums
@@ -129,8 +131,10 @@ class Peer:
 
     def _take(self, sock: socket.socket, frame: Frame) -> None:
         if frame.command == Command.HELLO:
+            if self.is_mute:
+                return
             features = [FRAME_CRC] if sock in self._checked else []
-            reply = HelloReply("peer", "", 1, self._limits, features=features)
+            reply = HelloReply("peer", "", 1, self._limits, features=features, shard=self.shard)
             self.send(sock, response_head(frame.command, reply, frame.correlation))
             return
         if frame.command == Command.HEARTBEAT and frame.kind == Kind.REQUEST:

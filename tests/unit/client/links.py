@@ -62,6 +62,7 @@ class FakeLink:
     """A link that keeps what it is given."""
 
     client_id = "me"
+    is_member = False
 
     def __init__(self, host: str = "one") -> None:
         self.address = Address(host, 9611)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
-from dmq.client.connection.link import Peer, call_with
-from dmq.client.connection.session import OnAnswer, Pending, Push, Session
+from dmq.client.connection.link import ConnectionOwner, Peer, call_with
+from dmq.client.connection.session import OnAnswer, Pending, Session
 from dmq.client.connection.socket import JOIN_BYTES_MAX, OUT_BYTES_MAX
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
@@ -27,14 +27,8 @@ __all__ = ["AioConnection"]
 class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
     """One connection to one broker. Made by `AioConnection.open`."""
 
-    def __init__(
-        self,
-        address: Address,
-        session: Session,
-        on_push: Callable[[AioConnection, Push], None],
-        on_closed: Callable[[AioConnection, DMQError], None],
-    ) -> None:
-        super().__init__(address, session, on_push, on_closed)
+    def __init__(self, address: Address, session: Session, owner: ConnectionOwner[AioConnection]) -> None:
+        super().__init__(address, session, owner)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writable = asyncio.Event()
@@ -42,16 +36,9 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
 
     @classmethod
     async def open(
-        cls,
-        address: Address,
-        hello: Hello,
-        *,
-        timeout: float,
-        clock: Clock,
-        on_push: Callable[[AioConnection, Push], None],
-        on_closed: Callable[[AioConnection, DMQError], None],
+        cls, address: Address, hello: Hello, owner: ConnectionOwner[AioConnection], *, timeout: float, clock: Clock
     ) -> AioConnection:
-        """Connect and exchange the hello. `on_closed` is not called for a connection that never came to be.
+        """Connect and exchange the hello. The owner hears nothing of the end of one that never came to be.
 
         Raises:
             NotConnected: nobody answers there, or not in time.
@@ -59,7 +46,7 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         """
         loop = asyncio.get_running_loop()
         session = Session(hello, clock)
-        connection = cls(address, session, on_push, lambda *_: None)
+        connection = cls(address, session, owner)
         try:
             async with asyncio.timeout(timeout):
                 await loop.create_connection(lambda: connection, address.host, address.port)
@@ -70,7 +57,7 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
             raise NotConnected(f"no broker answers at {address} ({reason})", address=str(address)) from error
         except NotConnected as error:
             raise NotConnected(f"no broker answers at {address} ({error.message})", address=str(address)) from error
-        connection._on_closed = on_closed
+        connection._is_open = True
         return connection
 
     # --- the loop's side --------------------------------------------------------------------------------------------
@@ -233,4 +220,5 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         if not self._ready.done():
             self._ready.set_exception(self._session.closed_by or reason)
             self._ready.exception()  # retrieved, though nobody may have waited for it
-        self._on_closed(self, reason)
+        if self._is_open:
+            self._owner.lost(self, reason)

@@ -11,15 +11,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.aio.connection import AioConnection
-from dmq.client.connection.failover import Failover, Standing, nobody_answers
+from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Standing
 from dmq.client.connection.link import Link
-from dmq.client.connection.pool import CONNECT_SECONDS, TICK_SECONDS, PoolOwner, PoolSettings
+from dmq.client.connection.pool import DEPOSED_SECONDS, TICK_SECONDS, PoolOwner, PoolSettings
 from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.url import Address
-from dmq.errors import DMQError, NotConnected
+from dmq.errors import DMQError, NotConnected, NotLeader
 from dmq.event_log import EventLog
-from dmq.protocol import Frame, Header
+from dmq.protocol import Frame, Header, Status
+from dmq.protocol.consume import SubscriptionEnded
 from dmq.protocol.session import ServerHealth, ServerReboot
 
 __all__ = ["AioPool", "AioPoolOwner"]
@@ -48,7 +49,10 @@ class AioPool:
         self._owner = owner
         self.call_later: Final = owner.call_later
         self._spawn: Final = owner.spawn
-        self._standing: Standing[AioConnection] = Standing(Failover(addresses), settings.reconnect)
+        self._standing: Standing[AioConnection] = Standing(
+            Failover(addresses), settings.reconnect, any_member=settings.any_member
+        )
+        self._moves = settings.reconnect and not settings.any_member
         self.current: Final = self._standing.current
         """The connection in use; None while there is none."""
         self._loop = asyncio.get_running_loop()
@@ -70,7 +74,6 @@ class AioPool:
             DMQError: what a broker answered to the hello.
         """
         deadline = self._clock.monotonic() + (self.timeout or 0.0)
-        errors: dict[Address, DMQError] = {}
         while True:
             attempt = self._standing.next_attempt()
             left = deadline - self._clock.monotonic()
@@ -83,11 +86,11 @@ class AioPool:
                     await self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS))
                 )
             except DMQError as error:
-                errors[attempt.address] = error
+                self._standing.failed(attempt.address, error)
                 continue
             self.call_later(TICK_SECONDS, self._tick)
             return
-        raise nobody_answers(errors)
+        raise self._standing.nobody_answers()
 
     def start(self) -> None:
         """Connect for the first time, without waiting for it."""
@@ -95,14 +98,12 @@ class AioPool:
         self.call_later(TICK_SECONDS, self._tick)
 
     async def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> AioConnection:
-        return await AioConnection.open(
-            address,
-            self._hello,
-            timeout=timeout,
-            clock=self._clock,
-            on_push=self._pushed,
-            on_closed=self._lost,
-        )
+        connection = await AioConnection.open(address, self._hello, self, timeout=timeout, clock=self._clock)
+        refusal = self._standing.refusal(address, connection.reply.shard)
+        if refusal is not None:
+            connection.close(refusal)
+            raise refusal
+        return connection
 
     async def connection(self, timeout: float | None = None) -> AioConnection:
         """The connection in use, waiting for one if need be, at most as long as this or as the client waits.
@@ -121,7 +122,7 @@ class AioPool:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise NotConnected(f"no broker could be reached within {limit:g} s") from None
+            raise self._standing.unreached(limit or 0.0) from None
         raise type(self.closed_by)(self.closed_by.message, **self.closed_by.detail)
 
     async def request(
@@ -136,7 +137,7 @@ class AioPool:
         """Ask the broker in use; as `dmq.client.connection.pool.Pool.request`."""
         ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
         deadline = math.inf if timeout is None else self._loop.time() + timeout
-        repeats = Repeats(command, header)
+        repeats = Repeats(command, header, moves=self._moves)
         while True:
             left = max(0.001, deadline - self._loop.time())
             connection = await self.connection(left if timeout is not None else None)
@@ -206,8 +207,11 @@ class AioPool:
         self._each("connected", connection)
         if was_interrupted:
             self._owner.resumed(self.addresses)
+        if connection.is_closed:  # it broke before it was in use, and nobody has noticed
+            self.lost(connection, NotConnected(f"the connection to {connection.address} broke at once"))
 
-    def _lost(self, connection: AioConnection, reason: DMQError) -> None:
+    def lost(self, connection: AioConnection, reason: DMQError) -> None:
+        """A connection broke."""
         loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
             self._owner.interrupted(self.addresses, reason)
@@ -218,6 +222,16 @@ class AioPool:
             self._owner.ended(loss.closed_by)
         elif loss.must_connect:
             self._start_connecting()
+
+    def deposed(self, connection: AioConnection, error: NotLeader) -> None:
+        """The broker does not lead its shard any more: look for the one that does."""
+        loss = self._standing.deposed(connection, error)
+        if loss.closed_by is not None:
+            connection.close(loss.closed_by)
+        elif loss.must_connect:
+            self._owner.interrupted(self.addresses, error)
+            self._start_connecting()
+            self._retire(connection, self._clock.monotonic() + DEPOSED_SECONDS)
 
     def _start_connecting(self) -> None:
         if self._standing.begin_connecting():
@@ -230,8 +244,10 @@ class AioPool:
             attempt = self._standing.next_attempt()
             await asyncio.sleep(attempt.pause)
             try:
-                connection = self._standing.known(attempt.address) or await self._connect(attempt.address)
+                known = self._standing.known(attempt.address)
+                connection = known or await self._connect(attempt.address, attempt.seconds)
             except DMQError as error:
+                self._standing.failed(attempt.address, error)
                 log.debug("no connection", address=str(attempt.address), reason=error.message)
                 continue
             self._use(connection)
@@ -239,9 +255,10 @@ class AioPool:
 
     def _check_reached(self) -> None:
         if self.current() is None:
-            self._each("unreachable", NotConnected(f"no broker could be reached within {self.timeout:g} s"))
+            self._each("unreachable", self._standing.unreached(self.timeout or 0.0))
 
-    def _pushed(self, connection: AioConnection, push: Push) -> None:
+    def pushed(self, connection: AioConnection, push: Push) -> None:
+        """The broker sent something by itself."""
         header = push.header
         if isinstance(header, ServerReboot):
             if self._standing.rebooting(connection, header.reason):
@@ -249,17 +266,20 @@ class AioPool:
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):
             self._standing.failover.healthy(header.broker, header.address)
+        elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
+            self.deposed(connection, NotLeader(header.message))
         self._each("pushed", connection, push)
 
     def _retire(self, connection: AioConnection, deadline: float) -> None:
         if connection.is_closed:
             return
         if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
-            connection.close(NotConnected("the broker reboots"))
+            connection.close(NotConnected("the broker reboots, or does not lead its shard any more"))
         else:
             self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
+        self._standing.look()
         for connection in self._standing.connections():
             connection.tick()
         self.call_later(TICK_SECONDS, self._tick)

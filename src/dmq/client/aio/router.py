@@ -13,7 +13,8 @@ from typing import Any
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.pool import AioPool
-from dmq.client.connection.pool import CONNECT_SECONDS, PoolSettings
+from dmq.client.connection.failover import CONNECT_SECONDS
+from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import AnyRouter, BrokerAddresses, Listeners, RouteTable
 from dmq.errors import DMQError, NotConnected
 from dmq.event_log import EventLog

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from dmq.client.connection.link import Peer, call_with
+from dmq.client.connection.link import ConnectionOwner, Peer, call_with
 from dmq.client.connection.reader_turns import Turns
-from dmq.client.connection.session import OnAnswer, Pending, Push, Session
+from dmq.client.connection.session import OnAnswer, Pending, Session
 from dmq.client.connection.socket import OUT_BYTES_MAX, Wire, why
 from dmq.client.connection.threads import FOREVER, Waiter
 from dmq.client.connection.url import Address
@@ -44,10 +44,9 @@ class Connection(Peer["Connection"]):
         sock: socket.socket,
         address: Address,
         session: Session,
-        on_push: Callable[[Connection, Push], None],
-        on_closed: Callable[[Connection, DMQError], None],
+        owner: ConnectionOwner[Connection],
     ) -> None:
-        super().__init__(address, session, on_push, on_closed)
+        super().__init__(address, session, owner)
         self._wire = Wire(sock)
         self._state = threading.Lock()  # guards the session and the attention
         self._turns: Final = Turns(
@@ -64,16 +63,9 @@ class Connection(Peer["Connection"]):
 
     @classmethod
     def open(
-        cls,
-        address: Address,
-        hello: Hello,
-        *,
-        timeout: float,
-        clock: Clock,
-        on_push: Callable[[Connection, Push], None],
-        on_closed: Callable[[Connection, DMQError], None],
+        cls, address: Address, hello: Hello, owner: ConnectionOwner[Connection], *, timeout: float, clock: Clock
     ) -> Connection:
-        """Connect and exchange the hello. `on_closed` is not called for a connection that never came to be.
+        """Connect and exchange the hello. The owner hears nothing of the end of one that never came to be.
 
         Raises:
             NotConnected: nobody answers there, or not in time.
@@ -85,7 +77,7 @@ class Connection(Peer["Connection"]):
         except OSError as error:
             raise NotConnected(f"no broker answers at {address} ({why(error)})", address=str(address)) from error
         session = Session(hello, clock)
-        connection = cls(sock, address, session, on_push, lambda *_: None)
+        connection = cls(sock, address, session, owner)
         connection._turns.take()
         try:
             connection._write([session.greet()])
@@ -102,7 +94,7 @@ class Connection(Peer["Connection"]):
             if isinstance(reason, NotConnected):
                 raise NotConnected(f"no broker answers at {address} ({reason.message})", address=str(address))
             raise reason
-        connection._on_closed = on_closed
+        connection._is_open = True
         return connection
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -321,6 +313,7 @@ class Connection(Peer["Connection"]):
 
     def tick(self) -> None:
         """Beat the heart if it is time, notice a broker that is silent, and read if nobody else does."""
+        self.take_ready()  # had we stood still ourselves, what came meanwhile must be read before it is called silent
         try:
             with self._state:
                 output = self._session.tick()
@@ -329,7 +322,6 @@ class Connection(Peer["Connection"]):
             return
         if output:
             self._write(output)
-        self.take_ready()
 
     def close(self, reason: DMQError) -> None:
         """End the connection: all that wait get the reason. Does nothing the second time."""
@@ -344,7 +336,8 @@ class Connection(Peer["Connection"]):
             call_with(pending.on_answer, reason)
         self._turns.wake_all()
         self._left()
-        self._on_closed(self, reason)
+        if self._is_open:
+            self._owner.lost(self, reason)
 
     def abandon(self) -> None:
         """Let go of the descriptors without a word: this is a child, and the connection the parent's."""

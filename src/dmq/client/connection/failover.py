@@ -5,29 +5,39 @@ waits, twice as long each time up to a maximum, with a random part so that a tho
 moment. A broker that announced its reboot is out of use (D-09): it is left out of the first round if there is another,
 and comes last in later rounds, until it says that it is healthy or a connection to it succeeds.
 
+Of a shard, only the member that leads is used. A member that does not lead names the one that does, which is tried
+next, and the other members, which later rounds try too: they need not be in the URL.
+
 Both pools ask `Standing` which connection is in use, which are beside it, and what follows when one breaks. The
 blocking pool asks under its lock.
 
 What always holds: with at least one address there is always a next attempt; a round never tries an address twice;
 there is at most one connection to an address; `interrupted` and `resumed` alternate; what is closed stays closed, and
-the first reason is the one that is told.
+the first reason is the one that is told; once a leader of an epoch was heard of, none of a lower one is used.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from dmq.client.connection.url import Address, parse_address
-from dmq.errors import DMQError, InvalidSettings, NotConnected
+from dmq.errors import DMQError, InvalidSettings, NotConnected, NotLeader
 from dmq.event_log import EventLog
+from dmq.protocol.session import ShardInfo
 
-__all__ = ["Attempt", "Backoff", "Failover", "Loss", "Standing", "nobody_answers"]
+__all__ = ["CONNECT_SECONDS", "Attempt", "Backoff", "Failover", "Loss", "Standing", "nobody_answers"]
 
 log = EventLog(__name__)
 
 
+CONNECT_SECONDS: Final = 5.0
+ADDRESSES_MAX: Final = 512  # that are remembered
+# A leader of a lower epoch is believed after so many rounds in which nobody of a higher one was met.
+FORGET_ROUNDS: Final = 20
+# Where there are others to try, a host that swallows everything must not hold them up; later rounds wait longer.
+FIRST_SECONDS: Final = 1.5
 BACKOFF_MIN: Final = 0.1
 # A try costs little, and a broker that is back for a moment only must be met in it.
 BACKOFF_MAX: Final = 1.5
@@ -52,10 +62,11 @@ class Backoff:
 
 
 class Attempt(NamedTuple):
-    """Try this address, after this pause."""
+    """Try this address, after this pause, for so long."""
 
     address: Address
     pause: float
+    seconds: float = CONNECT_SECONDS
 
 
 class Failover:
@@ -68,56 +79,146 @@ class Failover:
 
     def __init__(self, addresses: Sequence[Address], backoff: Backoff | None = None) -> None:
         assert addresses
-        self.addresses: Final = tuple(addresses)
+        self._known = [*addresses]  # those of the URL, then those that members of the shard have named
         self._backoff = backoff or Backoff()
         self._names: dict[str, Address] = {}  # brokers that answered, by the name they gave
         self._out: set[Address] = set()
         self._turn = 0
         self._round: list[Address] = []
-        self._is_first = True
+        self._tried: set[Address] = set()  # in this round
+        self._rounds = 0  # since a connection was in use
+        self._is_settled = False  # the one that is, or was last, has been so for a while
+        self._must_pause = False
+        self._lost: Address | None = None  # in the first round: it is tried last, also if others take it for the leader
+        self.shard = ""
+        """The shard whose leader is looked for; "" as long as no member of one was met."""
+        self.leader: Address | None = None
+        """Its leader, as far as is known."""
+        self.epoch = 0
+        """The highest that was heard of."""
 
     def next_attempt(self) -> Attempt:
         """Whom to try now; a pause stands before each round but the first."""
-        pause = 0.0
         if not self._round:
-            ordered = self.addresses[self._turn :] + self.addresses[: self._turn]
+            ordered = self._known[self._turn :] + self._known[: self._turn]
             self._round = [address for address in ordered if address not in self._out]
-            if not self._is_first:
-                pause = self._backoff.take()
-            if not self._is_first or not self._round:
+            if self._rounds or not self._round:
                 self._round += [address for address in ordered if address in self._out]
-            self._is_first = False
-        return Attempt(self._round.pop(0), pause)
+            if self._rounds:
+                self._must_pause, self._lost = True, None
+            self._rounds += 1
+            self._tried.clear()
+        pause = self._backoff.take() if self._must_pause else 0.0
+        self._must_pause = False
+        address = self._round.pop(0)
+        self._tried.add(address)
+        seconds = CONNECT_SECONDS
+        if len(self._known) > 1:
+            seconds = min(seconds, FIRST_SECONDS * max(1, self._rounds))
+        return Attempt(address, pause, seconds)
 
     @property
     def is_round_over(self) -> bool:
         """Whether every address of this round was tried."""
-        return not self._round and not self._is_first
+        return not self._round and self._rounds > 0
 
     def others(self, address: Address) -> list[Address]:
-        """Whom else one could ask: those in use, in the order of the URL."""
-        return [other for other in self.addresses if other != address and other not in self._out]
+        """Whom else one could ask: those in use, in the order of the URL; none of a shard, where only one serves."""
+        return [] if self.shard else [other for other in self._known if other != address and other not in self._out]
 
     def connected(self, address: Address, broker: str) -> None:
         """An address answered, under this name; its past is forgotten."""
         self._names[broker] = address
         self._out.discard(address)
-        self._start_rounds(self.addresses.index(address))
+        self._start_rounds(address, 0)
+        self._is_settled = False
 
     def lost(self, address: Address) -> None:
         """The connection to an address broke: the next round begins with the one after it."""
-        self._start_rounds((self.addresses.index(address) + 1) % len(self.addresses))
-
-    def _start_rounds(self, turn: int) -> None:
-        self._turn = turn
-        self._round = []
-        self._is_first = True
+        self._start_rounds(address, 1)
+        self._lost = address
         self._backoff.reset()
+
+    def _start_rounds(self, address: Address, after: int) -> None:
+        self._learn(address)
+        at = self._known.index(address) if address in self._known else 0
+        self._turn = (at + after) % len(self._known)
+        self._round, self._rounds, self._lost, self._must_pause = [], 0, None, False
+        self._tried.clear()
+
+    def settled(self) -> None:
+        """The connection in use has been so for a while: should it be lost, others are tried without waiting long."""
+        self._is_settled = True
+        self._backoff.reset()
+
+    # --- a shard ----------------------------------------------------------------------------------------------------
+
+    def check_leader(self, address: Address, told: ShardInfo | None) -> DMQError | None:
+        """Whether a broker that answered is one to use, by what its hello told of its shard; else why not."""
+        if told is None:
+            return None
+        self.shard = self.shard or told.shard
+        where = f"the broker at {address}"
+        if told.shard != self.shard:
+            return NotConnected(
+                f"{where} is a member of shard {told.shard!r}, and this client uses {self.shard!r}: name the members "
+                "of one shard in the URL",
+                address=str(address),
+            )
+        for member in told.members:
+            if (found := _parsed(member)) is not None:
+                self._learn(found)
+        # A shard that was made anew begins with the first epoch: nobody of a higher one answers then.
+        is_old = told.epoch < self.epoch and self._rounds <= FORGET_ROUNDS
+        if told.is_leader and not is_old:
+            self.epoch, self.leader = told.epoch, address
+            return None
+        if not told.is_leader:
+            self.redirect(told.leader, told.epoch)
+        return NotLeader(
+            f"{where} led shard {told.shard!r} in epoch {told.epoch}, and there is a newer one: wait for its leader"
+            if told.is_leader
+            else f"{where} does not lead shard {told.shard!r}",
+            leader=told.leader,
+            epoch=told.epoch,
+        )
+
+    def redirect(self, leader: str, epoch: int) -> None:
+        """Somebody says that this is the leader: it is tried next, unless it was, or a newer one is known."""
+        if epoch < self.epoch:
+            return
+        if epoch > self.epoch:
+            self.epoch, self._lost = epoch, None
+        found = self.leader = _parsed(leader)
+        if found is None or found in self._tried or found == self._lost:
+            return
+        self._learn(found)
+        self._round = [found, *(address for address in self._round if address != found)]
+
+    def deposed(self, address: Address, leader: str, epoch: int) -> None:
+        """The member in use does not lead any more: the others are tried, first the one that it names.
+
+        Members may say that they lead and not be able to: so itself it is tried after a pause that grows each time, and
+        so are the others if it has not led for long, unless somebody has been elected meanwhile.
+        """
+        before = self.epoch
+        self._start_rounds(address, 1)
+        self._rounds = 1
+        self._tried.add(address)
+        self._round = [other for other in self._known[self._turn :] + self._known[: self._turn] if other != address]
+        self.redirect(leader, epoch)
+        self._must_pause = not self._is_settled and self.epoch == before
+
+    def _learn(self, address: Address) -> None:
+        if address not in self._known and len(self._known) < ADDRESSES_MAX:
+            self._known.append(address)
+
+    # --- maintenance ------------------------------------------------------------------------------------------------
 
     def rebooting(self, address: Address) -> bool:
         """A broker announced its reboot; whether there is another one to move to."""
         self._out.add(address)
-        return len(self._out) < len(self.addresses)
+        return len(self._out) < len(self._known)
 
     def healthy(self, broker: str, address: str = "") -> Address | None:
         """A broker may be used again; which of ours it is, if any."""
@@ -127,7 +228,7 @@ class Failover:
                 found = parse_address(address)
             except InvalidSettings:
                 return None
-        if found is None or found not in self.addresses:
+        if found is None or found not in self._known:
             return None
         self._out.discard(found)
         return found
@@ -136,14 +237,40 @@ class Failover:
         return address not in self._out
 
 
-def nobody_answers(errors: dict[Address, DMQError]) -> DMQError:
-    """What to raise when no address could be connected to, with what each of them said."""
+def _parsed(address: str) -> Address | None:
+    """An address that a broker told; None if it is none."""
+    try:
+        return parse_address(address)
+    except InvalidSettings:
+        return None
+
+
+def nobody_answers(errors: Mapping[Address, DMQError], shard: str = "", leader: Address | None = None) -> DMQError:
+    """What to raise when no address could be connected to, with what each of them said.
+
+    Parameters:
+        shard: whose leader was looked for, if a member of one answered.
+        leader: where it is said to be.
+    """
+    causes = "; ".join(error.message for error in errors.values())
+    if shard and leader is not None and isinstance(errors.get(leader), NotConnected):
+        return NotConnected(
+            f"the leader of shard {shard!r} is advertised at {leader}, and cannot be reached there ({causes}): check "
+            "the network, and the address that the broker advertises",
+            shard=shard,
+            leader=str(leader),
+        )
+    if shard:
+        return NotConnected(
+            f"shard {shard!r} has no leader that can be reached ({causes}): wait for the election, or look with "
+            f"`dmq shard show {shard}`",
+            shard=shard,
+        )
     if len(errors) == 1:
         (cause,) = errors.values()
         if not isinstance(cause, NotConnected):
             return cause
         return NotConnected(f"{cause.message}: start a broker there, or check the URL", **cause.detail)
-    causes = "; ".join(error.message for error in errors.values())
     return NotConnected(f"none of the brokers answers ({causes}): start one, or check the URL")
 
 
@@ -177,13 +304,18 @@ class Standing(Generic[C]):
     Parameters:
         failover: whom to try.
         reconnect: whether a broken connection is replaced at all.
+        any_member: a member of a shard is used whether it leads or not.
     """
 
-    def __init__(self, failover: Failover, reconnect: bool) -> None:
+    def __init__(self, failover: Failover, reconnect: bool, *, any_member: bool = False) -> None:
         self.failover = failover
         self._reconnect = reconnect
+        self._any_member = any_member
         self._current: C | None = None
         self._others: dict[Address, C] = {}
+        self._deposed: list[C] = []  # to members that do not lead any more: their last answers are still to come
+        self._seen: C | None = None  # in use at the last look
+        self._errors: dict[Address, DMQError] = {}  # what attempts failed with, since a connection was in use
         self._is_interrupted = False
         self._is_connecting = False
         self._left: tuple[Address, str] | None = None  # the broker that was in use before, and why it no longer is
@@ -203,7 +335,7 @@ class Standing(Generic[C]):
 
     def connections(self) -> list[C]:
         """All of them."""
-        return [*self._others.values(), *([self._current] if self._current is not None else [])]
+        return [*self._others.values(), *self._deposed, *([self._current] if self._current is not None else [])]
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
@@ -217,9 +349,27 @@ class Standing(Generic[C]):
     def next_attempt(self) -> Attempt:
         return self.failover.next_attempt()
 
+    def refusal(self, address: Address, told: ShardInfo | None) -> DMQError | None:
+        """Why a broker that has answered at an address is not used; None if it is."""
+        return None if self._any_member else self.failover.check_leader(address, told)
+
+    def failed(self, address: Address, error: DMQError) -> None:
+        """An attempt failed."""
+        self._errors[address] = error
+
+    def nobody_answers(self) -> DMQError:
+        """What to raise when no address could be connected to."""
+        return nobody_answers(self._errors, self.failover.shard, self.failover.leader)
+
+    def unreached(self, seconds: float) -> NotConnected:
+        """What to raise when there was no connection for so long."""
+        why = f": {self.nobody_answers().message}" if self._errors and self.failover.shard else ""
+        return NotConnected(f"no broker could be reached within {seconds:.3g} s{why}")
+
     def use(self, connection: C) -> bool:
         """Put a connection in use; whether that ends an interruption. Not to be asked once closed."""
         assert self.closed_by is None
+        self._errors.clear()
         self.failover.connected(connection.address, connection.broker)
         self._current = connection
         self._others.pop(connection.address, None)
@@ -261,9 +411,14 @@ class Standing(Generic[C]):
     # --- losing -----------------------------------------------------------------------------------------------------
 
     def lost(self, connection: C, reason: DMQError) -> Loss:
-        """A connection broke."""
+        """A connection broke. One that was never in use, or is not any more, interrupts nothing."""
+        if connection in self._deposed:
+            self._deposed.remove(connection)
+            return Loss(False, False, None)
         if self._others.get(connection.address) is connection:
             del self._others[connection.address]
+        elif self._current is not connection:
+            return Loss(False, False, None)
         if self._current is connection:
             self._current = None
             self.failover.lost(connection.address)
@@ -280,10 +435,37 @@ class Standing(Generic[C]):
             )
         return Loss(True, self._reconnect, self.closed_by)
 
+    def deposed(self, connection: C, error: NotLeader) -> Loss:
+        """A member of a shard does not lead any more. What it still answers over its connection is waited for; in plain
+        mode the connection is to be closed."""
+        if self._current is not connection or self._any_member or self.closed_by is not None:
+            return Loss(False, False, None)
+        if not self._reconnect:
+            return Loss(False, False, error)
+        self._current = None
+        self._deposed.append(connection)
+        leader, epoch = error.detail.get("leader"), error.detail.get("epoch")
+        self.failover.deposed(
+            connection.address,
+            leader if isinstance(leader, str) else "",
+            epoch if isinstance(epoch, int) else self.failover.epoch,
+        )
+        self._is_interrupted = True
+        self._left = (connection.address, error.message)
+        return Loss(True, True, None)
+
+    def look(self) -> None:
+        """To be called now and then: a connection that is in use at two looks is a good one."""
+        if self._current is not None and self._seen is self._current:
+            self.failover.settled()
+        self._seen = self._current
+
     def rebooting(self, connection: C, reason: str = "") -> bool:
         """A broker announced its reboot; whether to move to another one. Its connection goes on beside that."""
         address = str(connection.address)
         log.info("the broker goes out of use", once_for=address, address=address, reason=reason)
+        if self.failover.shard:
+            return False  # another member leads before it goes, and this one says so
         has_other = self.failover.rebooting(connection.address) and self._reconnect
         if not has_other or self._current is not connection:
             return False
@@ -294,7 +476,8 @@ class Standing(Generic[C]):
 
     def is_retired(self, connection: C, outstanding: int, is_late: bool) -> bool:
         """Whether a connection that was moved away from may be closed."""
-        return connection is not self._current and self.current() is not None and (outstanding == 0 or is_late)
+        may_go = self.current() is not None or connection in self._deposed
+        return connection is not self._current and may_go and (outstanding == 0 or is_late)
 
     def close(self, reason: DMQError) -> list[C]:
         """No more: the connections that are to be closed."""
@@ -302,4 +485,5 @@ class Standing(Generic[C]):
         connections = self.connections()
         self._current = None
         self._others.clear()
+        self._deposed.clear()
         return connections

@@ -11,14 +11,16 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dmq.client.connection.session import OnAnswer, Pending, Push, Session
 from dmq.client.connection.url import Address
-from dmq.errors import DMQError
+from dmq.errors import DMQError, NotLeader
 from dmq.event_log import EventLog
-from dmq.protocol import Buffer, Frame, Header
+from dmq.protocol import Buffer, Frame, Header, Status, error_from_status
 from dmq.protocol.session import HelloReply, Limits
 
-__all__ = ["Link", "Links", "Peer", "call_with"]
+__all__ = ["ConnectionOwner", "Link", "Links", "Peer", "call_with"]
 
 log = EventLog(__name__)
+
+_NOT_LEADER: Final = int(Status.NOT_LEADER)
 
 
 class Link(Protocol):
@@ -32,6 +34,11 @@ class Link(Protocol):
 
     @property
     def features(self) -> frozenset[str]: ...
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it leads to a shard: what another member of it may have stored can go over this link too."""
+        ...
 
     def submit(
         self,
@@ -81,23 +88,34 @@ class Links(Protocol):
         ...
 
 
-C = TypeVar("C")  # the connection's own class: what its listeners are called with
+C = TypeVar("C")  # the connection's own class: what its owner is called with
+T = TypeVar("T", contravariant=True)  # the same
+
+
+class ConnectionOwner(Protocol[T]):
+    """Who is told what happens on a connection, by the thread that reads it."""
+
+    def pushed(self, connection: T, push: Push) -> None:
+        """The broker sent something by itself."""
+        ...
+
+    def lost(self, connection: T, reason: DMQError) -> None:
+        """It broke; its requests have their answers. Not called for one that never came to be."""
+        ...
+
+    def deposed(self, connection: T, error: NotLeader) -> None:
+        """The broker does not lead its shard any more. Called before those who asked get this answer."""
+        ...
 
 
 class Peer(Generic[C]):
     """A broker at the other end of a connection."""
 
-    def __init__(
-        self,
-        address: Address,
-        session: Session,
-        on_push: Callable[[C, Push], None],
-        on_closed: Callable[[C, DMQError], None],
-    ) -> None:
+    def __init__(self, address: Address, session: Session, owner: ConnectionOwner[C]) -> None:
         self.address: Final = address
         self._session = session
-        self._on_push = on_push
-        self._on_closed = on_closed
+        self._owner = owner
+        self._is_open = False  # the hello was answered, and the owner knows the connection
         self.is_closed = False
 
     @property
@@ -131,6 +149,11 @@ class Peer(Generic[C]):
         return self._session.is_checked
 
     @property
+    def is_member(self) -> bool:
+        """Whether the broker is a member of a shard."""
+        return self.reply.shard is not None
+
+    @property
     def is_usable(self) -> bool:
         """Whether a request may still be submitted."""
         session = self._session
@@ -141,11 +164,16 @@ class Peer(Generic[C]):
         return self._session.outstanding
 
     def _hand_out(self: C, answers: Iterable[tuple[Pending, Frame]], pushes: Iterable[Push]) -> None:
+        owner: ConnectionOwner[C] = self._owner  # type: ignore[attr-defined]
         for pending, frame in answers:
+            if frame.status == _NOT_LEADER:
+                error = error_from_status(frame.status, frame.header)
+                assert isinstance(error, NotLeader)
+                owner.deposed(self, error)
             call_with(pending.on_answer, frame)
         for push in pushes:
             try:
-                self._on_push(self, push)  # type: ignore[attr-defined]
+                owner.pushed(self, push)
             except Exception:
                 log.exception("a push was not taken", once_for=push.command, command=push.command)
 

@@ -4,6 +4,9 @@ A broker has several addresses if it may be found at any of them. One connection
 breaks, a thread tries the addresses in rounds until one answers; watchers (producers, consumers) are told, and take up
 their work. Where a refused send wants another address, a second connection is opened beside the first.
 
+Where the addresses are those of members of a shard, the connection is the one to the leader. A member that answers
+NOT_LEADER, or says so when it ends a subscription, is left as if the connection had broken.
+
 What always holds:
 - The router is told of `interrupted` and `resumed` in turns, and never with a lock held.
 - In plain mode (`reconnect=False`) a connection that broke closes the pool for good.
@@ -20,16 +23,17 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.connection.connection import Connection
-from dmq.client.connection.failover import Failover, Standing, nobody_answers
+from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Standing
 from dmq.client.connection.link import Link
 from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
-from dmq.errors import DMQError, NotConnected
+from dmq.errors import DMQError, NotConnected, NotLeader
 from dmq.event_log import EventLog
-from dmq.protocol import Frame, Header
+from dmq.protocol import Frame, Header, Status
+from dmq.protocol.consume import SubscriptionEnded
 from dmq.protocol.session import Hello, ServerHealth, ServerReboot
 
 __all__ = ["Pool", "PoolOwner", "PoolSettings", "Watcher"]
@@ -37,8 +41,8 @@ __all__ = ["Pool", "PoolOwner", "PoolSettings", "Watcher"]
 log = EventLog(__name__)
 
 
-CONNECT_SECONDS: Final = 5.0
 TICK_SECONDS: Final = 0.5
+DEPOSED_SECONDS: Final = 1.0  # that a member which does not lead any more has for its last answers
 
 Ask: TypeAlias = Callable[[Connection, float | None], Frame]  # with how many seconds it may take
 
@@ -73,12 +77,14 @@ class PoolSettings:
         hello: who we are.
         reconnect: come back by itself.
         timeout: how long to wait for a connection; None is for ever.
+        any_member: any member of a shard will do, for what does not need the leader.
     """
 
     hello: Hello
     clock: Clock
     reconnect: bool = True
     timeout: float | None = None
+    any_member: bool = False
 
 
 class PoolOwner(Protocol):
@@ -115,7 +121,10 @@ class Pool:
         self.timeout: Final = settings.timeout
         self._owner = owner
         self.call_later: Final = owner.call_later
-        self._standing: Standing[Connection] = Standing(Failover(addresses), settings.reconnect)
+        self._standing: Standing[Connection] = Standing(
+            Failover(addresses), settings.reconnect, any_member=settings.any_member
+        )
+        self._moves = settings.reconnect and not settings.any_member
         self.current: Final = self._standing.current
         """The connection in use; None while there is none."""
         self._changed = threading.Condition()  # guards the standing and the watchers
@@ -137,7 +146,6 @@ class Pool:
             DMQError: what a broker answered to the hello.
         """
         deadline = time.monotonic() + (self.timeout or 0.0)
-        errors: dict[Address, DMQError] = {}
         while True:
             attempt = self._standing.next_attempt()
             left = deadline - time.monotonic()
@@ -148,11 +156,11 @@ class Pool:
             try:
                 self._use(self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS)))
             except DMQError as error:
-                errors[attempt.address] = error
+                self._standing.failed(attempt.address, error)
                 continue
             self.call_later(TICK_SECONDS, self._tick)
             return
-        raise nobody_answers(errors)
+        raise self._standing.nobody_answers()
 
     def start(self) -> None:
         """Connect for the first time, without waiting for it."""
@@ -160,9 +168,13 @@ class Pool:
         self.call_later(TICK_SECONDS, self._tick)
 
     def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> Connection:
-        return Connection.open(
-            address, self._hello, timeout=timeout, clock=self._clock, on_push=self._pushed, on_closed=self._lost
-        )
+        connection = Connection.open(address, self._hello, self, timeout=timeout, clock=self._clock)
+        with self._changed:
+            refusal = self._standing.refusal(address, connection.reply.shard)
+        if refusal is not None:
+            connection.close(refusal)
+            raise refusal
+        return connection
 
     def connection(self, deadline: float | None = None) -> Connection:
         """The connection in use, waiting for one if need be.
@@ -186,7 +198,7 @@ class Pool:
                     return connection
                 left = limit - time.monotonic()
                 if left <= 0:
-                    raise NotConnected(f"no broker could be reached within {limit - start:.3g} s")
+                    raise self._standing.unreached(limit - start)
                 self._changed.wait(min(left, 1.0))
             raise _fresh(self.closed_by)
 
@@ -212,7 +224,7 @@ class Pool:
         """
         ask = ask or (lambda connection, seconds: connection.request(command, header, timeout=seconds))
         deadline = FOREVER if timeout is None else time.monotonic() + timeout
-        repeats = Repeats(command, header)
+        repeats = Repeats(command, header, moves=self._moves)
         while True:
             connection = self.connection(deadline)
             connection.take_ready()  # one that broke while nobody read is noticed before it is used
@@ -306,8 +318,11 @@ class Pool:
         self._each("connected", connection)
         if was_interrupted:
             self._owner.resumed(self.addresses)
+        if connection.is_closed:  # it broke before it was in use, and nobody has noticed
+            self.lost(connection, NotConnected(f"the connection to {connection.address} broke at once"))
 
-    def _lost(self, connection: Connection, reason: DMQError) -> None:
+    def lost(self, connection: Connection, reason: DMQError) -> None:
+        """A connection broke."""
         with self._changed:
             loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
@@ -320,6 +335,17 @@ class Pool:
             self._owner.ended(loss.closed_by)
         elif loss.must_connect:
             self._start_connecting()
+
+    def deposed(self, connection: Connection, error: NotLeader) -> None:
+        """The broker does not lead its shard any more: look for the one that does."""
+        with self._changed:
+            loss = self._standing.deposed(connection, error)
+        if loss.closed_by is not None:
+            connection.close(loss.closed_by)
+        elif loss.must_connect:
+            self._owner.interrupted(self.addresses, error)
+            self._start_connecting()
+            self._retire(connection, self._clock.monotonic() + DEPOSED_SECONDS)
 
     def _start_connecting(self) -> None:
         with self._changed:
@@ -338,8 +364,9 @@ class Pool:
                 if self.closed_by is not None:
                     return
             try:
-                connection = self._standing.known(attempt.address) or self._connect(attempt.address)
+                connection = self._standing.known(attempt.address) or self._connect(attempt.address, attempt.seconds)
             except DMQError as error:
+                self._standing.failed(attempt.address, error)
                 log.debug("no connection", address=str(attempt.address), reason=error.message)
                 continue
             self._use(connection)
@@ -347,9 +374,10 @@ class Pool:
 
     def _check_reached(self) -> None:
         if self.current() is None and self.closed_by is None:
-            self._each("unreachable", NotConnected(f"no broker could be reached within {self.timeout:g} s"))
+            self._each("unreachable", self._standing.unreached(self.timeout or 0.0))
 
-    def _pushed(self, connection: Connection, push: Push) -> None:
+    def pushed(self, connection: Connection, push: Push) -> None:
+        """The broker sent something by itself."""
         header = push.header
         if isinstance(header, ServerReboot):
             with self._changed:
@@ -360,6 +388,8 @@ class Pool:
         elif isinstance(header, ServerHealth):
             with self._changed:
                 self._standing.failover.healthy(header.broker, header.address)
+        elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
+            self.deposed(connection, NotLeader(header.message))
         for watcher in self._told:
             try:
                 watcher.pushed(connection, push)
@@ -371,12 +401,13 @@ class Pool:
         if connection.is_closed:
             return
         if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
-            connection.close(NotConnected("the broker reboots"))
+            connection.close(NotConnected("the broker reboots, or does not lead its shard any more"))
         else:
             self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
         with self._changed:
+            self._standing.look()
             connections = self._standing.connections()
         for connection in connections:
             connection.tick()

@@ -1,6 +1,7 @@
 """Asking again: what becomes of a request whose connection broke, or that the broker refused for the moment. Pure.
 
-A request that was refused was not carried out, so it is asked again after the time the broker named. One whose
+A request that was refused was not carried out, so it is asked again after the time the broker named. One that a member
+of a shard has refused because it does not lead is asked of the leader, once there is a connection to it. One whose
 connection broke before the answer came may have been carried out: it is asked again if that does no harm, else it
 raises, and says so.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from dmq.client.connection.failover import Backoff
-from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected
+from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected, NotEnoughReplicas, NotLeader
 from dmq.protocol import Command, Frame, Header, error_from_status
 from dmq.protocol.admin import TopicCreate
 
@@ -21,6 +22,8 @@ __all__ = ["Repeats", "is_repeatable"]
 
 # That many connections may break at one request; a broker that comes and goes is met more often than not.
 BREAKS_MAX: Final = 16
+# So often a request is refused for want of replicas, in about half a minute, before that is the answer.
+REPLICAS_MAX: Final = 40
 PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 1.0
 
@@ -71,11 +74,17 @@ def is_repeatable(command: int, header: Header) -> bool:
 
 
 class Repeats:
-    """The rules for one request, and what happened to it so far."""
+    """The rules for one request, and what happened to it so far.
 
-    def __init__(self, command: int, header: Header) -> None:
+    Parameters:
+        moves: another member of a shard is connected to when one does not lead.
+    """
+
+    def __init__(self, command: int, header: Header, *, moves: bool = True) -> None:
+        self._moves = moves
         self._is_repeatable = is_repeatable(command, header)
         self._breaks = 0
+        self._refusals = 0  # for want of replicas
         self._backoff = Backoff(PAUSE_MIN, PAUSE_MAX)
 
     def after_break(self, error: NotConnected) -> float:
@@ -103,6 +112,12 @@ class Repeats:
         if not frame.status:
             return None
         error: DMQError = error_from_status(frame.status, frame.header)
-        if not isinstance(error, Busy | BrokerStopping):
+        if isinstance(error, NotLeader):
+            return 0.0 if self._moves else None
+        if isinstance(error, NotEnoughReplicas):
+            self._refusals += 1
+            if self._refusals > REPLICAS_MAX:
+                return None
+        elif not isinstance(error, Busy | BrokerStopping):
             return None
         return self._backoff.take() if error.retry_after is None else max(PAUSE_MIN, error.retry_after)

@@ -23,8 +23,9 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
+from dmq.client.connection.failover import CONNECT_SECONDS
 from dmq.client.connection.link import Link
-from dmq.client.connection.pool import CONNECT_SECONDS, Pool, PoolSettings
+from dmq.client.connection.pool import Pool, PoolSettings
 from dmq.client.connection.threads import Alarms, Notifier, end_in_children
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotConnected
@@ -256,9 +257,9 @@ class AnyRouter(Generic[P, L]):
 
     def _pool_with(self, link: Link) -> P:
         pools = [*self._pools.values()]
-        return next((pool for pool in pools if pool.current() is link), None) or next(
-            pool for pool in pools if link.address in pool.addresses
-        )
+        # A link that nobody names is that of a member which the URL does not name, and which led its shard before.
+        named = next((pool for pool in pools if link.address in pool.addresses), self.home)
+        return next((pool for pool in pools if pool.current() is link), named)
 
     # --- what happens -----------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from dmq.client.consumer.leases import extension
 from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage, T, parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
-from dmq.client.consumer.puller import TURN_SECONDS, Ask, Puller, unreached
+from dmq.client.consumer.puller import PASSING, TURN_SECONDS, Ask, Puller, unreached
 from dmq.client.consumer.subscriber import Subscriber
 from dmq.client.consumer.subscription import (
     ALL,
@@ -38,7 +38,7 @@ from dmq.client.consumer.subscription import (
     refused_of,
 )
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, NotConnected, UnknownGroup
+from dmq.errors import DMQError, InvalidRequest, NotConnected, UnknownGroup
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
@@ -190,7 +190,7 @@ class Consumer(Generic[T]):
             left, since = deadline - time.monotonic(), self._core.now()
             try:
                 frame = self._pull_once(one, ask, max(0.0, left))
-            except (NotConnected, BrokerStopping, Busy) as error:
+            except PASSING as error:
                 if one.pool.closed_by is not None:
                     raise
                 if left <= 0:
@@ -248,7 +248,7 @@ class Consumer(Generic[T]):
             since = self._core.now()
             try:
                 frame = self._pull_once(one, ask, wait)
-            except (NotConnected, BrokerStopping, Busy):
+            except PASSING:
                 continue
             is_connected = True
             reply: PullReply = decode_response(frame)

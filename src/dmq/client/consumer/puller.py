@@ -18,13 +18,16 @@ from typing import Any, Final, Generic, NamedTuple
 from dmq.client.arguments import check_whole
 from dmq.client.consumer.prefetch import Part
 from dmq.client.consumer.subscription import NamedLink, P, Subscription, Subscriptions
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, InvalidSettings, NotConnected
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, InvalidSettings, NotConnected, NotLeader
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.consume import PullReply, Settle
 from dmq.protocol.header import LIST_MAX
 from dmq.records import ANY_QUEUE
 
-__all__ = ["TURN_SECONDS", "Ask", "Puller", "unreached"]
+__all__ = ["PASSING", "TURN_SECONDS", "Ask", "Puller", "unreached"]
+
+PASSING: Final = (NotConnected, BrokerStopping, Busy, NotLeader)
+"""What a pull waits out: the same, or another connection, gives messages soon."""
 
 _AT_ONCE: Final = 0.0
 _UNEVEN: Final = 4
@@ -153,7 +156,7 @@ class Puller(Generic[P]):
     def check_refused(self) -> None:
         """Raise what a broker answered to `ask_all`, if trying again cannot help."""
         for error in self._refusals:
-            if not isinstance(error, NotConnected | BrokerStopping | Busy):
+            if not isinstance(error, PASSING):
                 raise error
 
     def _ask(

@@ -42,7 +42,7 @@ from dmq.protocol.consume import (
     Unsubscribe,
 )
 from dmq.protocol.session import FRAME_CRC, Heartbeat, ServerReboot
-from dmq.protocol.status import ErrorHeader
+from dmq.protocol.status import ErrorHeader, Status
 
 __all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "AnySubscriber", "NamedLink", "Subscription", "Subscriptions"]
 
@@ -284,7 +284,8 @@ class Subscription(Generic[P]):
             if header.subscription == self._all.number:
                 self._divide(link, header)
         elif isinstance(header, SubscriptionEnded):
-            if header.subscription == self._all.number:
+            # A member that does not lead any more: the subscription begins again at the leader.
+            if header.subscription == self._all.number and header.status != Status.NOT_LEADER:
                 log.warning("subscription ended", group=self._options.group, reason=header.message)
                 self._all.end(error_from_status(header.status, ErrorHeader(header.message)))
         elif isinstance(header, ServerReboot):

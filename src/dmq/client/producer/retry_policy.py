@@ -4,7 +4,9 @@ Refused means that nothing was stored: the batch may go to another broker, up to
 after the time the broker named. One that is over a limit is not sent again: a limit holds on every broker, and its
 sender is told, with the time after which to try. Unanswered means that it may be stored: it goes to the same broker
 again, as RESEND with the same numbers, so that it is stored once; only if that broker is gone may a batch that has no
-order to keep go to another, where consumers know it by its id.
+order to keep go to another, where consumers know it by its id. The members of a shard are one broker here: what one of
+them may have stored, the next leader has, or never will have. A shard with too few replicas is waited for until the
+batch's deadline.
 
 What always holds: a decision never lies beyond the batch's deadline; what cannot succeed by trying again is not tried.
 """
@@ -15,12 +17,23 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from dmq.errors import BrokerStopping, Busy, DMQError, NotConnected, RateLimited, ServerError, TimedOut, UnknownTopic
+from dmq.errors import (
+    BrokerStopping,
+    Busy,
+    DMQError,
+    NotConnected,
+    NotEnoughReplicas,
+    RateLimited,
+    ServerError,
+    TimedOut,
+    UnknownTopic,
+)
 
 __all__ = ["Decision", "History", "RetryPolicy", "Step", "pause_after", "unknown_after"]
 
 PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 5.0
+REPLICAS_SECONDS: Final = 0.5  # between two tries, where replicas are missing that may be back any moment
 
 
 class Step(Enum):
@@ -97,10 +110,13 @@ class RetryPolicy:
             return Decision(Step.FAIL)
         hint = error.retry_after
         # A broker that stops will be back, or its connection break: to wait for that is no try.
-        is_timed = (isinstance(error, Busy) and hint is not None) or isinstance(error, BrokerStopping)
+        is_timed = (isinstance(error, Busy) and hint is not None) or isinstance(
+            error, BrokerStopping | NotEnoughReplicas
+        )
         if not is_timed and history.refusals >= self.retries:
             return Decision(Step.FAIL)
-        pause = pause_after(error, history.refusals)
+        pause_max = REPLICAS_SECONDS if isinstance(error, NotEnoughReplicas) else PAUSE_MAX
+        pause = pause_after(error, history.refusals, pause_max)
         # A broker that failed in a way it did not expect may have stored it: only itself can tell.
         may_move = has_other and not (history.is_unanswered or history.is_pinned or isinstance(error, ServerError))
         if may_move and history.moves < self.retries:

@@ -32,7 +32,7 @@ from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import RetryPolicy, Step
 from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
-from dmq.errors import Busy, DMQError, NotConnected, OutOfOrder, OutOfRetries, UnknownTopic
+from dmq.errors import Busy, DMQError, NotConnected, NotLeader, OutOfOrder, OutOfRetries, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
@@ -223,9 +223,11 @@ class Sender:
             # To tell its sender, should it give up meanwhile: why those before it are not stored.
             batch.last_error = None if first is batch else first.last_error
             batch.is_attended = True
-            if not batch.is_unanswered:
-                batch.sent_at = None  # it is as good as never sent
-            self._again(batch)
+            self._send_anew(batch)
+            return
+        if isinstance(error, NotLeader) and self._links.link_for(batch.topic, batch.queue) is not link:
+            batch.is_attended = True
+            self._send_anew(batch)  # to the leader, once it is found
             return
         decision = self._policy.after_refusal(
             batch.history, error, self._clock.monotonic(), self._links.has_other(link)
@@ -246,6 +248,12 @@ class Sender:
         else:
             self._links.call_later(decision.pause, lambda: self._again(batch))
 
+    def _send_anew(self, batch: SendBatch) -> None:
+        """Send a batch of which nothing was looked at: unless it went out before, it is as good as never sent."""
+        if not batch.is_unanswered:
+            batch.sent_at = None
+        self._again(batch)
+
     def _disturbed(self, batch: SendBatch) -> None:
         """A batch is not written and unanswered any more, and may have to go out again."""
         with self.lock:
@@ -256,7 +264,7 @@ class Sender:
         if batch.is_done:
             return
         link = self._links.link_for(batch.topic, batch.queue)
-        if link is None or not self._policy.may_move(batch.history, batch.broker == link.address):
+        if link is None or not self._policy.may_move(batch.history, batch.broker == link.address or link.is_member):
             self._park(batch)
         else:
             self.dispatch(batch, link)
@@ -303,7 +311,8 @@ class Sender:
             if batch.is_done:
                 continue
             own = self._links.link_for(batch.topic, batch.queue)
-            if own is not None and self._policy.may_move(batch.history, batch.broker in (None, own.address)):
+            is_same = own is not None and (batch.broker in (None, own.address) or own.is_member)
+            if own is not None and self._policy.may_move(batch.history, is_same):
                 self.dispatch(batch, own)
             else:
                 held.append(batch)

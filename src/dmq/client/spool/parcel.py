@@ -162,8 +162,9 @@ class Places:
             link = links.link_for(head.topic, head.queue)
             if link is None:
                 continue  # it is lined up again when its broker is connected
-            # What may be stored at one broker, and is bound to its queue, waits for that one.
-            if parcel.is_unanswered and head.is_pinned and parcel.broker not in (None, link.address):
+            # What may be stored at one broker, and is bound to its queue, waits for that one; a shard is one broker.
+            is_same = parcel.broker in (None, link.address) or link.is_member
+            if parcel.is_unanswered and head.is_pinned and not is_same:
                 continue
             place.is_busy = True
             return parcel, link

@@ -8,7 +8,8 @@ import pytest
 
 from dmq.client.connection.failover import Failover, Standing
 from dmq.client.connection.url import Address
-from dmq.errors import NotConnected
+from dmq.errors import NotConnected, NotLeader
+from dmq.protocol.session import ShardInfo
 
 A, B = Address("a", 1), Address("b", 2)
 GONE = NotConnected("gone")
@@ -136,3 +137,68 @@ def test_the_log_tells_which_broker_was_lost_and_which_is_used_now(caplog: pytes
         "failed over to another broker before=logged-b:2 now=logged-a:1 broker=logged-a reason='the broker hung up'",
         "the broker goes out of use address=logged-a:1 reason='new kernel'",
     ]
+
+
+# --- a shard ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_deposed_leader_is_an_interruption_and_its_last_answers_are_waited_for() -> None:
+    here = standing()
+    first, second = Fake(A), Fake(B)
+    here.use(first)
+    loss = here.deposed(first, NotLeader("not any more", leader="b:2", epoch=2))
+    assert (loss.is_interruption, loss.must_connect, loss.closed_by) == (True, True, None)
+    assert here.current() is None
+    assert here.known(A) is None, "it is not to be used again"
+    assert here.connections() == [first]
+    assert here.next_attempt().address == B
+    assert not here.is_retired(first, 1, False)
+    assert here.is_retired(first, 0, False), "whether another one is found or not"
+    assert not here.deposed(first, NotLeader("said again")).is_interruption
+    assert not here.lost(first, GONE).is_interruption
+    assert here.use(second)
+
+
+def test_in_plain_mode_a_deposed_leader_is_to_be_closed() -> None:
+    here = standing(reconnect=False)
+    first, error = Fake(A), NotLeader("not any more")
+    here.use(first)
+    assert here.deposed(first, error) == (False, False, error)
+    assert here.lost(first, error).closed_by is not None
+
+
+def test_where_any_member_will_do_none_is_deposed() -> None:
+    here: Standing[Fake] = Standing(Failover((A, B)), True, any_member=True)
+    first = Fake(A)
+    assert here.refusal(A, ShardInfo("s1", 1, False)) is None
+    here.use(first)
+    assert here.deposed(first, NotLeader("it asks for the leader")) == (False, False, None)
+    assert here.current() is first
+
+
+def test_a_member_that_reboots_is_kept_until_it_says_who_leads() -> None:
+    here = standing()
+    assert here.refusal(A, ShardInfo("s1", 1, True)) is None
+    first = Fake(A)
+    here.use(first)
+    assert not here.rebooting(first)
+    assert here.current() is first
+    assert here.others(A) == [], "nobody else takes what it refuses"
+
+
+def test_a_connection_that_was_never_in_use_interrupts_nothing() -> None:
+    here = standing()
+    assert not here.lost(Fake(A), GONE).is_interruption
+    assert not here.use(Fake(B))
+
+
+def test_the_reason_why_no_leader_was_reached_is_told() -> None:
+    here = standing()
+    assert "shard" not in here.unreached(1.0).message
+    refusal = here.refusal(A, ShardInfo("s1", 1, False, "b:2"))
+    assert refusal is not None
+    here.failed(A, refusal)
+    here.failed(B, NotConnected("no broker answers at b:2"))
+    assert "within 1 s: the leader of shard 's1' is advertised at b:2" in here.unreached(1.0).message
+    here.use(Fake(B))
+    assert "advertised" not in here.unreached(1.0).message
