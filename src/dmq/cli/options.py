@@ -73,11 +73,11 @@ def make_app(help: str) -> typer.Typer:
 
 
 @contextlib.contextmanager
-def connected(url: str, app: str = APP) -> Iterator[Client]:
-    """A connection to the broker for one command."""
+def connected(url: str, app: str = APP, *, any_member: bool = False) -> Iterator[Client]:
+    """A connection to the broker for one command; of a shard, to its leader, unless any member will do."""
     from dmq.client.client import connect
 
-    with connect(url, app=app) as client:
+    with connect(url, app=app, any_member=any_member) as client:
         client.admin.timeout = CALL_SECONDS  # a command that hangs tells its user nothing
         yield client
 

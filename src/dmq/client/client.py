@@ -51,12 +51,14 @@ def connect(
     on_interrupted: OnEvent | None = None,
     on_resumed: OnEvent | None = None,
     *,
+    any_member: bool = False,
     clock: Clock | None = None,
 ) -> Client:
     """Connect to a broker.
 
     Parameters:
-        url: `dmq://host:port`, several hosts separated by commas.
+        url: `dmq://host:port`, several hosts separated by commas. Of a shard, any of its members: the client finds
+            the leader from there, and follows it.
         app: the name of this application.
         client_id: the name of this process, if it has one that lasts.
         reconnect: come back by itself when the connection breaks; without it, a broken connection closes the client.
@@ -66,6 +68,8 @@ def connect(
             are refused for good.
         on_interrupted: called when there is no connection any more.
         on_resumed: called when there is one again.
+        any_member: of a shard, stay with the first member that answers, though it may not lead: for what any member
+            answers, as `client.admin.shard`.
         clock: for tests; the machine's if left out.
 
     Raises:
@@ -73,7 +77,9 @@ def connect(
         InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
         VersionMismatch, NotAuthenticated: the broker refused us.
     """
-    settings = PoolSettings(make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout))
+    settings = PoolSettings(
+        make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout), any_member=any_member
+    )
     return Client(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed)).open()
 
 

@@ -12,12 +12,6 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.client.client import Client
-from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import Listeners, OneBroker
-from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import parse_url
-from dmq.clock import SystemClock
 from dmq.errors import NotEnoughReplicas, NotLeader
 from dmq.protocol import Command, Flag, Frame, Header, response_head
 from dmq.protocol.session import ShardInfo
@@ -116,8 +110,7 @@ def test_a_member_of_another_shard_is_refused() -> None:
 
 
 def test_any_member_will_do_for_what_needs_no_leader(shard: StandInShard) -> None:
-    settings = PoolSettings(make_hello("cli", None), SystemClock(), timeout=5, any_member=True)
-    with Client(OneBroker(parse_url(shard.url_of(1))), settings, Listeners()).open() as client:
+    with dmq.connect(shard.url_of(1), timeout=5, any_member=True) as client:
         (me,) = client.admin.cluster()
         assert (me.shard, me.is_leader) == ("s1", False)
         with pytest.raises(NotLeader) as caught:
@@ -169,9 +162,9 @@ def test_a_hint_that_leads_in_a_circle_does_not_keep_anybody_busy() -> None:
     with Peer(refuse) as one, Peer(refuse) as other:
         for peer in (one, other):
             peer.shard = ShardInfo("s1", 5, True, f"127.0.0.1:{peer.port}")
-        with dmq.connect(f"{one.url},127.0.0.1:{other.port}", timeout=2) as client:
-            with pytest.raises((NotLeader, dmq.NotConnected)):
-                client.admin.topics()
+        url = f"{one.url},127.0.0.1:{other.port}"
+        with dmq.connect(url, timeout=2) as client, pytest.raises((NotLeader, dmq.NotConnected)):
+            client.admin.topics()
         assert len(one.frames) + len(other.frames) < 40
 
 
@@ -331,21 +324,24 @@ def test_the_ack_of_a_handler_that_outlives_its_leader_counts(shard: StandInShar
 
 
 def test_a_pull_goes_on_at_the_next_leader(shard: StandInShard) -> None:
-    with dmq.connect(shard.url) as client, client.consumer("orders", "g") as consumer:
-        with client.producer(timeout=30) as producer:
-            producer.send("orders", b"a")
-            batch = consumer.pull(wait=10)
-            assert [message.body for message in batch] == [b"a"]
-            shard.lead(1)
-            consumer.ack(batch)
-            producer.send("orders", b"b")
-            again = consumer.pull(wait=30)
-            assert [message.body for message in again] == [b"b"]
-            consumer.ack(again)
-            shard.kill()
-            threading.Timer(0.2, lambda: shard.take_over(2)).start()
-            threading.Timer(0.5, lambda: producer.send("orders", b"c")).start()
-            assert [message.body for message in consumer.pull(wait=60)][-1:] == [b"c"]
+    with (
+        dmq.connect(shard.url) as client,
+        client.consumer("orders", "g") as consumer,
+        client.producer(timeout=30) as producer,
+    ):
+        producer.send("orders", b"a")
+        batch = consumer.pull(wait=10)
+        assert [message.body for message in batch] == [b"a"]
+        shard.lead(1)
+        consumer.ack(batch)
+        producer.send("orders", b"b")
+        again = consumer.pull(wait=30)
+        assert [message.body for message in again] == [b"b"]
+        consumer.ack(again)
+        shard.kill()
+        threading.Timer(0.2, lambda: shard.take_over(2)).start()
+        threading.Timer(0.5, lambda: producer.send("orders", b"c")).start()
+        assert [message.body for message in consumer.pull(wait=60)][-1:] == [b"c"]
 
 
 # --- others -----------------------------------------------------------------------------------------------------------

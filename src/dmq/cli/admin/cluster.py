@@ -13,7 +13,7 @@ app = make_app("List the brokers.")
 @app.command()
 def cluster(url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
     """List the brokers, the one that answered first."""
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         rows = [
             {
                 "broker": broker.name,

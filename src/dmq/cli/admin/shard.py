@@ -25,7 +25,7 @@ ShardName = Annotated[
 @app.command(name="list")
 def list_shards(url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
     """List the shards, their leaders and members, and what is wrong."""
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         found = client.admin.shards()
     if form == Format.JSON:
         show_rows([_shard_facts(shard) for shard in found], form, empty="")
@@ -48,7 +48,7 @@ def list_shards(url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
 @app.command()
 def show(shard: ShardName = "", url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
     """Show a shard and its members: who leads, who is in sync, what is wrong and what to do about it."""
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         _show(client.admin.shard(shard), form)
 
 
@@ -71,7 +71,7 @@ def set_shard(
     """Change a shard. What is left out stays as it is."""
     if min_in_sync is None and replicas is None and not remove:
         raise typer.BadParameter("there is nothing to change: give --min-in-sync, --replicas or --remove")
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         changed = client.admin.set_shard(shard, min_in_sync=min_in_sync, replicas=replicas, remove=remove)
     _show_change(changed, form)
 
@@ -90,7 +90,7 @@ def promote(
 
     Without --accept-loss nothing is done: it says what would be lost, and the exit code is 1.
     """
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         changed = client.admin.promote(member, shard=shard, accept_loss=accept_loss)
     _show_change(changed, form)
 
@@ -103,7 +103,7 @@ def handover(
     form: Formatted = Format.TABLE,
 ) -> None:
     """Let another member lead: nothing is lost, and sends wait for about a second."""
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         changed = client.admin.hand_over(shard, to=to)
     _show_change(changed, form)
 
@@ -120,11 +120,11 @@ def repair(
 
     The exit code is 1 if some are left.
     """
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         address = _address_of(client.admin, member) if member else ""
         report = None if address else client.admin.repair()
     if report is None:
-        with connected(f"dmq://{address}") as client:
+        with connected(f"dmq://{address}", any_member=True) as client:
             report = client.admin.repair()
     if form == Format.JSON:
         ranges = {"mended": [*map(list, report.mended)], "left": [*map(list, report.left)]}

@@ -113,7 +113,7 @@ def drain(
         raise typer.BadParameter("--undo goes with neither --stop nor --no-wait")
     if "," in url:
         raise typer.BadParameter("--url must name the one broker that is meant: its clients go to the others")
-    with connected(url) as client:
+    with connected(url, any_member=True) as client:
         admin = client.admin
         if undo:
             admin.undrain()
