@@ -229,11 +229,12 @@ class Shop:
 class Machine:
     """One member, that can be started again on its directory."""
 
-    def __init__(self, shard: Shard, name: str) -> None:
+    def __init__(self, shard: Shard, name: str, shard_name: str = "s") -> None:
         self.shard = shard
         self.name = name
         self.address = f"{name}:9613"
         self.files = MemoryFiles(rng=random.Random(name))
+        self.place = Place(broker=name, shard=shard_name, address=f"{name}:9600", replication_address=self.address)
         self.registry = shard.registry.connect()
         self.shop = Shop()
         self.member: Member = self._made()
@@ -244,16 +245,17 @@ class Machine:
         self.shop = Shop()
         return Member(
             Directory(self.files, SETTINGS, self.shard.clock, inline, draw=lambda: rng.getrandbits(64)),
-            Place(broker=self.name, shard="s", address=f"{self.name}:9600", replication_address=self.address),
+            self.place,
             self.registry,
             DirectPeers(self.shard.net, self.address),
             self.shop,
             self.shard.settings,
         )
 
-    def start(self) -> Machine:
+    def start(self, *, is_connected: bool = False) -> Machine:
         if self.task is not None:
-            self.registry = self.shard.registry.connect()
+            if not is_connected:
+                self.registry = self.shard.registry.connect()
             self.member = self._made()
         self.shard.net.members[self.address] = self.member
         self.task = asyncio.ensure_future(self.member.run())

@@ -254,6 +254,9 @@ class Term:
     def _reckon_promises(self) -> None:
         self._promised_until = self._leader.promised_until
 
+    def _reckon_writes(self) -> None:
+        self._is_committing = self._in_sync.is_enough and self._in_sync.is_committing(self._post.now())
+
     # --- the term -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
@@ -302,6 +305,7 @@ class Term:
         log.info("epoch committed", shard=self._view.shard, epoch=self._epoch, committed=self._in_sync.committed)
         if self._replica.membership.doubtful:
             await self._post.note(self._replica.caught_up)
+        self._reckon_writes()
         if not self.is_over:
             self._is_begun = True
             await self._service.begin(self._store, self)
@@ -331,7 +335,7 @@ class Term:
         while True:
             now = self._post.now()
             self._watch_flush(now)
-            self._is_committing = self._in_sync.is_enough and self._in_sync.is_committing(now)
+            self._reckon_writes()
             self._push()
             await asyncio.sleep(_TICK_SECONDS)
 
@@ -497,6 +501,7 @@ class Term:
 
     def _moved(self) -> None:
         """The set has changed: more may be committed by that alone."""
+        self._reckon_writes()
         before = self._in_sync.committed
         if self._leader.commit() > before:
             self._committed()
