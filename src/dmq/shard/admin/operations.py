@@ -487,17 +487,23 @@ def promoted_record(view: Overview, name: str, *, accept_loss: bool) -> ShardCon
     if member.node is None or member.is_replaced:
         why = "does not run" if member.node is None else "runs with another data directory than that of the record"
         raise ShardConflict(f"{name} {why}, and could not lead: start it, and ask again", member=name)
+    if member.said is None:
+        # It may just have died. The set would have it alone, and nobody else could be elected.
+        raise ShardConflict(
+            f"{name} does not answer at {member.node.replication_address}: check that it runs, and ask again",
+            member=name,
+        )
     if record.in_sync == [member.replica] and record.unsafe > record.epoch:
         return None
     if not accept_loss:
-        raise ShardConflict(f"nothing was changed: {_loss(view, member)}", member=name)
+        raise ShardConflict(f"nothing was changed: {_loss(view, member, member.said.end)}", member=name)
     return msgspec.structs.replace(
         record, revision=record.revision + 1, in_sync=[member.replica], unsafe=max(record.unsafe, record.epoch + 1)
     )
 
 
-def _loss(view: Overview, member: MemberView) -> str:
-    """What a promotion would lose, as far as it can be known."""
+def _loss(view: Overview, member: MemberView, end: int) -> str:
+    """What the promotion of a member whose journal ends there would lose, as far as it can be known."""
     name = member.name
     if member.is_recorded:
         why = f", since {member.obstacle}" if member.obstacle else ""
@@ -505,12 +511,10 @@ def _loss(view: Overview, member: MemberView) -> str:
             f"{name} is in the in-sync set, so it has everything that was acknowledged, and needs no promotion; it "
             f"does not lead yet{why}. With --accept-loss it leads alone, even if its journal lost something"
         )
-    said = member.said
-    has = "it does not answer, so how much it has is not known" if said is None else f"its journal ends at {said.end}"
     further = [
-        f"{other.name} has {other.said.end - said.end:,} bytes more"
+        f"{other.name} has {other.said.end - end:,} bytes more"
         for other in view.members
-        if said is not None and other.said is not None and other.said.end > said.end
+        if other.said is not None and other.said.end > end
     ]
     missing = ", ".join(one.name for one in view.in_set if one.said is None)
     unknown = (
@@ -518,8 +522,8 @@ def _loss(view: Overview, member: MemberView) -> str:
     )
     more = f"; {', '.join(further)}, which would be cut there" if further else ""
     return (
-        f"{name} is not in the in-sync set, so it lacks messages that were acknowledged: {has}{more}{unknown}. Start a "
-        f"member of the set instead, or say --accept-loss"
+        f"{name} is not in the in-sync set, so it lacks messages that were acknowledged: its journal ends at "
+        f"{end}{more}{unknown}. Start a member of the set instead, or say --accept-loss"
     )
 
 

@@ -282,11 +282,13 @@ def test_a_member_of_the_set_needs_no_promotion() -> None:
         ("a", "a", "abc", "a leads already"),
         ("b", "a", "abc", "dmq shard handover --to b"),
         ("c", None, "b", "c does not run"),
+        ("c", None, "bc", "c does not answer at c:9613"),
     ],
 )
 def test_who_cannot_be_promoted(member: str, leader: str | None, nodes: str, words: str) -> None:
     async def story(scene: ShardScene) -> None:
-        scene.said.pop("a", None) if leader is None else None
+        if leader is None:
+            scene.said = {"b": reply("b", role="waiting")}
         await refused(scene.operations.promote("s1", member, accept_loss=True, by="me"), ShardConflict, words)
         assert await scene.record() == record()
 
