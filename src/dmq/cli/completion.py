@@ -43,7 +43,8 @@ def _asked(metavar: str, begun: str, params: Mapping[str, Any]) -> list[str]:
     from dmq.cli.options import APP, DEFAULT_URL
     from dmq.client.client import connect
 
-    with connect(params.get("url") or DEFAULT_URL, app=APP, timeout=_SECONDS, reconnect=False) as client:
+    url, any_member = params.get("url") or DEFAULT_URL, metavar in ("SHARD", "MEMBER")
+    with connect(url, app=APP, timeout=_SECONDS, reconnect=False, any_member=any_member) as client:
         client.admin.timeout = _SECONDS
         if metavar == "TOPIC":
             return [topic.name for topic in client.admin.topics(begun)]

@@ -8,6 +8,7 @@ import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
 from dmq.cli.output import printable, show_facts, show_rows
+from dmq.errors import NotLeader, ShardConflict, UnknownEntry
 
 if TYPE_CHECKING:
     from dmq.client.admin.admin import Admin
@@ -103,8 +104,14 @@ def handover(
     form: Formatted = Format.TABLE,
 ) -> None:
     """Let another member lead: nothing is lost, and sends wait for about a second."""
-    with connected(url, any_member=True) as client:
-        changed = client.admin.hand_over(shard, to=to)
+    try:
+        with connected(url, any_member=True) as client:
+            changed = client.admin.hand_over(shard, to=to)
+    except NotLeader as error:
+        if not error.detail.get("leader"):
+            raise
+        with connected(f"dmq://{error.detail['leader']}", any_member=True) as client:
+            changed = client.admin.hand_over(shard, to=to)
     _show_change(changed, form)
 
 
@@ -142,8 +149,6 @@ def repair(
 
 def _address_of(admin: Admin, name: str) -> str:
     """Where clients reach a member."""
-    from dmq.errors import ShardConflict, UnknownEntry
-
     members = [member for shard in admin.shards() for member in shard.members]
     found = next((member for member in members if member.name == name), None)
     if found is None:
