@@ -46,6 +46,9 @@ class Obstacle(StrEnum):
     PROMISED = "it has promised not to"
     FOLLOWING = "it still follows"
     DOUBTFUL = "its tail was cut or damaged, and no other in-sync member shows that nothing committed is missing"
+    DAMAGED = (
+        "its journal has damage that it could not read when it opened: another member must give it the bytes first"
+    )
     UNSETTLED = "an earlier write of its own is not settled"
     OLD_REGISTRY = "the registry's record is older than one that it has seen"
 
@@ -59,6 +62,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         is_following: it still takes a leader's units.
         is_doubtful: see `storage.upkeep.identity.Membership`.
         has_compared: see the function of that name.
+        has_holes: what it derived from its journal lacks what could not be read: see `storage.upkeep.damage`.
         is_unsettled: a write of its own has no answer, and no later one has.
         revision_seen: the highest revision of the record that it has seen.
     """
@@ -70,6 +74,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     is_following: bool
     is_doubtful: bool
     has_compared: bool
+    has_holes: bool = False
     is_unsettled: bool = False
     revision_seen: int = 0
 
@@ -88,6 +93,8 @@ def obstacle(situation: Situation) -> Obstacle:
             situation.is_doubtful and not situation.has_compared and record.in_sync != [own],
             Obstacle.DOUBTFUL,
         ),
+        # It would give offsets to messages that others have already.
+        (situation.has_holes and record.in_sync != [own], Obstacle.DAMAGED),
     )
     return next((why for is_so, why in checks if is_so), Obstacle.NONE)
 

@@ -34,7 +34,6 @@ from dmq.errors import (
 )
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import (
-    JOURNAL_BYTES_MAX,
     Confirm,
     Follow,
     FollowReply,
@@ -53,6 +52,9 @@ from dmq.shard.place import Directory, MemberSettings, Place
 from dmq.shard.record.enrolment import Enrolment
 from dmq.shard.record.registration import Registration
 from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
+from dmq.shard.repair.answer import CommittedJournal, answer_repair
+from dmq.shard.repair.mender import Mended
+from dmq.shard.repair.repairs import Repairs
 from dmq.shard.report import FollowerReport, MemberReport, Role
 from dmq.shard.roles.candidacy import Candidacy, Victory
 from dmq.shard.roles.intake import Intake, IntakeEnd
@@ -115,6 +117,7 @@ class Member:
             peers=peers,
             promise=Promise(clock.boottime(), settings.promise_seconds),
             heart=self.heart,
+            repairs=Repairs(directory, self._view, peers),
             notes=asyncio.Lock(),
         )
         self._enrolment = Enrolment(directory, place, settings, self._view)
@@ -126,6 +129,7 @@ class Member:
         self._diverged: tuple[int, int] | None = None  # the epoch, and the last promotion with loss, when it did
         self._obstacle = ""
         self._told = ""  # the last one that was logged
+        self._mending: asyncio.Future[Mended] | None = None  # somebody asked for a repair of all
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._is_begun = False
@@ -170,6 +174,8 @@ class Member:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.role = Role.STOPPED
             self.heart.rest()
+            if self._mending is not None and not self._mending.done():
+                self._mending.cancel()
             self._stopped.set()
 
     async def stop(self, *, hand_over: bool = True) -> None:
@@ -205,6 +211,30 @@ class Member:
         if to == self._place.broker:
             raise InvalidRequest(f"{to!r} leads already: name another member, or none", member=to)
         return await self._term.hand_over(to)
+
+    async def mend(self) -> Mended:
+        """Look through what is committed, and fetch what is damaged of it from the others.
+
+        A follower does not follow meanwhile.
+
+        Raises:
+            BrokerStopping: this member is not open, or stops.
+            StorageError: the disk does not take what was fetched.
+        """
+        if self._term is not None:
+            return await self._term.mend()
+        if self._replica is None or self._stopping.is_set():
+            raise BrokerStopping("this member is not open: ask again in a moment")
+        if self._mending is None:
+            self._mending = asyncio.get_running_loop().create_future()
+        if self._intake is not None:
+            self._intake.stop()
+        self._view.tell()
+        mending = self._mending
+        await asyncio.wait([mending])  # who asked may go away, and another may have asked as well
+        if mending.cancelled():
+            raise BrokerStopping("this member stops")
+        return mending.result()
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -289,6 +319,10 @@ class Member:
             self.role = Role.PARKED
             await self._view.wait(_AGAIN_SECONDS)
             return
+        if self._mending is not None or self._post.repairs.is_due(self._replica.damage):
+            self.role = Role.WAITING
+            await self._mend(self._replica)
+            return
         target = self._target()
         if target is not None:
             await self._follow(target)
@@ -304,6 +338,28 @@ class Member:
         self._tell_obstacle("the registry has no record of the shard" if why is None else str(why))
         promised = self._post.promise.until - self._post.now()
         await self._view.wait(min(_AGAIN_SECONDS, promised) if promised > 0 else _AGAIN_SECONDS)
+
+    async def _mend(self, replica: Replica) -> None:
+        """Fetch from others what the disk lost; everything is looked at if somebody asked for that."""
+        asked = self._mending
+
+        def journal() -> CommittedJournal:
+            if self._stopping.is_set():
+                raise BrokerStopping("this member stops")
+            return CommittedJournal.of_follower(replica)
+
+        try:
+            mended = await self._post.repairs.run(journal, scrub=asked is not None)
+        except DMQError as error:
+            if not isinstance(error, BrokerStopping):
+                log.error("not mended", shard=self._place.shard, error=error)
+            if asked is not None:
+                asked.set_exception(error)
+                asked.exception()  # retrieved, though nobody may wait for it any more
+        else:
+            if asked is not None:
+                asked.set_result(mended)
+        self._mending = None
 
     def _is_parked(self) -> bool:
         """Whether a person has to decide, as far as is known."""
@@ -540,7 +596,7 @@ class Member:
             revision=member.revision,
             right="" if self._term is None else str(self._term.right),
             obstacle="" if self._term is not None else self._obstacle,
-            damaged=len(replica.derived.damage),
+            damaged=len((replica if self._term is None else self._term.store).damage.ranges),
             is_doubtful=member.doubtful,
         )
 
@@ -548,24 +604,13 @@ class Member:
         replica = self._replica
         if replica is None:
             raise BrokerStopping("this member is not open: ask again in a moment")
-        member = replica.membership
-        if (asked.cluster, asked.shard, asked.journal_id) != (member.cluster, member.shard, replica.journal_id):
-            raise NotInCluster(f"this is a member of shard {member.shard!r} of cluster {member.cluster}")
-        term = self._term
-        source = replica if term is None else term.store
-        start = replica.start if term is None else term.store.queries.start
-        committed = replica.applied if term is None else term.store.queries.visible
-        end = min(asked.end, committed)
-        if not start <= asked.start < end:
-            raise OffsetGone(
-                f"this member has {start} to {committed} of what is committed: ask another one",
-                first=start,
-                next=committed,
-            )
-        size = min(end - asked.start, JOURNAL_BYTES_MAX)
-        raw = await self._directory.on_disk(lambda: source.journal_bytes(asked.start, size))
-        body = memoryview(raw)[: end - asked.start]
-        return RepairReply(asked.start, asked.start + len(body)), body
+        if self._diverged is not None:
+            raise OffsetGone("this member has diverged from the others: ask another one", first=0, next=0)
+        if self._term is not None:
+            journal = CommittedJournal.of_leader(self._term.store, replica.membership)
+        else:
+            journal = CommittedJournal.of_follower(replica)
+        return await answer_repair(journal, asked, self._directory.on_disk)
 
     # --- for people -------------------------------------------------------------------------------------------------
 

@@ -83,10 +83,10 @@ class Peers(Protocol):
         ...
 
     async def repair(self, address: str, asked: Repair) -> tuple[RepairReply, Buffer]:
-        """Ask a member for committed bytes of the journal.
+        """Ask a member for committed bytes of the journal; fewer may come, and they are to be checked.
 
         Raises:
-            NotConnected, TimedOut, NotInCluster, OffsetGone.
+            NotConnected, TimedOut, NotInCluster, OffsetGone, Damaged.
         """
         ...
 
@@ -119,7 +119,7 @@ class Hearing(Protocol):
         ...
 
     async def repair(self, asked: Repair) -> tuple[RepairReply, Buffer]:
-        """Committed bytes of our journal, whole units.
+        """Committed bytes of our journal, at most a megabyte; they need not be whole units.
 
         Raises:
             NotInCluster, OffsetGone, Damaged: the answer is this error.

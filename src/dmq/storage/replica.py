@@ -30,13 +30,14 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
-from dmq.storage.journal.journal import list_segments
+from dmq.storage.journal.journal import SegmentRead, list_segments
 from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, is_intact, parse_unit, read_header
 from dmq.storage.journal.unit_writer import FlushTicket
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.epochs import EpochTable
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
+from dmq.storage.upkeep.damage import Damage
 from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_replica, rebuild
 from dmq.storage.upkeep.identity import FORMAT, Identity, Membership, read_identity, write_identity
 from dmq.storage.upkeep.recovery import Recovered, cut_journal, epochs_in, start_derived
@@ -100,6 +101,7 @@ class Replica:
         flushed: everything below would survive a power loss.
         last: of the last unit; None where that is not known, because the journal is empty.
         recovered: what opening found.
+        damage: what of the committed part cannot be read.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Replica:
         self.derived = opened.derived
         self.recovered = opened.recovered
         self._checkpointer = opened.checkpointer
+        self.damage = Damage(self.journal, lambda: self.derived, self._rebuild_mended)
         self._scanner = Scanner(self.journal)
         self.flushed = self.journal.end
         self._stored_at_ms = opened.recovered.stored_at_ms
@@ -212,6 +215,11 @@ class Replica:
         """As `MessageStore.journal_bytes`."""
         self._check_open()
         return units_at(self.journal, offset, max_bytes)
+
+    def plan_read(self, offset: int, size: int) -> SegmentRead | None:
+        """As `MessageStore.plan_read`."""
+        self._check_open()
+        return self.journal.plan_read(offset, size)
 
     def _last_unit(self) -> LastUnit | None:
         if self.journal.end <= self.journal.start:
@@ -437,6 +445,11 @@ class Replica:
 
     def _rebuild(self, end: int) -> None:
         self.derived, _ = rebuild(self.disk, self._scanner, self._checkpointer, Recovered(), end=end, known_durable=end)
+
+    def _rebuild_mended(self) -> None:
+        if self._plan is not None:
+            self._plan.give_up()
+        self._rebuild(self.derived.applied)
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from dmq.storage.disk_space import DiskSpace
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
+from dmq.storage.journal.journal import SegmentRead
 from dmq.storage.journal.lone_unit import Lone
 from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, Unit, read_header
@@ -41,6 +42,7 @@ from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDrop
 from dmq.storage.state.state import Topic
 from dmq.storage.upkeep import retention
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
+from dmq.storage.upkeep.damage import Damage
 from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_directory, rebuild, unmark_running
 from dmq.storage.upkeep.recovery import Recovered, epochs_in, units_from
 from dmq.storage.upkeep.retention import Retention
@@ -61,7 +63,7 @@ class Leading(NamedTuple):
 
 
 class MessageStore:
-    """A data directory that is open for writing. `queries` is what can be asked of it."""
+    """A data directory that is open for writing. `queries` is what can be asked of it, `damage` what cannot be read."""
 
     def __init__(
         self,
@@ -197,6 +199,9 @@ class MessageStore:
             writer=self._writer,
             reader=self._reader,
             rebuild=self._rebuild,
+        )
+        self.damage = Damage(
+            self._journal, lambda: self._derived, lambda: self._rebuild(DerivedDamaged("damage was passed over"))
         )
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
 
@@ -368,6 +373,11 @@ class MessageStore:
         """
         self._check_open()
         return units_at(self._journal, offset, max_bytes)
+
+    def plan_read(self, offset: int, size: int) -> SegmentRead | None:
+        """Journal bytes of one segment that another thread is to read, not verified; None where there are none."""
+        self._check_open()
+        return self._journal.plan_read(offset, size)
 
     def unit_before(self, offset: int) -> LastUnit | None:
         """The unit that ends at a journal offset; None if none is known to."""

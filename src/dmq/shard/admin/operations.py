@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -49,9 +49,10 @@ from dmq.registry.registry import Check, Create, Delete, Operation, Put
 from dmq.shard.admin.overview import MemberView, Overview, Sighting, overview_of
 from dmq.shard.peers import Peers
 from dmq.shard.record.shard_view import ShardView
+from dmq.shard.repair.mender import Mended
 from dmq.shard.report import MemberReport, Role
 
-__all__ = ["Done", "LocalMember", "Mended", "Operations", "RecordChange"]
+__all__ = ["Done", "LocalMember", "Operations", "RecordChange"]
 
 log = EventLog(__name__)
 
@@ -79,14 +80,6 @@ class Done(NamedTuple):
 
     what: str
     shard: Overview
-
-
-class Mended(NamedTuple):
-    """Ranges of the journal that were damaged; why some are left."""
-
-    mended: Sequence[tuple[int, int]]
-    left: Sequence[tuple[int, int]] = ()
-    reason: str = ""
 
 
 class LocalMember(Protocol):

@@ -71,6 +71,7 @@ class Candidacy:
                 is_following=is_following,
                 is_doubtful=member.doubtful,
                 has_compared=has_compared,
+                has_holes=replica.damage.has_holes,
                 is_unsettled=self.is_unsettled,
                 revision_seen=member.revision,
             )

@@ -10,6 +10,7 @@ from dmq.shard.heart import Heart
 from dmq.shard.peers import Peers
 from dmq.shard.place import Directory, MemberSettings, Place
 from dmq.shard.record.shard_view import ShardView
+from dmq.shard.repair.repairs import Repairs
 from dmq.shard.serving_right import Promise
 
 __all__ = ["Post"]
@@ -20,6 +21,7 @@ class Post(NamedTuple):
 
     Attributes:
         promise: not to stand; outlives the leaders it was given to.
+        repairs: mends the journal.
         notes: held while the directory's own record of its membership is changed.
     """
 
@@ -30,6 +32,7 @@ class Post(NamedTuple):
     peers: Peers
     promise: Promise
     heart: Heart
+    repairs: Repairs
     notes: asyncio.Lock
 
     def now(self) -> float:

@@ -41,6 +41,8 @@ from dmq.shard.in_sync import InSyncSet
 from dmq.shard.leader import Leader
 from dmq.shard.peers import Seat
 from dmq.shard.record.shard_view import UNAVAILABLE
+from dmq.shard.repair.answer import CommittedJournal
+from dmq.shard.repair.mender import Mended
 from dmq.shard.roles.candidacy import Victory
 from dmq.shard.roles.post import Post
 from dmq.shard.service import Service
@@ -54,6 +56,7 @@ log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.25
 _RENEW_SECONDS: Final = 1.0
+_MEND_SECONDS: Final = 1.0
 _BEHIND_SECONDS: Final = 1.0  # a follower further behind does not take over
 _LOOK_SECONDS: Final = 0.02
 _LEVEL_SECONDS: Final = 3.0  # that writes are held for a hand-over
@@ -266,7 +269,9 @@ class Term:
             StorageError: the journal failed.
         """
         over: asyncio.Future[Any] = asyncio.ensure_future(self._over.wait())
-        tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(work()) for work in (self._beat, self._keep)}
+        tasks: set[asyncio.Future[Any]] = {
+            asyncio.ensure_future(work()) for work in (self._beat, self._keep, self._mend_found)
+        }
         try:
             await self._flush_start()
             tasks |= {over, asyncio.ensure_future(self._serve())}
@@ -350,6 +355,30 @@ class Term:
         heart.flush_waits(self._flush_since)
         if heart.is_flush_stuck:
             self.cease("a flush of its disk does not end")
+
+    async def _mend_found(self) -> None:
+        """Mend what reads have found to be damaged; for ever."""
+        while True:
+            await asyncio.sleep(_MEND_SECONDS)
+            if self._post.repairs.is_due(self._store.damage):
+                try:
+                    await self._post.repairs.run(self._committed_journal)
+                except DMQError as error:
+                    log.error("not mended", shard=self._view.shard, error=error)
+
+    async def mend(self) -> Mended:
+        """Look through what is committed, and fetch what is damaged of it from the followers.
+
+        Raises:
+            NotLeader: it does not lead any more.
+            StorageError: the disk does not take what was fetched.
+        """
+        return await self._post.repairs.run(self._committed_journal, scrub=True)
+
+    def _committed_journal(self) -> CommittedJournal:
+        if self.is_over:
+            raise NotLeader(f"this member does not lead shard {self._view.shard!r} any more")
+        return CommittedJournal.of_leader(self._store, self._replica.membership)
 
     # --- the registry -------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ import contextlib
 import itertools
 import re
 from bisect import bisect_right
-from typing import Final
+from typing import Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, ForeignFile, StorageError, StoreFailed
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, File, Files
 
-__all__ = ["FOLDER", "Journal", "Segment", "list_segments"]
+__all__ = ["FOLDER", "Journal", "Segment", "SegmentRead", "list_segments", "segment_path"]
 
 FOLDER: Final = "journal"
 _NAME: Final = re.compile(r"(\d{20})\.journal")
@@ -47,6 +47,26 @@ class Segment:
     @property
     def path(self) -> str:
         return segment_path(self.start)
+
+
+class SegmentRead(NamedTuple):
+    """Bytes of one segment that are to be read, in any thread."""
+
+    files: Files
+    path: str
+    position: int
+    size: int
+
+    def run(self) -> bytes:
+        """Read them, by a file of its own; fewer where the segment was cut or has gone since."""
+        try:
+            file = self.files.open(self.path)
+        except FileNotFoundError:
+            return b""
+        try:
+            return file.read(self.position, self.size)
+        finally:
+            file.close()
 
 
 def list_segments(files: Files) -> list[Segment]:
@@ -220,6 +240,17 @@ class Journal:
         segment.size = size
         self.end = self.segments[-1].end
 
+    def grew(self, segment: Segment, size: int) -> None:
+        """The end of a segment that was missing was put back."""
+        segment.size = size
+        self.end = self.segments[-1].end
+
+    def put_back(self, segment: Segment) -> None:
+        """A segment that was missing was put back."""
+        at = bisect_right(self._starts, segment.start)
+        self.segments.insert(at, segment)
+        self._starts.insert(at, segment.start)
+
     def forget(self, segment: Segment) -> None:
         """The segment was removed."""
         at = self.segments.index(segment)
@@ -245,6 +276,13 @@ class Journal:
             return self._pool.read(segment.path, offset - segment.start, min(size, segment.end - offset))
         except FileNotFoundError:
             return b""
+
+    def plan_read(self, offset: int, size: int) -> SegmentRead | None:
+        """As `read_available`, for another thread to read; None where no segment has the offset."""
+        segment = self.segment_at(offset)
+        if segment is None:
+            return None
+        return SegmentRead(self.files, segment.path, offset - segment.start, min(size, segment.end - offset))
 
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from one segment.

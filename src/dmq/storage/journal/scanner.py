@@ -39,13 +39,16 @@ class Scanner:
 
     def unit_at(self, offset: int) -> Unit | None:
         """The unit that begins at a journal offset, None if no valid one does."""
+        header = self.header_at(offset)
+        return None if header is None else parse_unit(header, self._bytes(offset, header.length))
+
+    def header_at(self, offset: int) -> Header | None:
+        """The header of the unit that begins at a journal offset, None if no valid one does."""
         header = read_header(self._bytes(offset, HEADER_BYTES))
         if header is None or header.start != offset or header.journal_id != self.journal.id:
             return None
         raw = self._bytes(offset, header.length)
-        if len(raw) < header.length or not is_intact(header, raw):
-            return None
-        return parse_unit(header, raw)
+        return header if len(raw) == header.length and is_intact(header, raw) else None
 
     def _bytes(self, offset: int, size: int) -> memoryview:
         """Up to `size` bytes; fewer only where the segment ends."""
@@ -68,17 +71,13 @@ class Scanner:
                     break
                 found = chunk.find(UNIT_MAGIC)
                 while found >= 0:
-                    unit = self._valid_header(at + found)
-                    if unit is not None:
-                        return unit
+                    header = self.header_at(at + found)
+                    if header is not None:
+                        return header
                     found = chunk.find(UNIT_MAGIC, found + 1)
                 # The magic may lie across the edge of two chunks.
                 at += max(1, len(chunk) - len(UNIT_MAGIC) + 1)
         return None
-
-    def _valid_header(self, offset: int) -> Header | None:
-        unit = self.unit_at(offset)
-        return None if unit is None else unit.header
 
     def was_durable(self, offset: int) -> bool:
         """Whether a later unit proves that the journal had been flushed beyond an offset."""

@@ -21,8 +21,9 @@ from dmq.registry.contents import (
 from dmq.registry.memory import MemoryRegistry
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Create, Delete, Put
-from dmq.shard.admin.operations import Mended, Operations
+from dmq.shard.admin.operations import Operations
 from dmq.shard.record.shard_view import ShardView
+from dmq.shard.repair.mender import Mended
 from dmq.shard.report import MemberReport, Role
 
 CLUSTER = "00000000000000c1"

@@ -13,7 +13,7 @@ from tests.unit.shard.member_rig import DirectPeers, Machine, Shard, in_shard
 
 def operations(machine: Machine) -> Operations:
     shard = machine.shard
-    return Operations(machine.member, DirectPeers(shard.net, machine.address), shard.clock, machine.name)  # type: ignore[arg-type]
+    return Operations(machine.member, DirectPeers(shard.net, machine.address), shard.clock, machine.name)
 
 
 def is_refused(leader: Machine) -> bool:

@@ -1,0 +1,135 @@
+"""The mender: fetches what is damaged in our journal from other members, and puts it back.
+
+What always holds: only what is committed is mended, and only with bytes that check out (`storage.upkeep.damage`); a
+range that no member can give stays damaged and is named; memory is bounded, however much is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from dmq.errors import DMQError, RecordCorrupt
+from dmq.event_log import EventLog
+from dmq.protocol.cluster.replication import Repair
+from dmq.shard.peers import Peers
+from dmq.shard.place import OnDisk
+from dmq.shard.repair.answer import CommittedJournal
+from dmq.storage.journal.unit import whole_units
+from dmq.storage.upkeep.damage import Mending, Range
+
+__all__ = ["Mended", "Mender"]
+
+log = EventLog(__name__)
+
+_PART_BYTES: Final = 8 << 20
+_PART_BYTES_MAX: Final = 256 << 20  # of one unit
+_UNITS_MAX: Final = 1 << 20
+_NOBODY: Final = "no other member is registered: start one that has it"
+
+
+class Mended(NamedTuple):
+    """Ranges of the journal that were damaged; why some are left."""
+
+    mended: Sequence[Range]
+    left: Sequence[Range] = ()
+    reason: str = ""
+
+
+class Mender:
+    """Mends the journal of one member.
+
+    Parameters:
+        addresses: of the other members, the leader's first.
+    """
+
+    def __init__(self, peers: Peers, on_disk: OnDisk, addresses: Sequence[str]) -> None:
+        self._peers = peers
+        self._on_disk = on_disk
+        self._addresses = addresses
+
+    async def scrub(self, journal: Callable[[], CommittedJournal]) -> None:
+        """Look through all that is committed; what cannot be read is known to be damaged afterwards."""
+        scrub = journal().source.damage.scrub(journal().committed)
+        try:
+            while not scrub.is_done:
+                for start, end in await self._on_disk(scrub.step):
+                    journal().source.damage.add(start, end)
+        finally:
+            scrub.close()
+
+    async def mend(self, journal: Callable[[], CommittedJournal]) -> Mended:
+        """Mend what is known to be damaged.
+
+        Parameters:
+            journal: asked for again after each wait; what it raises ends the repair.
+
+        Raises:
+            StorageError: the disk does not take it.
+        """
+        mended: list[Range] = []
+        reason = ""
+        is_passed_over = False
+        for start, end in journal().source.damage.ranges:
+            at, stop = start, min(end, journal().committed)
+            try:
+                while at < stop:
+                    mending = await self._fetch(journal(), at, stop)
+                    with contextlib.suppress(FileNotFoundError):  # retention took the segment: nothing is to be mended
+                        await self._on_disk(mending.write)
+                        is_passed_over |= journal().source.damage.finish(mending)
+                    at = mending.end
+            except _NotToBeHad as error:
+                reason = str(error)
+                log.error("damage is left", start=at, end=stop, reason=reason)
+            if at > start:
+                mended.append((start, at))
+        if is_passed_over:
+            await self._rebuild(journal())
+        return Mended(mended, journal().source.damage.ranges, reason)
+
+    async def _rebuild(self, journal: CommittedJournal) -> None:
+        """What is derived lacks what was passed over."""
+        if journal.is_led:
+            journal.source.damage.rebuild()  # nobody may write meanwhile
+        else:
+            await self._on_disk(journal.source.damage.rebuild)
+
+    async def _fetch(self, journal: CommittedJournal, start: int, end: int) -> Mending:
+        """The first units of a range, from the first member that has them.
+
+        Raises:
+            _NotToBeHad: none has.
+        """
+        reasons = []
+        for address in self._addresses:
+            try:
+                raw = await self._fetch_from(address, journal, start, end)
+                return journal.source.damage.begin(start, end, raw)
+            except DMQError as error:
+                reasons.append(f"{address}: {error.message}")
+        raise _NotToBeHad("; ".join(reasons) or _NOBODY)
+
+    async def _fetch_from(self, address: str, journal: CommittedJournal, start: int, end: int) -> memoryview:
+        """Whole units from one member."""
+        member = journal.member
+        raw = bytearray()
+        while start + len(raw) < end:
+            asked = Repair(member.cluster, member.shard, journal.journal_id, start=start + len(raw), end=end)
+            reply, body = await self._peers.repair(address, asked)
+            if reply.start != asked.start or not 0 < len(body) <= end - asked.start:
+                raise RecordCorrupt(f"bytes {asked.start}-{end} were asked for, and {len(body)} came", start=start)
+            raw += body
+            if len(raw) >= _PART_BYTES and whole_units(raw, start, _UNITS_MAX):
+                break
+            if len(raw) > _PART_BYTES_MAX:
+                raise RecordCorrupt(f"no unit ends within {_PART_BYTES_MAX} bytes from {start} on", start=start)
+        whole = whole_units(raw, start, _UNITS_MAX)
+        if not whole:
+            raise RecordCorrupt(f"what came for journal offset {start} is no unit", offset=start)
+        return memoryview(raw)[:whole]
+
+
+class _NotToBeHad(Exception):
+    """No member can give the bytes."""

@@ -1,0 +1,283 @@
+"""Damage: which ranges of a member's journal cannot be read, and putting the right bytes back from another member.
+
+A range is mended in place: the bytes that stand there are kept in `salvage/`, the right ones are written over them and
+flushed. A crash on the way leaves a range that still fails its checksum and is mended again; no byte outside of it is
+written. Writing the segment anew beside the old one would need the room and the time of all of it for one bad unit.
+
+What always holds: only whole units are written that check out, bear this journal's id and their own offset, and belong
+to the epoch that the journal has there; nothing is written beyond the range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from dmq.errors import DMQError, RecordCorrupt, StorageError
+from dmq.event_log import EventLog
+from dmq.storage.file_pool import FilePool
+from dmq.storage.files import Buffer, Files
+from dmq.storage.index.block_file import DerivedDamaged
+from dmq.storage.journal.journal import FOLDER, Journal, Segment, segment_path
+from dmq.storage.journal.scanner import Scanner
+from dmq.storage.journal.unit import SNAPSHOT, is_intact, read_header
+from dmq.storage.state.derived import Derived
+from dmq.storage.upkeep.recovery import SALVAGE
+
+__all__ = ["Damage", "Mending", "Range", "Scrub"]
+
+log = EventLog(__name__)
+
+Range: TypeAlias = tuple[int, int]
+
+STEP_BYTES: Final = 16 << 20
+_SCRUB_FILES: Final = 4
+_EPOCH_MAX: Final = (1 << 32) - 1
+_NEW_SEGMENT: Final = f"{SALVAGE}/segment.tmp"
+
+
+class Scrub:
+    """Looks through a journal, unit by unit, for what cannot be read; a step at a time, in any thread.
+
+    What is appended meanwhile is not looked at.
+    """
+
+    def __init__(self, journal: Journal, end: int) -> None:
+        segments = [Segment(segment.start, segment.size) for segment in journal.segments if segment.start < end]
+        self._pool = FilePool(journal.files, _SCRUB_FILES)
+        self._journal = Journal(journal.files, self._pool, journal.id, segments)
+        self._scanner = Scanner(self._journal)
+        self._at = journal.start
+        self._end = end
+
+    @property
+    def is_done(self) -> bool:
+        return self._at >= self._end
+
+    def step(self, max_bytes: int = STEP_BYTES) -> list[Range]:
+        """Look at some more; returns the damaged ranges in that."""
+        found: list[Range] = []
+        stop = min(self._at + max_bytes, self._end)
+        while self._at < stop:
+            header = self._scanner.header_at(self._at)
+            if header is not None:
+                self._at += header.length
+                continue
+            end = self._end_of_damage(self._at)
+            found.append((self._at, end))
+            self._at = end
+        if self.is_done:
+            self.close()
+        return found
+
+    def _end_of_damage(self, start: int) -> int:
+        """Where the next unit stands that can be read, or the segment ends, or the next one begins."""
+        segment = self._journal.segment_at(start)
+        if segment is None:
+            return min((s.start for s in self._journal.segments if s.start > start), default=self._end)
+        following = self._scanner.next_valid(start + 1)
+        end = segment.end if following is None else min(following.start, segment.end)
+        return min(end, self._end)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class Mending:
+    """The right bytes of one range; `write` them, in any thread, then call `Damage.finish`."""
+
+    def __init__(self, journal: Journal, start: int, raw: Buffer, stored_at_ms: int) -> None:
+        self.start = start
+        self.end = start + len(raw)
+        self.raw = raw
+        self.stored_at_ms = stored_at_ms
+        self._files = journal.files
+        segment = journal.segment_at(start)
+        if segment is None:  # its end is missing, or all of it
+            before = [s for s in journal.segments if s.end == start]
+            segment = before[-1] if before and not _opens_segment(raw) else None
+        self.segment = segment
+
+    def write(self) -> None:
+        """Put the bytes in their place, durably.
+
+        Raises:
+            FileNotFoundError: the segment has gone meanwhile, and with it the damage.
+            StorageError: they could not be written; the range is as damaged as before.
+        """
+        files = self._files
+        files.mkdir(SALVAGE)
+        files.sync_dir("")
+        if self.segment is None:
+            self._write_segment()
+            return
+        file = files.open(self.segment.path, write=True)
+        try:
+            position = self.start - self.segment.start
+            self._salvage(file.read(position, len(self.raw)))
+            file.write(position, (self.raw,))
+            file.sync()
+        finally:
+            file.close()
+
+    def _write_segment(self) -> None:
+        """A segment that is missing: it is there whole, or not at all."""
+        _write_file(self._files, _NEW_SEGMENT, self.raw)
+        self._files.rename(_NEW_SEGMENT, segment_path(self.start))
+        self._files.sync_dir(FOLDER)
+        self._files.sync_dir(SALVAGE)
+
+    def _salvage(self, damaged: bytes) -> None:
+        if not damaged:
+            return
+        number = 0
+        while self._files.exists(path := f"{SALVAGE}/{self.start:020d}-{number}.damaged"):
+            number += 1
+        _write_file(self._files, path, damaged)
+        self._files.sync_dir(SALVAGE)
+
+
+def _write_file(files: Files, path: str, raw: Buffer) -> None:
+    file = files.open(path, create=True, write=True)
+    try:
+        file.truncate(0)
+        file.write(0, (raw,))
+        file.sync()
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            files.unlink(path)  # a part of it would look like all of it
+        raise
+    finally:
+        file.close()
+
+
+def _opens_segment(raw: Buffer) -> bool:
+    header = read_header(raw)
+    return header is not None and bool(header.flags & SNAPSHOT)
+
+
+class Damage:
+    """What is known to be damaged in the journal of a store or a replica.
+
+    Parameters:
+        derived: what is derived from the journal, at this moment.
+        rebuild: builds that anew, because a range was passed over when it was built.
+    """
+
+    def __init__(self, journal: Journal, derived: Callable[[], Derived], rebuild: Callable[[], None]) -> None:
+        self._journal = journal
+        self._derived = derived
+        self._rebuild = rebuild
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Those that are still part of the journal, in order, and as one where they touch."""
+        first = self._journal.start
+        ranges: list[Range] = []
+        for start, end in sorted(self._derived().damage):
+            if ranges and start <= ranges[-1][1]:
+                ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
+            elif end > first:
+                ranges.append((max(start, first), end))
+        return ranges
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether something was passed over when everything derived was built, so that what is derived lacks it."""
+        return any(start < self._derived().applied and not self._is_unit(start) for start, _ in self.ranges)
+
+    def add(self, start: int, end: int) -> None:
+        """A range was found to be damaged."""
+        if end > self._journal.start:
+            self._derived().add_damage(start, end)
+
+    def scrub(self, end: int) -> Scrub:
+        """Looks through everything below a journal offset."""
+        return Scrub(self._journal, end)
+
+    def begin(self, start: int, end: int, raw: Buffer) -> Mending:
+        """What to write to mend a range, or the first units of it: those of one segment.
+
+        Raises:
+            RecordCorrupt: these are not its bytes.
+        """
+        size, stored_at_ms = self._check(start, end, raw)
+        return Mending(self._journal, start, memoryview(raw)[:size], stored_at_ms)
+
+    def _check(self, start: int, end: int, raw: Buffer) -> tuple[int, int]:
+        """Returns how many bytes belong to the first segment, and the time at which the first unit was stored."""
+        if not 0 < len(raw) <= end - start:
+            raise RecordCorrupt(f"{len(raw)} bytes came for journal range {start}-{end}", start=start, end=end)
+        at, stored_at_ms = 0, 0
+        while at < len(raw):
+            header = read_header(raw, at)
+            if header is None or not is_intact(header, raw, at):
+                raise RecordCorrupt(f"what came for journal offset {start + at} fails its checksum", offset=start + at)
+            low, high = self._epochs_at(start + at, is_snapshot=bool(header.flags & SNAPSHOT))
+            if header.journal_id != self._journal.id or header.start != start + at or not low <= header.epoch <= high:
+                raise RecordCorrupt(
+                    f"a unit at {header.start}, epoch {header.epoch}, of journal {header.journal_id:016x} came for "
+                    f"journal offset {start + at}",
+                    offset=start + at,
+                )
+            if at and header.flags & SNAPSHOT:
+                break
+            stored_at_ms = stored_at_ms or header.stored_at_ms
+            at += header.length
+        return at, stored_at_ms
+
+    def _epochs_at(self, offset: int, *, is_snapshot: bool) -> Range:
+        """The epochs that a unit may have there: that in force, or the next one, which may begin with a segment."""
+        low = 0
+        for row in self._derived().state.epochs:
+            if row.start > offset:
+                return low, row.epoch
+            low = row.epoch
+        return low, _EPOCH_MAX if is_snapshot or not low else low
+
+    def finish(self, mending: Mending) -> bool:
+        """The bytes are in their place: forget that they were not.
+
+        Returns whether they were passed over when everything derived was built: `rebuild` is to follow.
+        """
+        journal, derived = self._journal, self._derived()
+        if mending.segment is None:
+            journal.put_back(Segment(mending.start, len(mending.raw), mending.stored_at_ms))
+        elif mending.end > mending.segment.end:
+            journal.grew(mending.segment, mending.end - mending.segment.start)
+        log.warning("journal mended", start=mending.start, end=mending.end)
+        mended = (mending.start, mending.end)
+        derived.damage = [piece for known in derived.damage for piece in _without(known, mended)]
+        return mending.start < derived.applied and not self._is_indexed(mending)
+
+    def rebuild(self) -> None:
+        """Build everything derived anew.
+
+        Raises:
+            DMQError: it could not be.
+        """
+        self._rebuild()
+
+    def _is_indexed(self, mending: Mending) -> bool:
+        """Whether its units were applied before they were damaged; else they were passed over."""
+        at = mending.start
+        while at < mending.end:
+            header = read_header(mending.raw, at - mending.start)
+            if header is None or not self._is_unit(at):
+                return False
+            at += header.length
+        return True
+
+    def _is_unit(self, start: int) -> bool:
+        """Whether the index knows a unit that starts there."""
+        try:
+            return self._derived().lookup.unit_holding(start) == start
+        except (DerivedDamaged, DMQError):
+            return False
+
+
+def _without(known: Range, gone: Range) -> list[Range]:
+    """What is left of a range."""
+    pieces = [(known[0], min(known[1], gone[0])), (max(known[0], gone[1]), known[1])]
+    return [(start, end) for start, end in pieces if start < end]
