@@ -28,6 +28,7 @@ __all__ = [
     "LogSettings",
     "ResolvedSettings",
     "Settings",
+    "ShardSettings",
     "StoreSettings",
     "format_size",
     "parse_size",
@@ -196,6 +197,49 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: Annotated[float, _time("A stop waits this long for clients to finish.")] = 5.0
 
 
+class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a broker is a member of a shard; it is one if it has a registry and the shard's name."""
+
+    registry_url: (
+        Annotated[str, _text("Registry of the cluster, as dmq://host:9610; none: a broker by itself.")] | None
+    ) = None
+    name: Annotated[str, _text("Shard that the broker is a member of.")] | None = None
+    address: Annotated[str, _text("Where clients reach it, as host:port; none: where it listens.")] | None = None
+    replication_host: (
+        Annotated[str, _text("Address it listens on for other members; none: that for clients.")] | None
+    ) = None
+    replication_port: Annotated[int, _count(0, "Port for other members; 0 takes any free one.", 65535)] = 9613
+    replication_address: (
+        Annotated[str, _text("Where other members reach it, as host:port; none: where it listens.")] | None
+    ) = None
+    zone: Annotated[str, _text("Zone it stands in; two members of one zone are reported.")] | None = None
+    replicas: Annotated[int, _count(1, "Members of a shard that it creates.", 7)] = 3
+    min_in_sync: Annotated[int, _count(1, "Members that must have a message, in a shard that it creates.", 7)] = 2
+    promise_seconds: Annotated[float, _time("A follower stands for no election so long after it heard its leader.")] = (
+        4.0
+    )
+    lag_seconds: Annotated[float, _time("A member that is behind for this time leaves the in-sync set.")] = 10.0
+    uncommitted_bytes_max: Annotated[
+        int, _size(MiB, "Bytes that not all in-sync members have before sends are refused.")
+    ] = 64 * MiB
+
+    def __post_init__(self) -> None:
+        if (self.registry_url is None) != (self.name is None):
+            given, missing = ("name", "registry_url") if self.registry_url is None else ("registry_url", "name")
+            flags = {"name": "--shard", "registry_url": "--registry"}
+            raise InvalidSettings(
+                f"shard.{given} is set and shard.{missing} is not: a member of a shard needs both, so give "
+                f"{flags[missing]} as well, or leave {flags[given]} out",
+                keys=[f"shard.{given}", f"shard.{missing}"],
+            )
+        if self.min_in_sync > self.replicas:
+            raise InvalidSettings(
+                f"shard.min_in_sync = {self.min_in_sync} must be at most shard.replicas = {self.replicas}: lower the "
+                "first or raise the second",
+                keys=["shard.min_in_sync", "shard.replicas"],
+            )
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a command that goes on running logs to stderr."""
 
@@ -212,6 +256,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     broker: BrokerSettings = msgspec.field(default_factory=BrokerSettings)
+    shard: ShardSettings = msgspec.field(default_factory=ShardSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)
 
     @classmethod
@@ -247,13 +292,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         try:
             store = StoreSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "store"})
             broker = BrokerSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "broker"})
+            shard = ShardSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "shard"})
             log = LogSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "log"})
         except InvalidSettings as error:
             keys = error.detail.get("keys", [])
             whence = ", ".join(f"{key}: {sources[key]}" for key in keys)
             raise InvalidSettings(f"{error.message} ({whence})", keys=keys) from None
         return ResolvedSettings(
-            cls(store=store, broker=broker, log=log),
+            cls(store=store, broker=broker, shard=shard, log=log),
             MappingProxyType(sources),
             None if file is None else os.fspath(file),
         )
@@ -386,7 +432,12 @@ def _fields_of(section: str, struct: type[msgspec.Struct]) -> Iterator[Field]:
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         field.key: field
-        for section, struct in (("store", StoreSettings), ("broker", BrokerSettings), ("log", LogSettings))
+        for section, struct in (
+            ("store", StoreSettings),
+            ("broker", BrokerSettings),
+            ("shard", ShardSettings),
+            ("log", LogSettings),
+        )
         for field in _fields_of(section, struct)
     }
 )

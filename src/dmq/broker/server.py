@@ -1,11 +1,12 @@
 """A broker as a server: the store opened, the ports listening, the signals caught.
 
 The server owns the listener and the dispatcher; the Broker comes and goes (`open_broker`, `close_broker`) while
-connections stay open.
+connections stay open. Where the settings name a shard, the server is a member of it (`shard_process`), and that makes
+and drops the Broker.
 
 What always holds: it listens on loopback unless told that another address is meant (`insecure`); it begins to listen
-only once the store is open; a stop, by signal or by `stop`, drains first; a store that failed ends the process with an
-error.
+only once the store is open, a member before that; a stop, by signal or by `stop`, drains first, and a member hands
+over; a store that failed ends the process with an error.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dmq.broker.broker import Broker
 from dmq.broker.dead_letters.dead_letters import drop_spent_topics
@@ -29,14 +30,15 @@ from dmq.broker.diagnostics.exposition import Exposition
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
 from dmq.broker.runtime.service_manager import ServiceManager
+from dmq.broker.shard_process import ShardProcess, ShardWays
 from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.clock import Clock, SystemClock
-from dmq.deadletters.url import MEMORY, check_url, default_url
+from dmq.deadletters.url import MEMORY, check_url, default_url, is_file
 from dmq.errors import BrokerStopping, StoreFailed
 from dmq.event_log import EventLog, tell_suppressed
-from dmq.net.address import check_address
+from dmq.net.address import ServerAddress, check_address
 from dmq.net.pages import MakePage, Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings
@@ -46,6 +48,7 @@ from dmq.version import __version__
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
+    from dmq.registry.registry import Registry
 
 __all__ = ["BrokerServer", "run"]
 
@@ -67,6 +70,9 @@ class BrokerServer:
         insecure: other addresses than loopback are meant.
         letters: makes the store of dead letters; by default it is where the settings say, or in memory if files are.
         status_port: serve a status page for people on this port; None for none.
+
+    Attributes:
+        open_registry: as of `ShardWays`, for a member of a shard; set it before the start.
     """
 
     def __init__(
@@ -81,15 +87,19 @@ class BrokerServer:
     ) -> None:
         check_address(settings.broker.host, insecure)
         self._settings = settings
+        self._insecure = insecure
         self._clock = clock or SystemClock()
         self._files = files
         self._letters = letters
+        self.open_registry: Callable[[str], Awaitable[Registry]] | None = None
         self._status_port = status_port
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
         self._pages: list[PageServer] = []
         self._exposition: Exposition | None = None
         self.port = 0
+        self.member: ShardProcess | None = None
+        self._host = ""
         self.metrics_port = 0
         self.status_port = 0
         self.telnet_port = 0
@@ -133,14 +143,30 @@ class BrokerServer:
             outbox=self.dispatcher.outbox,
         )
         self._telnet = TelnetServer(lambda: self.dispatcher.broker)
-        self.open_broker()
+        if self._settings.shard.name is not None:
+            self.member = self._make_member()
+        else:
+            self.open_broker()
         try:
             await self._listen()
+            if self.member is not None:
+                await self.member.start(ServerAddress(self._host, self.port))
         except BaseException:
             await self.stop(0.0)
             raise
         self._sweep()
-        self._start_letters()
+        if self.member is None:
+            self._start_letters()
+
+    def _make_member(self) -> ShardProcess:
+        """This server as a member of a shard. Dead letters in one member's file would be out of the others' reach."""
+        settings = self._settings.broker
+        letters, url = self._letters, settings.dead_letters_url
+        if letters is None and url is not None and not is_file(url):
+            letters = self._settled_letters()
+        files = self._files or OsFiles(settings.data)
+        ways = ShardWays(files, letters, self.open_registry, self._insecure)
+        return ShardProcess(self._settings, self.dispatcher, ways)
 
     def open_broker(self) -> None:
         """Open the store and serve it; clients that are connected are served by it from now on.
@@ -175,8 +201,8 @@ class BrokerServer:
 
     async def _listen(self) -> None:
         settings = self._settings.broker
-        host, self.port = await self._server.listen(settings.host, settings.port)
-        self.dispatcher.address = f"{host}:{self.port}"
+        self._host, self.port = await self._server.listen(settings.host, settings.port)
+        self.dispatcher.address = f"{self._host}:{self.port}"
         pages: dict[str, MakePage] = {
             "/metrics": self._metrics,
             "/metrics/detail": self._metrics_detail,
@@ -237,6 +263,10 @@ class BrokerServer:
 
     def _readiness(self) -> Page:
         broker = self.dispatcher.broker
+        if self.member is not None:
+            is_ready, words = self.member.readiness
+            if not is_ready or broker is None:
+                return Page(f"{words}\n", 200 if is_ready else 503)
         if broker is None:
             return _NO_BROKER
         if broker.readiness.is_stopping or broker.store.has_failed:
@@ -257,13 +287,15 @@ class BrokerServer:
         self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
-        """Drain, close everything."""
+        """Drain, close everything; a member hands over first."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._server.stop_listening()
         settings, broker = self._settings.broker, self.dispatcher.broker
         try:
-            if broker is not None:
+            if self.member is not None:
+                await self.member.stop(hand_over=not self.member.failed.is_set())
+            elif broker is not None:
                 await broker.stop(settings.drain_seconds if drain_seconds is None else drain_seconds)
         finally:
             await self.dispatcher.finish()
@@ -313,18 +345,29 @@ class BrokerServer:
             on_ready(self)
         manager = ServiceManager()
         manager.ready()
-        broker = self.broker
-        waits = [asyncio.ensure_future(event.wait()) for event in (stop, broker.stop_asked, broker.failed)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        served = self.member or self.broker
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(event.wait()) for event in (stop, served.stop_asked, served.failed)
+        ]
+        ended = [self.member.ended] if self.member is not None else []
+        await asyncio.wait([*waits, *ended], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        reasons.append("the store failed" if broker.store.has_failed else "dmq broker drain --stop")
+        has_failed = served.failed.is_set()
+        reasons.append(
+            "the store failed" if has_failed else "the member failed" if _is_over(ended) else "dmq broker drain --stop"
+        )
         manager.stopping()
-        log.info("broker stopping", reason=reasons[0], clients=len(broker.audience), leased=broker.channels.out)
+        broker = self.dispatcher.broker
+        leased = 0 if broker is None else broker.channels.out
+        log.info("broker stopping", reason=reasons[0], clients=len(self.dispatcher), leased=leased)
         began = time.monotonic()
         # Nothing can be finished on a store that failed.
-        await self.stop(0.0 if broker.store.has_failed else None)
-        if broker.store.has_failed:
+        await self.stop(0.0 if has_failed else None)
+        for task in ended:
+            if not task.cancelled():
+                task.result()
+        if has_failed:
             raise StoreFailed("the store failed while serving: check the disk, then start again")
         log.info("broker stopped", reason=reasons[0], pid=os.getpid(), seconds=round(time.monotonic() - began, 3))
 
@@ -334,10 +377,12 @@ class BrokerServer:
         log.info(
             "broker started",
             version=__version__,
-            name=settings.name,
+            name=settings.name if self.member is None else self.member.broker,
             data=os.path.abspath(settings.data),
             settings=settings_file and os.path.abspath(settings_file),
             clients=self.address,
+            shard=None if self.member is None else self.member.shard,
+            members=None if self.member is None else self.member.network.address,
             metrics=f"{host}:{self.metrics_port}",
             telnet=f"{host}:{self.telnet_port}" if self.telnet_port else None,
             status=f"{host}:{self.status_port}" if self.status_port else None,
@@ -345,6 +390,10 @@ class BrokerServer:
             python=platform.python_version(),
             loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
         )
+
+
+def _is_over(tasks: Sequence[asyncio.Task[None]]) -> bool:
+    return any(task.done() for task in tasks)
 
 
 def run(main: Callable[[], object]) -> None:

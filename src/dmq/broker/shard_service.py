@@ -6,6 +6,7 @@ outlive it, and are told where the leader is. A Broker that was dropped touches 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,16 @@ class ShardService:
     Parameters:
         letters: makes the store of dead letters; None if they wait in the journal, since no database of theirs can be
             reached by every member.
+
+    Attributes:
+        failed: set when the store of a Broker failed.
+        stop_asked: set when an operator wants the process to stop.
     """
 
     def __init__(self, dispatcher: Dispatcher, letters: Callable[[], DeadLetterStore] | None) -> None:
         self._dispatcher = dispatcher
         self._letters = letters
+        self.failed, self.stop_asked = asyncio.Event(), asyncio.Event()
         self._writer: ShardWriter | None = None
 
     async def begin(self, store: MessageStore, leadership: Leadership) -> None:
@@ -47,6 +53,7 @@ class ShardService:
             leadership=leadership,
         )
         assert isinstance(broker.writer, ShardWriter)
+        broker.failed, broker.stop_asked = self.failed, self.stop_asked
         self._writer = broker.writer
         dispatcher.attach(broker)
         if self._letters is not None:

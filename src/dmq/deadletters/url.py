@@ -12,7 +12,7 @@ from typing import Final
 
 from dmq.errors import InvalidSettings
 
-__all__ = ["FOLDER", "MEMORY", "check_url", "default_url", "shown"]
+__all__ = ["FOLDER", "MEMORY", "check_url", "default_url", "is_file", "shown"]
 
 FOLDER: Final = "deadletters"
 FILE: Final = "letters.db"
@@ -36,6 +36,11 @@ _SHORT: Final = {
     "postgresql": "postgresql+psycopg",
 }
 _EXAMPLE: Final = "sqlite:////var/lib/dmq-dead/letters.db, mysql://user:password@host/dmq or postgresql://user@host/dmq"
+
+
+def is_file(url: str) -> bool:
+    """Whether a database is a file, or memory, of one machine."""
+    return url.lower().startswith("sqlite")
 
 
 def default_url(folder: str | Path) -> str:

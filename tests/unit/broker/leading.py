@@ -14,7 +14,7 @@ from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import NotEnoughReplicas, NotLeader
 from dmq.model import TopicConfig
-from dmq.protocol.session import ShardInfo
+from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.settings import BrokerSettings, Settings, StoreSettings
 from dmq.storage.replica import Replica, join
 from dmq.storage.store import Leading, MessageStore
@@ -32,6 +32,16 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         asyncio.run(test(**given))
 
     return run
+
+
+class FollowersFace:
+    """What a follower says."""
+
+    def info(self) -> ShardInfo:
+        return ShardInfo("s", leader="127.0.0.1:1")
+
+    def brokers(self) -> list[BrokerInfo]:
+        return []
 
 
 class SaidLeadership:
@@ -113,7 +123,7 @@ async def leading(store_settings: StoreSettings | None = None, **settings: Any) 
     store.flush()
     store.confirm_replicated(store.queries.end)
     dispatcher = Dispatcher(Settings(broker=BrokerSettings(**settings)), clock, COMMANDS, hello)
-    dispatcher.shard = ShardInfo("s", leader="127.0.0.1:1")
+    dispatcher.face = FollowersFace()
     rig = LeadingRig(dispatcher, store, files)
     await rig.service.begin(store, rig.leadership)
     try:

@@ -8,6 +8,7 @@ from dmq.broker.diagnostics.disk_report import disk_warnings
 from dmq.broker.diagnostics.metrics import numbers
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
+from dmq.errors import InvalidRequest
 from dmq.net.connection import Connection
 from dmq.net.hello import accept_hello
 from dmq.protocol import session as headers
@@ -81,14 +82,20 @@ def cluster(dispatcher: Dispatcher, session: Session, frame: Frame, asked: heade
         is_leader=shard is None or shard.is_leader,
         state=_STANDBY if broker is None else broker.readiness.state,
         is_writable=broker is not None and broker.readiness.is_running,
-        epoch=0 if broker is None else broker.store.queries.epoch,
+        epoch=(0 if shard is None else shard.epoch) if broker is None else broker.store.queries.epoch,
     )
-    session.answer(frame, headers.ClusterReply([me]))
+    others = [] if dispatcher.face is None else dispatcher.face.brokers()
+    session.answer(frame, headers.ClusterReply([me, *others]))
 
 
 def drain(broker: Broker, session: Session, frame: Frame, asked: headers.Drain) -> None:
     """Take the broker out of use or put it back, or only tell how far it is (D-09)."""
     state = ""
+    if broker.leadership is not None and asked.action is headers.DrainAction.BEGIN:
+        raise InvalidRequest(
+            "a shard's leader is not drained but replaced: 'dmq shard handover' lets another member lead, and then "
+            "this one can be stopped"
+        )
     match asked.action:
         case headers.DrainAction.BEGIN:
             broker.maintenance.begin_drain(
@@ -97,7 +104,8 @@ def drain(broker: Broker, session: Session, frame: Frame, asked: headers.Drain) 
         case headers.DrainAction.END:
             broker.maintenance.end_drain(session.who)
         case headers.DrainAction.STOP:
-            broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is stopped", session.who)
+            if broker.leadership is None:
+                broker.maintenance.begin_drain(asked.grace_ms, asked.reason or "the broker is stopped", session.who)
             broker.stop_asked.set()
             state = "stopping"
         case _:

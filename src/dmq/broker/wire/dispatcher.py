@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dmq.broker.broker import Broker
 from dmq.broker.catalog.changes import Change, Changes, Later
@@ -28,11 +28,11 @@ from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
-from dmq.protocol.session import BLOCKS, FRAME_CRC, ServerHealth, ServerReboot, ShardInfo
+from dmq.protocol.session import BLOCKS, FRAME_CRC, BrokerInfo, ServerHealth, ServerReboot, ShardInfo
 from dmq.settings import Settings
 from dmq.shard.admin.operations import Operations
 
-__all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler"]
+__all__ = ["WORKING_MAX", "CommandEntry", "Dispatcher", "Handler", "ShardFace"]
 
 log = EventLog(__name__)
 
@@ -62,6 +62,18 @@ class CommandEntry:
         self.is_coroutine = inspect.iscoroutinefunction(handler)
 
 
+class ShardFace(Protocol):
+    """What clients are told of a shard by one of its members."""
+
+    def info(self) -> ShardInfo:
+        """Whom it takes for the leader."""
+        ...
+
+    def brokers(self) -> list[BrokerInfo]:
+        """The other members that are known."""
+        ...
+
+
 class Dispatcher:
     """The connections of one server, and the Broker they are served by, if there is one.
 
@@ -70,7 +82,7 @@ class Dispatcher:
 
     Attributes:
         address: where clients reach the server.
-        shard: what clients are told of the shard that the server is a member of; None of a lone broker.
+        face: the shard that the server is a member of, for its clients; None of a lone broker.
         outbox: what is sent in one turn goes out together.
         shards: what can be done to the shards of the cluster; None in a broker that belongs to none.
     """
@@ -88,12 +100,22 @@ class Dispatcher:
         self._hello = hello
         self.broker: Broker | None = None
         self.address = ""
-        self.shard: ShardInfo | None = None
+        self.face: ShardFace | None = None
+        self._shard: ShardInfo | None = None
         self.outbox = WriteCoalescer()
         self.shards: Operations | None = None
         self._tasks: Tasks | None = None
         self.sessions: set[Session] = set()
         self.counters = dict.fromkeys(("connections", "requests", "errors", "frames_damaged"), 0)
+
+    @property
+    def shard(self) -> ShardInfo | None:
+        """What clients are told of the shard with their hello; None of a lone broker."""
+        return self._shard if self.face is None else self.face.info()
+
+    @shard.setter
+    def shard(self, info: ShardInfo | None) -> None:
+        self._shard = info
 
     # --- the broker -------------------------------------------------------------------------------------------------
 

@@ -56,10 +56,28 @@ def broker(
     config: ConfigFile = None,
     settings: Settings = None,
     insecure: Insecure = False,
+    registry: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Be a member of a shard: the cluster's registry, as dmq://127.0.0.1:9610."),
+    ] = None,
+    shard: Annotated[str | None, typer.Option(metavar="NAME", help="The shard to be a member of.")] = None,
+    replication_port: Annotated[
+        int | None, typer.Option(metavar="N", help="Port for other members; 0 takes any free one.  [default: 9613]")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(metavar="N", help="Members of a shard that it creates.  [default: 3]")
+    ] = None,
+    min_in_sync: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Members that must have a message, in a shard that it creates.  [default: 2]"),
+    ] = None,
     log_level: LogLevelOption = None,
     log_format: Logs = None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, then finish what is under way and stop; or see the commands below.
+
+    With --registry and --shard it is a member of a shard, which keeps every message on several brokers. Each member has
+    a --name and a --data directory of its own.
 
     Settings come from the file, from DMQ_* variables and from flags, the last being the strongest; `dmq config show`
     tells which are in force.
@@ -74,6 +92,11 @@ def broker(
         "broker.telnet_port": telnet_port,
         "broker.name": name,
         "broker.auto_create": auto_create,
+        "shard.registry_url": registry,
+        "shard.name": shard,
+        "shard.replication_port": replication_port,
+        "shard.replicas": replicas,
+        "shard.min_in_sync": min_in_sync,
         **log_flags(log_level, log_format),
     }
     resolved = resolve(config, flags, settings)
@@ -89,6 +112,10 @@ def _announce(server: BrokerServer) -> None:
         parts.append(f"telnet on {host} {server.telnet_port}")
     if server.status_port:
         parts.append(f"status page on http://{host}:{server.status_port}/")
+    if server.member is not None:
+        parts.append(
+            f"member {server.member.broker} of shard {server.member.shard}, on {server.member.network.address}"
+        )
     typer.echo(", ".join(parts))
     typer.get_text_stream("stdout").flush()
 

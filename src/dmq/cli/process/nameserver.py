@@ -40,8 +40,8 @@ def nameserver(
 ) -> None:
     """Run a name server until SIGTERM or Ctrl-C.
 
-    It keeps what the brokers of a cluster agree on. Brokers of this version do not ask it yet: for now it serves
-    programs that use dmq.registry. A file of SQLite takes one name server.
+    It keeps what the brokers of a cluster agree on, for `dmq broker --registry`. A file of SQLite takes one name
+    server.
     """
     seconds = parse_seconds(session)
     if not SESSION_SECONDS_MIN <= seconds <= SESSION_SECONDS_MAX:

@@ -1,0 +1,295 @@
+"""A broker's process as a member of a shard: its registry, its port for other members, its place, and its clients.
+
+The order of a start: the port for clients (they are told who leads), the port for members, the registry, the directory.
+A registry that does not answer is waited for. A stop hands the shard over first if this member leads it.
+
+What always holds: there is one member in a process; what cannot be mended (the directory belongs elsewhere, the shard
+is full, the disk fails) ends it with that error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dmq.broker.runtime.watchdog import Watchdog
+from dmq.broker.shard_service import ShardService
+from dmq.broker.wire.dispatcher import Dispatcher
+from dmq.errors import InvalidSettings, RegistryDown
+from dmq.event_log import EventLog
+from dmq.net.address import ServerAddress, check_address, parse_address
+from dmq.protocol.session import BrokerInfo, ShardInfo
+from dmq.registry.contents import NodeContent
+from dmq.registry.registry import Registry
+from dmq.registry.url import check_registry_url, open_registry
+from dmq.settings import BrokerSettings, Settings
+from dmq.shard.admin.operations import Mended, Operations
+from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
+from dmq.shard.network import Network
+from dmq.storage.files import Files
+
+if TYPE_CHECKING:
+    from dmq.deadletters.store import DeadLetterStore
+
+__all__ = ["ShardProcess", "ShardWays"]
+
+log = EventLog(__name__)
+
+_AGAIN_SECONDS: Final = 0.5
+_NAMELESS: Final = BrokerSettings().name
+_ADDRESSES_MAX: Final = 64
+
+
+class ShardWays(NamedTuple):
+    """What a member is given from outside.
+
+    Attributes:
+        files: its directory.
+        letters: as of `ShardService`.
+        open_registry: a client of the registry, with its session, for an owner's name; by the settings' URL if None.
+        insecure: other addresses than loopback are meant.
+    """
+
+    files: Files
+    letters: Callable[[], DeadLetterStore] | None = None
+    open_registry: Callable[[str], Awaitable[Registry]] | None = None
+    insecure: bool = False
+
+
+class ShardProcess:
+    """The member that one server is.
+
+    Parameters:
+        settings: with a registry and a shard.
+
+    Attributes:
+        member: None until the registry has answered for the first time.
+        failed: set when the store of a leader failed.
+        stop_asked: set when an operator wants the process to stop.
+
+    Raises:
+        InvalidSettings: it can never be a member.
+    """
+
+    def __init__(self, settings: Settings, dispatcher: Dispatcher, ways: ShardWays) -> None:
+        shard = settings.shard
+        assert shard.name is not None
+        assert shard.registry_url is not None
+        self._settings = settings
+        self._dispatcher = dispatcher
+        self._ways = ways
+        if ways.open_registry is None:
+            check_registry_url(shard.registry_url)
+        self.shard = shard.name
+        self.broker = _name_of(settings)
+        host = shard.replication_host or settings.broker.host
+        check_address(host, ways.insecure)
+        self.network = Network(
+            self.broker, host=host, port=shard.replication_port, clock=dispatcher.clock, insecure=ways.insecure
+        )
+        self.service = ShardService(dispatcher, ways.letters)
+        self.failed, self.stop_asked = self.service.failed, self.service.stop_asked
+        self.member: Member | None = None
+        self._registry: Registry | None = None
+        self._watchdog: Watchdog | None = None
+        self._task: asyncio.Task[None] | None = None
+        dispatcher.face = self
+
+    # --- starting and stopping --------------------------------------------------------------------------------------
+
+    async def start(self, listening: ServerAddress) -> None:
+        """Listen for other members and begin to take part.
+
+        Parameters:
+            listening: where the server listens for clients.
+
+        Raises:
+            PortTaken, CannotListen, InvalidSettings: nothing was begun.
+        """
+        shard = self._settings.shard
+        address = _advertised(shard.address, listening, "shard.address")
+        await self.network.start()
+        try:
+            where = parse_address(self.network.address)
+            replication = _advertised(shard.replication_address, where, "shard.replication_address")
+        except InvalidSettings:
+            await self.network.stop()
+            raise
+        self._dispatcher.address = address
+        place = Place(
+            broker=self.broker,
+            shard=self.shard,
+            address=address,
+            replication_address=replication,
+            zone=shard.zone or "",
+        )
+        self._task = asyncio.create_task(self._run(place))
+
+    @property
+    def ended(self) -> asyncio.Task[None]:
+        """Over when the member is: with its error, if it has one."""
+        assert self._task is not None, "it was not started"
+        return self._task
+
+    async def _run(self, place: Place) -> None:
+        registry = self._registry = await self._open_registry()
+        shard, clock = self._settings.shard, self._dispatcher.clock
+        settings = MemberSettings(
+            replicas=shard.replicas,
+            min_in_sync=shard.min_in_sync,
+            promise_seconds=shard.promise_seconds,
+            lag_seconds=shard.lag_seconds,
+            uncommitted_bytes_max=shard.uncommitted_bytes_max,
+        )
+        directory = Directory(self._ways.files, self._settings.store, clock)
+        member = Member(directory, place, registry, self.network, service=self.service, settings=settings)
+        self.member = self.network.hearing = member
+        self._dispatcher.shards = Operations(_Own(member), self.network, clock, self.broker)
+        self._watchdog = Watchdog(lambda: member.heart.is_beating)
+        self._watchdog.start()
+        await member.run()
+
+    async def _open_registry(self) -> Registry:
+        """A client of the registry, however long that takes: a member that starts waits for it."""
+        url, given = self._settings.shard.registry_url, self._ways.open_registry
+        assert url is not None
+        is_told = False
+        while True:
+            try:
+                if given is not None:
+                    return await given(self.broker)
+                return await open_registry(url, self.broker, clock=self._dispatcher.clock)
+            except RegistryDown as error:
+                if not is_told:
+                    log.warning("the registry does not answer: this member waits for it", url=url, error=error)
+                is_told = True
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def stop(self, *, hand_over: bool = True) -> None:
+        """Hand over if this member leads, leave the shard, and close everything but the clients' connections."""
+        if self.member is not None:
+            await self.member.stop(hand_over=hand_over)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        await self._dispatcher.finish()
+        await self.network.stop()
+        if self._registry is not None:
+            with contextlib.suppress(RegistryDown):
+                await self._registry.close()
+
+    # --- what is told of it -----------------------------------------------------------------------------------------
+
+    def report(self) -> MemberReport:
+        """How the member stands."""
+        if self.member is None:
+            return MemberReport(
+                broker=self.broker,
+                shard=self.shard,
+                role=Role.STARTING,
+                obstacle="the registry has not answered yet",
+                is_registry_down=True,
+            )
+        return self.member.report()
+
+    def info(self) -> ShardInfo:
+        """What clients are told with a hello."""
+        member = self.member
+        if member is None:
+            return ShardInfo(self.shard)
+        report = member.report()
+        return ShardInfo(
+            self.shard,
+            report.epoch,
+            is_leader=report.is_serving,
+            leader=report.leader_address,
+            members=[node.address for node in self._nodes(member).values()][:_ADDRESSES_MAX],
+        )
+
+    def brokers(self) -> list[BrokerInfo]:
+        """The other members that run."""
+        member = self.member
+        if member is None:
+            return []
+        report = member.report()
+        return [
+            BrokerInfo(
+                name,
+                node.address,
+                shard=self.shard,
+                is_leader=name == report.leader,
+                is_writable=name == report.leader,
+                epoch=report.epoch,
+            )
+            for name, node in self._nodes(member).items()
+            if name != self.broker
+        ]
+
+    def _nodes(self, member: Member) -> dict[str, NodeContent]:
+        """The members of our shard that are registered, by name."""
+        return {name: node for name, node in sorted(member.view.nodes.items()) if node.shard == self.shard}
+
+    @property
+    def readiness(self) -> tuple[bool, str]:
+        """Whether this member does its part, and in words what it does: follow a leader, or lead and serve."""
+        report = self.report()
+        if report.role is Role.FOLLOWING:
+            return True, f"follows in epoch {report.epoch}"
+        if report.role is Role.LEADING and self._dispatcher.broker is not None:
+            if self._dispatcher.broker.readiness.is_running:
+                return True, f"leads epoch {report.epoch}"
+            return False, f"leads epoch {report.epoch} and may not serve now"
+        return False, f"{report.role}: {report.obstacle}" if report.obstacle else str(report.role)
+
+
+class _Own:
+    """Our own member, for what people do to shards."""
+
+    def __init__(self, member: Member) -> None:
+        self.view = member.view
+        self.report = member.report
+        self.standing = member.standing
+        self.hand_over = member.hand_over
+
+    async def mend(self) -> Mended:
+        return Mended((), reason="this version of a member mends nothing")
+
+
+def _name_of(settings: Settings) -> str:
+    """What the member is called; by its host and port if nobody said, since every member needs a name of its own."""
+    broker = settings.broker
+    if broker.name != _NAMELESS:
+        return broker.name
+    if not broker.port:
+        raise InvalidSettings(
+            "a member of a shard that takes any free port needs a name by which it is known after a restart: give "
+            "--name, another one for each member",
+            keys=["broker.name", "broker.port"],
+        )
+    return f"{socket.gethostname()}-{broker.port}"
+
+
+def _advertised(said: str | None, listening: ServerAddress, key: str) -> str:
+    """Where others reach a port: where it listens, if nobody said otherwise.
+
+    Raises:
+        InvalidSettings: it listens everywhere, which is no address to connect to; or what was said is none.
+    """
+    if said is not None:
+        try:
+            return str(parse_address(said))
+        except InvalidSettings as error:
+            raise InvalidSettings(f"{key} = {said!r} is no address: write host:port", keys=[key]) from error
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(listening.host).is_unspecified:
+            raise InvalidSettings(
+                f"this member listens on every address of its machine: say in {key} by which one the others reach it",
+                keys=[key],
+            )
+    return str(listening)
