@@ -27,7 +27,7 @@ from dmq.registry.contents import NodeContent
 from dmq.registry.registry import Registry
 from dmq.registry.url import check_registry_url, open_registry
 from dmq.settings import BrokerSettings, Settings
-from dmq.shard.admin.operations import Mended, Operations
+from dmq.shard.admin.operations import Operations
 from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
 from dmq.shard.network import Network
 from dmq.storage.files import Files
@@ -148,7 +148,7 @@ class ShardProcess:
         directory = Directory(self._ways.files, self._settings.store, clock)
         member = Member(directory, place, registry, self.network, service=self.service, settings=settings)
         self.member = self.network.hearing = member
-        self._dispatcher.shards = Operations(_Own(member), self.network, clock, self.broker)
+        self._dispatcher.shards = Operations(member, self.network, clock, self.broker)
         self._watchdog = Watchdog(lambda: member.heart.is_beating)
         self._watchdog.start()
         await member.run()
@@ -246,19 +246,6 @@ class ShardProcess:
                 return True, f"leads epoch {report.epoch}"
             return False, f"leads epoch {report.epoch} and may not serve now"
         return False, f"{report.role}: {report.obstacle}" if report.obstacle else str(report.role)
-
-
-class _Own:
-    """Our own member, for what people do to shards."""
-
-    def __init__(self, member: Member) -> None:
-        self.view = member.view
-        self.report = member.report
-        self.standing = member.standing
-        self.hand_over = member.hand_over
-
-    async def mend(self) -> Mended:
-        return Mended((), reason="this version of a member mends nothing")
 
 
 def _name_of(settings: Settings) -> str:
