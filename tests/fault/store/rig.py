@@ -22,6 +22,8 @@ from dmq.records import (
 )
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
+from dmq.storage.journal.lone_unit import Lone, Sender, Unusual
+from dmq.storage.journal.unit_builder import sender_of
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.state.events import (
     DelaysDone,
@@ -85,6 +87,23 @@ class Rig:
         """Items that were not written before."""
         raw: list[Batch | Event] = [item.batch if isinstance(item, Sent) else item for item in items]
         return self._call(items, lambda: self.store.append(raw, durability, atomic=atomic))
+
+    def append_lone(self, items: list[Sent], durability: Durability = Durability.FLUSHED) -> bool:
+        """Batches of one message each on the storage half of the straight path; whether they took it."""
+        lones = [lone_of(item.batch) for item in items]
+        is_usual = True
+
+        def call() -> list[Placement]:
+            nonlocal is_usual
+            try:
+                self.store._writer.append_lone(lones, durability)
+            except Unusual:
+                is_usual = False
+                self.store.append([item.batch for item in items], durability)
+            return []
+
+        self._call([*items], call)
+        return is_usual
 
     def upkeep(self, call: Callable[[], object]) -> None:
         """A call that may write what nobody asked for: checkpoint, retention, closing."""
@@ -287,3 +306,12 @@ class Rig:
     def sample(self, messages: Iterable[Stored], count: int) -> list[Stored]:
         pool = list(messages)
         return self.rng.sample(pool, min(count, len(pool)))
+
+
+def lone_of(batch: Batch) -> Lone:
+    """The message of a batch of one, as the straight path has it."""
+    return (
+        batch.topic, batch.queue, bytes(batch.data), int(batch.hashes[0]) if len(batch.hashes) else 0,
+        batch.producer_id, batch.producer_epoch, batch.first_sequence, batch.received_at_ms,
+        Sender(batch.address, batch.port, *sender_of(batch.address, batch.port)),
+    )  # fmt: skip

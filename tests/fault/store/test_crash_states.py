@@ -11,10 +11,11 @@ import random
 
 import pytest
 
+from dmq.model import Durability, TopicConfig
 from dmq.storage.store import MessageStore
 from dmq.testing import CrashNow, MemoryFiles
 from tests.fault.store.rig import SMALL, Rig
-from tests.fault.store.workload import workload
+from tests.fault.store.workload import ORDERS, workload
 from tests.sampling import SEED, sample_size
 
 pytestmark = pytest.mark.uncounted  # so many samples of what other tests cover too
@@ -115,3 +116,32 @@ def goes_on(rig: Rig) -> None:
     if rig.rng.random() < 0.2:
         rig.crash(rig.rng)
         rig.check(sample=1)
+
+
+@pytest.mark.sampled
+def test_messages_on_the_straight_path_survive_as_the_others_do() -> None:
+    """The power goes in each operation that writes a lone unit, or flushes it; the path is taken, not its fallback."""
+    rig = life(SEED)
+    rig.create(ORDERS, TopicConfig(queues=2))
+    begun = rig.files.operations
+    assert all(one_by_one(rig, number) for number in range(6))
+    for operation in range(begun + 1, rig.files.operations + 1):
+        rig = life(SEED)
+        rig.create(ORDERS, TopicConfig(queues=2))
+        rig.files.crash_at = operation
+        with contextlib.suppress(CrashNow):
+            for number in range(6):
+                one_by_one(rig, number)
+        for state in range(STATES):
+            twin = recovered(rig, f"{SEED}/{operation}/{state}")
+            twin.check(sample=1)
+            goes_on(twin)
+
+
+def one_by_one(rig: Rig, number: int) -> bool:
+    level = (Durability.STORED, Durability.FLUSHED)[number % 2]
+    items = [rig.batch(ORDERS, at % 2, rig.messages(1), producer=1 + at) for at in range(1 + number % 3)]
+    is_usual = rig.append_lone(items, level)
+    if level is Durability.FLUSHED:
+        rig.flush()
+    return is_usual

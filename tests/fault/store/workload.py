@@ -22,7 +22,7 @@ def workload(rig: Rig, rounds: int = ROUNDS) -> Iterator[Step]:
     for number in range(rounds):
         if number % 6 == 0:
             yield lambda: rig.create(EVENTS, TopicConfig(queues=1))
-        for step in (append_some, append_many, append_together, delay, fire, begin_or_end, settle, settle):
+        for step in (append_some, append_lone, append_many, append_together, delay, fire, begin_or_end, settle, settle):
             yield lambda step=step, number=number: step(rig, number)  # type: ignore[misc]
             if rig.rng.random() < 0.4:
                 yield rig.flush
@@ -45,6 +45,13 @@ def append_some(rig: Rig, number: int) -> None:
     topic = rig.rng.choice([name for name in rig.names if name in TOPICS])
     sent = rig.batch(topic, 0, rig.messages(rig.rng.randrange(1, 5)), producer=1 + number % 3)
     rig.append([sent], durability(rig))
+
+
+def append_lone(rig: Rig, number: int) -> None:
+    """Messages that came one by one: alone, and several producers' in one unit."""
+    for count in (1, 1, 3):
+        items = [rig.batch(ORDERS, at % 2, rig.messages(1), producer=20 + at) for at in range(count)]
+        rig.append_lone(items, durability(rig))
 
 
 def append_many(rig: Rig, number: int) -> None:

@@ -220,6 +220,8 @@ class Channels:
                 touching.add(channel)
             if topic.startswith(SYSTEM_PREFIX):
                 self._system_visible(topic, queue)
+        if not touching:
+            return
         if len(touching) <= _PUMP_NOW_MAX:
             self._pump_now(touching)  # so that the answer and the push leave together
         else:

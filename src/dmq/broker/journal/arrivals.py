@@ -46,6 +46,8 @@ class Arrivals:
 
     def wake(self) -> None:
         """Have all look again."""
+        if not self._waiting:
+            return
         woken, self._waiting = self._waiting, []
         for waiting in woken:
             if not waiting.done():

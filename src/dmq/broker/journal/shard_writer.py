@@ -68,6 +68,7 @@ class ShardWriter(JournalWriter):
         leadership: of the member that leads; good for as long as the writer is.
     """
 
+    _is_alone = False
     _passing = (DiskFull, NotEnoughReplicas, NotLeader)
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A message that is sent by itself spends most of its time between steps, not in them. Here the steps follow each other,
 without the objects that the general way (`publisher`, `writer`) makes. What comes in one turn of the loop, over all
-connections, is one unit here as well.
+connections, is one unit here as well. While turns have one message each, most messages are written as they come.
 
 What always holds: it chooses and never decides. `Publisher.admit` says for both ways whether a producer may send; what
 it refuses, and all that is unusual, takes the general way. A turn takes one way as a whole. It ends when the unit is
@@ -150,18 +150,26 @@ class StraightPath:
         queue = asked.queue
         if queue == ANY_QUEUE and found.config.priority:
             return self._leave("special")
-        if not writer.put_lone(size + BATCH_BYTES):
+        is_now = durability == _STORED and writer.is_now()
+        if not is_now and not writer.put_lone(size + BATCH_BYTES):
             return self._leave("mixed" if writer.has_submissions else "busy")
         if queue == ANY_QUEUE:
             queue = publisher.choose_queue(found)
         session.counters["requests"] += 1
-        self._size += size + BATCH_BYTES
-        self._lones.append((
+        lone: Lone = (
             topic, queue, data, key_hash, asked.producer_id, asked.producer_epoch, asked.first_sequence,
             publisher.wall_ms(), session.sender,
-        ))  # fmt: skip
-        self._asked.append((session, asked, correlation))
+        )  # fmt: skip
+        if is_now:
+            self._write_now(lone, (session, asked, correlation))
+        else:
+            self._add(lone, (session, asked, correlation))
         return True
+
+    def _add(self, lone: Lone, asked: _Asked) -> None:
+        self._size += len(lone[2]) + BATCH_BYTES
+        self._lones.append(lone)
+        self._asked.append(asked)
 
     def _leave(self, reason: str) -> bool:
         self.left[reason] += 1
@@ -174,12 +182,39 @@ class StraightPath:
         """Whether nothing was taken in this turn."""
         return not self._lones
 
-    def write(self) -> None:
-        """Write what was taken in this turn: what need not be flushed first, as the general way does."""
+    def _write_now(self, lone: Lone, asked: _Asked) -> None:
+        """Write a message as it comes, and answer; if it is unusual, it has a turn like others."""
+        writer, data, (session, request, correlation) = self._writer, lone[2], asked
+        try:
+            unit = self._store.append_lone([lone], _STORED)
+        except StorageError as error:
+            self.left["disk"] += 1
+            writer.begin_now()
+            writer.waiting_bytes += len(data) + BATCH_BYTES
+            writer.not_written(self._requests([lone], [asked]), _STORED, error)
+            writer.end_now(set())
+        except (Unusual, DMQError):
+            writer.put_lone(len(data) + BATCH_BYTES)
+            self._add(lone, asked)
+        else:
+            writer.begin_now()
+            self.taken += 1
+            row = unit.rows[0]
+            self._publisher.count(lone[0], 1, len(data))
+            session.connection.send_sealed(
+                sealed_produce_answer(correlation, row[5], row[8], unit.start, durability=request.durability)
+            )
+            writer.end_now({(lone[0], row[5])})
+
+    def write(self) -> int:
+        """Write what was taken in this turn: what need not be flushed first, as the general way does.
+
+        Returns how many messages that is.
+        """
         lones, asked, size = self._lones, self._asked, self._size
         self._lones, self._asked, self._size = [], [], 0
         if not lones:
-            return
+            return 0
         is_flushed = [asking[1].durability >= _FLUSHED for asking in asked]
         if not any(is_flushed):
             self._write(lones, asked, size, _STORED)
@@ -191,6 +226,7 @@ class StraightPath:
                 size = sum(len(lones[at][2]) + BATCH_BYTES for at in chosen)
                 chosen_lones, chosen_asked = [lones[at] for at in chosen], [asked[at] for at in chosen]
                 self._write(chosen_lones, chosen_asked, size, durability)
+        return len(lones)
 
     def _write(self, lones: list[Lone], asked: list[_Asked], size: int, durability: Durability) -> None:
         writer = self._writer

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import BlockCache, BlockFile, DerivedDamaged, Section, Table, merge_from, write_blocks
-from dmq.storage.journal.unit import Unit
+from dmq.storage.journal.unit import Row, Unit
 
 __all__ = ["FOLDER", "IndexFile", "Lookup"]
 
@@ -130,6 +130,17 @@ class Lookup:
                 batches += (producer_id, first_sequence, records, int(offsets[at]))
             at += records
         pending.batches.extend(batches)
+
+    def add_one(self, unit: Unit, row: Row) -> None:
+        """`add` for a unit with one message."""
+        pending, offset = self._active, int(unit.offsets[0])
+        pending.starts.append(unit.start)
+        pending.times.append(unit.header.stored_at_ms)
+        for value in unit.hashes:
+            pending.hashes.append(int(value))
+            pending.hash_offsets.append(offset)
+        if row[0]:
+            pending.batches.extend((row[0], row[2], 1, offset))
 
     # --- asking -----------------------------------------------------------------------------------------------------
 

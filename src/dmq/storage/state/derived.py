@@ -66,6 +66,26 @@ class Derived:
             self._resume(self.snapshot_in(unit))
         if recovered:
             self.state.remember_producers(unit)
+        rows = unit.rows
+        if len(rows) == 1 and rows[0][3] == 1 and rows[0][4] > HALF_ID:
+            self._apply_one(unit, rows[0])
+        else:
+            self._apply_rows(unit)
+        self.applied = self.state.producers.applied = unit.end
+        self.newest = None if recovered else unit
+
+    def _apply_one(self, unit: Unit, row: Row) -> None:
+        """A unit with one message, as they come while few are sent."""
+        _, _, _, _, topic_id, queue, _, _, first, _, _, _ = row
+        expected = self.state.apply_batch(row)
+        if expected is not None:
+            key = topic_id << 8 | queue
+            if first != expected:
+                self._lose(key, expected, first)
+            self.queues.add_one(key, first, unit.offsets[0], unit.lengths[0], tag=unit.tags[0])
+        self.lookup.add_one(unit, row)
+
+    def _apply_rows(self, unit: Unit) -> None:
         at = due_at = 0
         columns = unit.columns_by_row()
         events = None if unit.events is None else iter(unit.events)
@@ -81,8 +101,6 @@ class Derived:
                 due_at += records
             at = end
         self.lookup.add(unit, columns[0])
-        self.applied = self.state.producers.applied = unit.end
-        self.newest = None if recovered else unit
 
     def _apply_event(self, event: Event, at: int) -> None:
         self.state.apply_event(event, at)

@@ -98,6 +98,15 @@ TURNS = st.lists(
 )
 
 
+ONE_BY_ONE = st.lists(
+    st.tuples(
+        st.one_of(st.lists(DOINGS, max_size=1), st.tuples(SENDS).map(list), st.tuples(DOINGS, SENDS).map(list)),
+        st.booleans(),
+    ),
+    max_size=24,
+)
+
+
 class Disk:
     """The threads of the writer, which do their work when they are told to."""
 
@@ -200,8 +209,12 @@ def told(rig: Rig) -> dict[str, Any]:
     }
 
 
-async def both(turns: list[tuple[list[Send | Do], bool]]) -> list[Rig]:
-    """The same requests on both ways; after each turn everything must be the same."""
+async def both(turns: list[tuple[list[Send | Do], bool]], *, now: bool = False) -> list[Rig]:
+    """The same requests on both ways; after each turn everything must be the same.
+
+    Parameters:
+        now: what is stored is written as it comes, on the straight path.
+    """
     files = MemoryFiles()
     with_topics = MessageStore(files, SMALL, FakeClock())
     for topic in ("orders", "bills"):
@@ -222,7 +235,7 @@ async def both(turns: list[tuple[list[Send | Do], bool]]) -> list[Rig]:
             await rig.connect(1)
             rigs.append(rig)
         try:
-            await compare(rigs, turns)
+            await compare(rigs, turns, now=now)
         finally:
             for rig in rigs:
                 disk: Any = rig.broker.writer._disk
@@ -234,9 +247,10 @@ async def both(turns: list[tuple[list[Send | Do], bool]]) -> list[Rig]:
     return rigs
 
 
-async def compare(rigs: list[Rig], turns: list[tuple[list[Send | Do], bool]]) -> None:
+async def compare(rigs: list[Rig], turns: list[tuple[list[Send | Do], bool]], *, now: bool) -> None:
     sequences: dict[int, int] = {}
     for number, (steps, is_flushed) in enumerate(turns):
+        rigs[0].broker.writer.lone_turns = 16 if now else 0
         for at, step in enumerate(steps):
             if isinstance(step, Do):
                 for rig in rigs:
@@ -303,6 +317,44 @@ def run(test: Callable[[], Awaitable[Any]]) -> Any:
 @example([([Do("fail"), *[Send(peer=p, producer=1 + p) for p in range(PEERS)]], True), ([Send()], True)])
 def test_both_ways_give_the_same(turns: list[tuple[list[Send | Do], bool]]) -> None:
     run(lambda: both(turns))
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(ONE_BY_ONE)
+@example([([Send(odd=odd)], True) for odd in ("", *ODD)])
+@example([([Send(durability=Durability.FLUSHED)], False), ([Send(step=-1)], False), ([Send()], True), ([Send()], True)])
+@example([([Do("full"), Send()], True), ([Do("space"), Send()], True), ([Do("fail"), Send()], True), ([Send()], True)])
+@example([([Send()], True), ([Send(step=-1)], True), ([Send(epoch=1)], True), ([Send()], True)])
+def test_what_is_written_as_it_comes_is_the_same(turns: list[tuple[list[Send | Do], bool]]) -> None:
+    run(lambda: both(turns, now=True))
+
+
+def test_messages_that_come_one_by_one_soon_need_no_turn_and_those_that_come_together_do() -> None:
+    async def test() -> None:
+        async with running(MemoryFiles(), SMALL, straight=True) as rig:
+            rig.broker.store.create_topic("orders", TopicConfig(queues=4))
+            await rig.connect(2, has_crc=True)
+            writer, (one, other) = rig.broker.writer, rig.peers
+            at_once = []
+            for number in range(40):
+                writes = one.wire.writes
+                one.feed(frame_of(Send(), one, number, number))
+                at_once.append(one.wire.writes > writes)
+                await rig.turn()
+            assert at_once[:8] == [False] * 8
+            assert at_once.count(False) == 10, "and every sixteenth later on"
+            for number in range(40, 60):
+                one.feed(frame_of(Send(), one, number, number))
+                other.feed(frame_of(Send(producer=2), other, number, number))
+                await rig.turn()
+            assert writer.lone_turns < 8
+            units = writer.units
+            one.feed(frame_of(Send(), one, 60, 60))
+            other.feed(frame_of(Send(producer=2), other, 60, 60))
+            await rig.turn()
+            assert writer.units == units + 1
+
+    run(test)
 
 
 def test_plain_messages_of_a_turn_take_the_straight_path_in_one_unit() -> None:
