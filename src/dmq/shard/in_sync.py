@@ -142,6 +142,12 @@ class InSyncSet:
         """Everything below is durable on our own disk."""
         self._own_flushed = max(self._own_flushed, end)
 
+    def followed(self, replica: int, start: int) -> None:
+        """A follower begins anew here: what it had confirmed beyond counts no more, it may have lost it."""
+        progress = self._progress.get(replica)
+        if progress is not None:
+            progress.flushed = min(progress.flushed, start)
+
     def confirmed(self, replica: int, flushed: int, now: float) -> None:
         """A follower has everything below, durable, as its confirmation that came now says."""
         progress = self._progress.setdefault(replica, Progress(now))

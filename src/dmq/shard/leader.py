@@ -89,6 +89,7 @@ class Leader:
             unsafe=self._unsafe,
         )
         start = queries.start if common is None or request.end < queries.start else max(common, queries.start)
+        self.in_sync.followed(request.replica, start)
         self._feeds[request.replica] = Feed(self._store.journal_bytes, start, self._store.unit_before(start))
         return reply
 

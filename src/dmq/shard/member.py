@@ -22,6 +22,7 @@ import msgspec
 
 from dmq.errors import (
     BrokerStopping,
+    DiskFull,
     Diverged,
     DMQError,
     InvalidRequest,
@@ -248,13 +249,13 @@ class Member:
         while True:
             replica, record = self._replica, self._view.record
             if replica is not None and record is not None and record.revision > replica.membership.revision:
-                revision = record.revision
-
-                def work(replica: Replica = replica, revision: int = revision) -> None:
-                    replica.saw_revision(revision)
-
-                await self._post.note(work)
+                await self._post.note(self._note_revision)
             await self._view.wait(1.0)
+
+    def _note_revision(self) -> None:
+        replica, record = self._replica, self._view.record  # which may be others by now
+        if replica is not None and record is not None:
+            replica.saw_revision(record.revision)
 
     async def _until_stop(self, work: Awaitable[T]) -> T:
         """Wait for something that may be given up.
@@ -284,6 +285,8 @@ class Member:
         self._replica = replica
         if self._enrolment.is_new:
             self._post.promise.release()  # nobody can have heard one from a replica that was not there
+        else:
+            self._post.promise.give(self._post.now())  # the process before this one may have, until it left the lock
         content = NodeContent(
             address=self._place.address,
             replication_address=self._place.replication_address,
@@ -531,6 +534,8 @@ class Member:
             if self._stopping.is_set():
                 self._term.cease("this member stops")
             why = await self._term.run()
+        except DiskFull as error:
+            why = str(error)
         finally:
             self._term = None
             self._candidacy.is_unsettled = True

@@ -199,7 +199,7 @@ class Enrolment:
 
     async def _enter(self, replica: Replica) -> str:
         view = self._view
-        record = view.record
+        record, version_read = view.record, view.version
         if record is None:
             return await self._create(replica)
         member = replica.membership
@@ -223,7 +223,7 @@ class Enrolment:
             wanted = self._entered(record, own, life)
             if record.journal is None:  # a record that was made without a member
                 wanted = msgspec.structs.replace(wanted, journal=hex_id(replica.journal_id), in_sync=[own])
-            (version,) = await view.write([view.put_record(wanted)])
+            (version,) = await view.write([view.put_record(wanted, version_read)])
             view.wrote_record(wanted, version)
             record = wanted
         await self._directory.on_disk(lambda: replica.saw_revision(record.revision))

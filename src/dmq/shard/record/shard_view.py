@@ -165,9 +165,9 @@ class ShardView:
                 self.tell()
                 raise
 
-    def put_record(self, record: ShardContent) -> Put:
-        """The operation that puts another record in the place of the one that we know."""
-        return Put(self.paths.shard(self.shard), encode_content(record), self.version)
+    def put_record(self, record: ShardContent, version: int) -> Put:
+        """The operation that puts another record in the place of the one that has this version."""
+        return Put(self.paths.shard(self.shard), encode_content(record), version)
 
     def wrote_record(self, record: ShardContent, version: int | None) -> None:
         """A write of the record was answered with success."""

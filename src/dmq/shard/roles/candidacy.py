@@ -159,13 +159,15 @@ class Candidacy:
         view, registry = post.view, post.view.registry
         assert view.record is not None
         last_epoch = self._own(replica).last_epoch
-        record = won_record(view.record, replica.membership.replica_id, last_epoch, view.registered)
+        version_read = view.version
+        members = {int(one, 16) for one in view.record.members.values()}
+        record = won_record(view.record, replica.membership.replica_id, last_epoch, view.registered & members)
         content = LeaderContent(replica=hex_id(replica.membership.replica_id), epoch=record.epoch)
         session, sent_at = registry.session, post.now()
         create = Create(view.paths.leader(view.shard), encode_content(content), ephemeral=True)
         self.is_unsettled = True
         try:
-            _, version = await view.write([create, view.put_record(record)])
+            _, version = await view.write([create, view.put_record(record, version_read)])
         except (RegistryConflict, RegistryDown, SessionExpired) as error:
             self.is_unsettled = False  # nothing was written
             log.info("not elected", shard=view.shard, epoch=record.epoch, why=error)

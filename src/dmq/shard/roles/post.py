@@ -40,6 +40,9 @@ class Post(NamedTuple):
         return self.directory.clock.boottime()
 
     async def note(self, work: Callable[[], None]) -> None:
-        """Change what the directory notes of its membership, one change at a time."""
+        """Change what the directory notes of its membership, one change at a time; who is cancelled leaves it whole."""
+        await asyncio.shield(self._note(work))
+
+    async def _note(self, work: Callable[[], None]) -> None:
         async with self.notes:
             await self.directory.on_disk(work)

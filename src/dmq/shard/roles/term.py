@@ -419,9 +419,11 @@ class Term:
         return (replica for replica, at in self._registered_since.items() if now - at >= seconds)
 
     def _look(self) -> bool:
-        """See what the record says; False if it is not the newest that we have seen, or not of our epoch."""
-        record = self._view.record
-        if record is None or record.revision < self._replica.membership.revision or record.epoch < self._epoch:
+        """See what the record says; False if it is another cluster's, or older than one that we have seen."""
+        record, cluster, member = self._view.record, self._view.cluster, self._replica.membership
+        if cluster is None or cluster.id != member.cluster:
+            return False
+        if record is None or record.revision < member.revision or record.epoch < self._epoch:
             return False
         if record.epoch > self._epoch or record.leader != self._own:
             self.cease(f"epoch {record.epoch} was won by another member")
@@ -429,9 +431,11 @@ class Term:
         if self._own not in record.in_sync:
             self.cease("it was taken out of the in-sync set")
             return False
-        self._in_sync.min_in_sync = record.min_in_sync
         self._in_sync.found(_ids(record.in_sync))
         self._reckon_promises()
+        if self._in_sync.min_in_sync != record.min_in_sync:
+            self._in_sync.min_in_sync = record.min_in_sync
+            self._moved()
         return True
 
     @property
@@ -485,7 +489,7 @@ class Term:
 
     async def _change_set(self) -> None:
         view, in_sync = self._view, self._in_sync
-        record = view.record
+        record, version_read = view.record, view.version
         if not self._look() or record is None or self.is_over:
             return
         members = _ids(record.members.values())
@@ -499,7 +503,7 @@ class Term:
             record, revision=record.revision + 1, in_sync=sorted(hex_id(one) for one in wanted)
         )
         try:
-            (version,) = await view.write([view.put_record(changed)])
+            (version,) = await view.write([view.put_record(changed, version_read)])
         except (RegistryDown, SessionExpired):
             in_sync.withdraw()
             raise
@@ -575,9 +579,8 @@ class Term:
             raise NotLeader("this member does not lead, or hands over already: ask again in a moment")
         replica, seat = self._successor(to)
         self._is_held = True
-        await self._service.hold()
         try:
-            await self._wait_for(replica)
+            await self._hold(replica)
             await self.give_up(*also)
             if self._seats.get(replica) is not seat:  # also if we have ceased meanwhile
                 raise NotEnoughReplicas("the follower went away while it was handed over to: try again")
@@ -616,16 +619,16 @@ class Term:
         _, replica, seat = max(near, key=lambda one: one[:2])
         return replica, seat
 
-    async def _wait_for(self, replica: int) -> None:
-        """Until a follower has everything, and everything is committed."""
+    async def _hold(self, replica: int) -> None:
+        """Take no more writes, until a follower has everything and everything is committed."""
         in_sync, queries = self._in_sync, self._store.queries
-        for _ in range(round(_LEVEL_SECONDS / _LOOK_SECONDS)):
-            if min(in_sync.committed, in_sync.flushed_of(replica)) >= queries.end:
-                return
-            if self.is_over:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
-        raise NotEnoughReplicas("the follower did not get level with the leader in time: try again")
+        try:
+            async with asyncio.timeout(_LEVEL_SECONDS):
+                await self._service.hold()
+                while min(in_sync.committed, in_sync.flushed_of(replica)) < queries.end and not self.is_over:
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            raise NotEnoughReplicas("the follower did not get level with the leader in time: try again") from None
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
