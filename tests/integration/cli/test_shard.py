@@ -168,6 +168,16 @@ def test_a_repair_tells_what_is_left(served: ServedShard) -> None:
     assert dmq(served, "repair", "x").code == 1
 
 
+def test_a_repair_that_takes_long_is_waited_for(served: ServedShard) -> None:
+    scene = served.arrange()
+    scene.operations.repair_seconds = 0.01
+    scene.member.mends_after = asyncio.Event()
+    served.loop.call_soon_threadsafe(served.loop.call_later, 0.2, scene.member.mends_after.set)
+    with connect(served.url) as client:
+        assert client.admin.repair().member == "a"
+    assert scene.member.repairs == 1
+
+
 def test_the_shell_completes_shards_and_members(served: ServedShard) -> None:
     served.arrange()
     for words, expected in (("dmq shard show s", ["s1"]), ("dmq shard handover --to ", ["a", "b", "c"])):

@@ -38,8 +38,13 @@ async def hand_over(dispatcher: Dispatcher, session: Session, frame: Frame, aske
 
 async def repair_member(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardRepair) -> None:
     shards = _shards(dispatcher)
-    mended = await shards.mend(by=session.who)
-    session.answer(frame, headers.ShardRepairReply(shards.broker, [*mended.mended], [*mended.left], mended.reason))
+    found = await shards.mend(by=session.who)
+    if found is None:
+        reply = headers.ShardRepairReply(shards.broker, [], is_under_way=True)
+    else:
+        ranges = [*found.mended][: headers.RANGES_MAX], [*found.left][: headers.RANGES_MAX]
+        reply = headers.ShardRepairReply(shards.broker, *ranges, found.reason)
+    session.answer(frame, reply)
 
 
 def _shards(dispatcher: Dispatcher) -> Operations:

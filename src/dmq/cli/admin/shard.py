@@ -123,9 +123,9 @@ def repair(
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
-    """Mend damaged ranges of a member's journal with those of the other members.
+    """Look through a member's journal, and mend what is damaged with the bytes of the other members.
 
-    The exit code is 1 if some are left.
+    The exit code is 1 if some of it is left.
     """
     with connected(url, any_member=True) as client:
         address = _address_of(client.admin, member) if member else ""
@@ -137,7 +137,7 @@ def repair(
         ranges = {"mended": [*map(list, report.mended)], "left": [*map(list, report.left)]}
         show_facts({"member": report.member, **ranges, "reason": report.reason or None}, form)
     elif not (report.mended or report.left):
-        typer.echo(f"{report.member} knows of no damage: dmq journal verify DIR looks for some")
+        typer.echo(f"nothing is damaged in the journal of {report.member}")
     else:
         for start, end in report.mended:
             typer.echo(f"{start} to {end} is mended")

@@ -311,7 +311,7 @@ class Admin:
         return self._converse(shards.handed_over(shard, to))
 
     def repair(self) -> RepairReport:
-        """Mend what is known to be damaged in the journal of the connected broker, from other members of its shard."""
+        """Look through the journal of the connected broker, and mend what is damaged from its shard."""
         return self._converse(shards.repaired())
 
     def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:

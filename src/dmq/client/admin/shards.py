@@ -196,7 +196,10 @@ def handed_over(shard: str, to: str) -> Call[ShardChange]:
 
 
 def repaired() -> Call[RepairReport]:
-    reply: headers.ShardRepairReply = decode_response((yield Command.SHARD_REPAIR, headers.ShardRepair()))
+    while True:
+        reply: headers.ShardRepairReply = decode_response((yield Command.SHARD_REPAIR, headers.ShardRepair()))
+        if not reply.is_under_way:
+            break
     return RepairReport(reply.member, tuple(reply.mended), tuple(reply.left), reply.reason)
 
 

@@ -313,7 +313,7 @@ class AioAdmin:
         return await self._converse(shards.handed_over(shard, to))
 
     async def repair(self) -> RepairReport:
-        """Mend what is known to be damaged in the journal of the connected broker, from other members of its shard."""
+        """Look through the journal of the connected broker, and mend what is damaged from its shard."""
         return await self._converse(shards.repaired())
 
     async def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:

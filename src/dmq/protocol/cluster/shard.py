@@ -14,6 +14,7 @@ from msgspec import Meta
 from dmq.protocol.header import U32, Amount, Header, Name, OptionalName, Text
 
 __all__ = [
+    "RANGES_MAX",
     "SHARDS_MAX",
     "SKEW_MS_MAX",
     "Severity",
@@ -35,7 +36,7 @@ SHARDS_MAX: Final = 100  # in one answer
 SKEW_MS_MAX: Final = 1_000_000_000
 _MEMBERS_MAX: Final = 16
 _FINDINGS_MAX: Final = 64
-_RANGES_MAX: Final = 1000
+RANGES_MAX: Final = 1000
 
 Count = Annotated[int, Meta(ge=1, le=7)]
 Skew = Annotated[int, Meta(ge=-SKEW_MS_MAX, le=SKEW_MS_MAX)]
@@ -152,13 +153,17 @@ class ShardChange(Header, frozen=True):
 
 
 class ShardRepair(Header, frozen=True):
-    """Mend what is known to be damaged in the journal of the member that is asked, from the other members."""
+    """Mend what is damaged in the journal of the member that is asked, from the other members."""
 
 
 class ShardRepairReply(Header, frozen=True):
-    """Ranges of the journal; why those that are left are left."""
+    """Ranges of the journal; why those that are left are left.
+
+    A large journal takes longer than an answer may: while the repair is under way, asking again waits for the same one.
+    """
 
     member: Name
-    mended: Annotated[list[tuple[Amount, Amount]], Meta(max_length=_RANGES_MAX)]
-    left: Annotated[list[tuple[Amount, Amount]], Meta(max_length=_RANGES_MAX)] = []
+    mended: Annotated[list[tuple[Amount, Amount]], Meta(max_length=RANGES_MAX)]
+    left: Annotated[list[tuple[Amount, Amount]], Meta(max_length=RANGES_MAX)] = []
     reason: Text = ""
+    is_under_way: bool = False

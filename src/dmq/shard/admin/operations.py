@@ -60,6 +60,7 @@ _ANSWER_SECONDS: Final = 1.0  # for a member to say how far it is
 _ASKED_MAX: Final = 32  # members at a time
 _ATTEMPTS: Final = 20  # at a record that others write, too
 _PAUSE_SECONDS: Final = 0.1
+_REPAIR_SECONDS: Final = 10.0
 _ELECTION_SECONDS: Final = 20.0  # that a promotion is waited for: a session, a promise, and the election itself
 
 
@@ -107,6 +108,7 @@ class Operations:
 
     Attributes:
         election_seconds: how long another leader is waited for.
+        repair_seconds: how long the end of a repair is waited for.
     """
 
     def __init__(self, member: LocalMember, peers: Peers, clock: Clock, broker: str) -> None:
@@ -119,7 +121,9 @@ class Operations:
         self._asking = asyncio.Semaphore(_ASKED_MAX)
         self.broker = broker
         self._shard = member.view.shard
+        self._mending: asyncio.Future[Mended] | None = None
         self.election_seconds = _ELECTION_SECONDS
+        self.repair_seconds = _REPAIR_SECONDS
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -329,10 +333,18 @@ class Operations:
         what = f"{taken} leads in epoch {after.record.epoch}" if is_done else f"{taken} is asked to lead"
         return Done(what, after)
 
-    async def mend(self, *, by: str) -> Mended:
-        """Fetch what is damaged in our journal from the other members."""
-        log.info("repair asked for", shard=self._shard, by=by)
-        return await self._member.mend()
+    async def mend(self, *, by: str) -> Mended | None:
+        """Fetch what is damaged in our journal from the other members; None if that takes longer: ask again."""
+        if self._mending is None:
+            log.info("repair asked for", shard=self._shard, by=by)
+            self._mending = asyncio.ensure_future(self._member.mend())
+            self._mending.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
+        mending = self._mending
+        await asyncio.wait([mending], timeout=self.repair_seconds)
+        if not mending.done():
+            return None
+        self._mending = None
+        return mending.result()
 
     # --- the way of a change ------------------------------------------------------------------------------------------
 

@@ -294,15 +294,13 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             Severity.PROBLEM,
             f"sends are refused (NOT_ENOUGH_REPLICAS): {_names(live) or 'nobody'} in sync, and min_in_sync is "
             f"{record.min_in_sync}",
-            f"start {missing or 'another member'}, or let it catch up; dmq shard set {view.name} --min-in-sync "
+            f"bring {missing or 'another member'} back, or let them catch up; dmq shard set {view.name} --min-in-sync "
             f"{max(1, len(live))} goes on with fewer copies",
         )
     elif len(live) == record.min_in_sync < record.replicas:
-        yield Finding(
-            Severity.WARNING,
-            f"only {len(live)} of {record.replicas} are in sync: with one less, sends are refused",
-            "bring the others back",
-        )
+        rest = "there is no other copy" if len(live) == 1 else "with one less, sends are refused"
+        what = f"only {len(live)} of {record.replicas} are in sync: {rest}"
+        yield Finding(Severity.WARNING, what, "bring the others back")
 
 
 def _about_members(view: Overview) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -74,6 +75,8 @@ class SceneMember:
         self.told = MemberReport(broker=scene.asked, shard="s1", role=Role.FOLLOWING)
         self.handed_to: list[str | None] = []
         self.takes_over = "b"
+        self.mends_after: asyncio.Event | None = None
+        self.repairs = 0
 
     def report(self) -> MemberReport:
         return self.told
@@ -89,6 +92,9 @@ class SceneMember:
         return to or self.takes_over
 
     async def mend(self) -> Mended:
+        self.repairs += 1
+        if self.mends_after is not None:
+            await self.mends_after.wait()
         return Mended([(64, 128)], [(256, 300)], "no other member has it")
 
 

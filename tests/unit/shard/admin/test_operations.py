@@ -384,7 +384,22 @@ def test_a_follower_names_the_leader_and_a_shard_without_one_says_so() -> None:
 def test_a_repair_is_the_members_own() -> None:
     async def story(scene: ShardScene) -> None:
         mended = await scene.operations.mend(by="me")
+        assert mended is not None
         assert (mended.mended, mended.left) == ([(64, 128)], [(256, 300)])
+
+    run(story)
+
+
+def test_who_asks_again_waits_for_the_same_repair() -> None:
+    async def story(scene: ShardScene) -> None:
+        scene.operations.repair_seconds = 0.001
+        scene.member.mends_after = asyncio.Event()
+        assert await scene.operations.mend(by="me") is None
+        assert await scene.operations.mend(by="me") is None
+        scene.member.mends_after.set()
+        scene.operations.repair_seconds = 5.0
+        assert await scene.operations.mend(by="me") is not None
+        assert scene.member.repairs == 1
 
     run(story)
 

@@ -121,9 +121,11 @@ def test_a_member_is_promoted_with_loss_and_the_others_follow_it() -> None:
         done = await admin.promote("", late.name, accept_loss=True, by="me")
         assert done.shard.leader == late.name
         assert f"The leader before was {leader.name}" in done.what
+        assert not late.serves  # it is alone, and two must have everything
+        await admin.change("", RecordChange(min_in_sync=1), by="me")
+        await shard.until(lambda: late.serves and not is_refused(late))
         kept.start()
         leader.start()
-        await shard.until(lambda: late.serves and not is_refused(late))
         assert late.shop.messages == 3
         late.shop.write(2, first=3)
         await shard.until(lambda: len(late.member.report().in_sync) == 3)
