@@ -1,24 +1,36 @@
 """The feed: what of its journal a leader has sent to one follower, and what it sends next. Without I/O.
 
+Units that were just written go out from memory. What is not in memory any more is read from segments by another thread,
+ahead of need, at a pace that leaves the leader its own work (`Pace`): its owner asks for `reading`, has it run, and
+gives the result back.
+
 What always holds: bytes go out in the order of the journal and once for each connection; no more than `WINDOW_BYTES`
-are sent that the follower has not confirmed to have; a frame without bytes goes out when nothing else did for a while,
-so that promises go on.
+are sent that the follower has not confirmed to have; no more than `AHEAD_BYTES` and one read wait to be sent; a frame
+without bytes goes out when nothing else did for a while, so that promises go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from dmq.protocol.cluster.replication import JOURNAL_BYTES_MAX, Journal
 from dmq.storage.files import Buffer
-from dmq.storage.journal.unit import read_header
+from dmq.storage.journal.scanner import UnitsRead
+from dmq.storage.journal.unit import read_header, split_units
 from dmq.storage.replica import LastUnit
+from dmq.storage.store import MessageStore
 
-__all__ = ["Feed", "Standpoint"]
+__all__ = ["Feed", "Pace", "Reading", "Standpoint"]
 
 WINDOW_BYTES: Final = 8 << 20
 IDLE_SECONDS: Final = 0.5
+AHEAD_BYTES: Final = 4 << 20
+READ_BYTES: Final = 4 << 20
+# A little less than a frame may have: one that is received then fits the buffer that its beginning makes the receiver
+# get, and is not moved again.
+_FRAME_BYTES: Final = JOURNAL_BYTES_MAX - (4 << 10)
 
 
 class Standpoint(NamedTuple):
@@ -30,20 +42,81 @@ class Standpoint(NamedTuple):
     first: int
 
 
+class Pace:
+    """How fast segments are read for followers while the leader writes; one for all of its followers.
+
+    What always holds: a leader that writes nothing is not held back; one that writes leaves followers more than it
+    writes, or they would never get level.
+    """
+
+    BYTES_A_SECOND: Final = 48 << 20  # at least
+    TIMES: Final = 2.0  # what the leader writes itself
+    _LOOK_SECONDS: Final = 0.5
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+        self._end = 0
+        self._rate = 0.0
+        self._free_at = float("-inf")
+
+    def wrote(self, end: int, now: float) -> None:
+        """The leader's journal goes so far."""
+        passed = now - self._at
+        if passed >= self._LOOK_SECONDS:
+            rate = (end - self._end) / passed
+            self._rate = rate if self._at == float("-inf") else (self._rate + rate) / 2
+            self._at, self._end = now, end
+
+    def delay(self, now: float) -> float:
+        """How long to wait before the next read."""
+        return max(0.0, self._free_at - now)
+
+    def spend(self, size: int, now: float) -> None:
+        """So much is about to be read."""
+        if self._rate >= 1.0:
+            limit = max(self.BYTES_A_SECOND, self.TIMES * self._rate)
+            self._free_at = max(self._free_at, now) + size / limit
+
+
+class Piece(NamedTuple):
+    """Some whole units, and the last of them."""
+
+    units: memoryview
+    last: LastUnit | None
+
+
+class Reading(NamedTuple):
+    """Units that are to be read for a follower: `run` it in any thread, and give `Feed.was_read` what it returns."""
+
+    plan: UnitsRead
+
+    def run(self) -> list[Piece]:
+        """Raises Damaged if no unit can be read there."""
+        return _pieces(self.plan.run())
+
+
 class Feed:
     """One follower's share.
 
     Parameters:
-        read: whole units from an offset on, at least one, up to so many bytes; see `MessageStore.journal_bytes`.
         start: where the follower goes on, at the start of a unit.
         before: of the unit that ends there; None if that is not known.
+        reads_ahead: the owner carries out `reading`; without it, the disk is read where it is needed.
     """
 
-    def __init__(self, read: Callable[[int, int], Buffer], start: int, before: LastUnit | None) -> None:
-        self._read = read
+    def __init__(
+        self, store: MessageStore, start: int, before: LastUnit | None, *, pace: Pace, reads_ahead: bool = False
+    ) -> None:
+        self._store = store
+        self._pace = pace
+        self._reads_ahead = reads_ahead
         self._next = start
         self._before = before
-        self._held = memoryview(b"")  # of units that were read, what is not sent yet
+        self._held = memoryview(b"")  # of units that were taken up, what is not sent yet
+        self._ahead: deque[Piece] = deque()
+        self._ahead_bytes = 0
+        self._is_reading = False
+        self._is_first = True
         self._confirmed = start
         self._sent_at = float("-inf")
 
@@ -57,20 +130,76 @@ class Feed:
         self._confirmed = max(self._confirmed, end)
 
     def frames(self, standpoint: Standpoint, now: float) -> Iterator[tuple[Journal, Buffer]]:
-        """What to send now."""
+        """What to send now.
+
+        Raises:
+            Damaged: a unit cannot be read.
+        """
         while self._next < standpoint.end and self._next - self._confirmed < WINDOW_BYTES:
             before: LastUnit | None = None
             if not self._held:
-                before = self._before
-                self._held = memoryview(self._read(self._next, JOURNAL_BYTES_MAX))
-                self._before = _last_of(self._held)
-            body, self._held = self._held[:JOURNAL_BYTES_MAX], self._held[JOURNAL_BYTES_MAX:]
+                piece = self._piece()
+                if piece is None:
+                    break  # it is to be read first
+                before, self._before = self._before, piece.last
+                self._held = piece.units
+            body, self._held = self._held[:_FRAME_BYTES], self._held[_FRAME_BYTES:]
             frame = self._frame(standpoint, now, before)
             self._next += len(body)
             self._sent_at = now
             yield frame, body
         if now - self._sent_at >= IDLE_SECONDS:
             yield self.sign(standpoint, now)
+
+    def _piece(self) -> Piece | None:
+        """The units that follow: those that were read ahead, else from memory, else from the disk."""
+        if self._ahead:
+            piece = self._ahead.popleft()
+            self._ahead_bytes -= len(piece.units)
+            return piece
+        units = self._store.units_in_memory(self._next, _FRAME_BYTES)
+        if units:
+            last = read_last(units[-1])
+            return Piece(memoryview(units[0] if len(units) == 1 else b"".join(units)), last)
+        if self._reads_ahead:
+            return None
+        self._ahead.extend(_pieces(self._store.journal_bytes(self._next, _FRAME_BYTES)))
+        self._ahead_bytes = sum(len(piece.units) for piece in self._ahead)
+        return self._piece()
+
+    # --- reading ahead ----------------------------------------------------------------------------------------------
+
+    def reading(self, standpoint: Standpoint, now: float) -> tuple[Reading, float] | None:
+        """What to read next for this follower, and after how many seconds; None while there is nothing to read.
+
+        Raises:
+            Damaged: it cannot be read.
+        """
+        tip = self._next + len(self._held) + self._ahead_bytes
+        if (
+            self._is_reading
+            or not self._reads_ahead
+            or tip >= standpoint.end
+            or self._ahead_bytes >= AHEAD_BYTES
+            or tip - self._confirmed >= WINDOW_BYTES
+            or self._store.units_in_memory(tip, 1)
+        ):
+            return None
+        # What the follower refused the last time is damaged here: so the first units are checked.
+        plan = self._store.plan_units(tip, READ_BYTES, is_checked=self._is_first)
+        self._is_first = False
+        self._is_reading = True
+        delay = self._pace.delay(now)
+        self._pace.spend(plan.read.size, now)
+        return Reading(plan), delay
+
+    def was_read(self, pieces: list[Piece]) -> None:
+        """A reading is done; without pieces, it failed."""
+        self._is_reading = False
+        self._ahead.extend(pieces)
+        self._ahead_bytes += sum(len(piece.units) for piece in pieces)
+
+    # --- frames -----------------------------------------------------------------------------------------------------
 
     def sign(self, standpoint: Standpoint, now: float) -> tuple[Journal, Buffer]:
         """A frame without bytes, to be sent at once: it tells what is committed, and asks for a promise."""
@@ -88,12 +217,19 @@ class Feed:
         )
 
 
-def _last_of(units: memoryview) -> LastUnit | None:
-    """The last unit of some whole ones."""
-    at, last = 0, None
-    while (header := read_header(units, at)) is not None:
-        last = LastUnit(header.epoch, header.crc)
-        at += header.length
-        if at >= len(units):
-            break
-    return last
+def read_last(units: Buffer) -> LastUnit | None:
+    """The last of some whole units."""
+    header = read_header(units)
+    if header is not None and header.length < len(units):
+        (_, at), *_ = split_units(memoryview(units), len(units))
+        header = read_header(units, at)
+    return None if header is None else LastUnit(header.epoch, header.crc)
+
+
+def _pieces(units: Buffer) -> list[Piece]:
+    """Whole units, a frame at a time."""
+    pieces = []
+    for piece, last_at in split_units(memoryview(units), _FRAME_BYTES):
+        header = read_header(piece, last_at)
+        pieces.append(Piece(piece, None if header is None else LastUnit(header.epoch, header.crc)))
+    return pieces

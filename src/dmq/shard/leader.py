@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dmq.errors import NotInCluster, StaleEpoch
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
 from dmq.shard.divergence import common_end
-from dmq.shard.feed import Feed, Standpoint
+from dmq.shard.feed import Feed, Pace, Reading, Standpoint
 from dmq.shard.in_sync import InSyncSet
 from dmq.shard.serving_right import PROMISE_SECONDS, TRUSTED, Right, right_to_serve
 from dmq.storage.files import Buffer
@@ -32,6 +32,7 @@ class Leader:
         member: as what our directory belongs to the shard.
         in_sync: the set, as the record that we won with has it.
         unsafe: the epoch of the last promotion with loss, of the record.
+        reads_ahead: the owner carries out `reading`, so that the disk is not waited for.
     """
 
     def __init__(
@@ -42,12 +43,15 @@ class Leader:
         *,
         unsafe: int = 0,
         promise_seconds: float = PROMISE_SECONDS,
+        reads_ahead: bool = False,
     ) -> None:
         self._store = store
         self._member = member
         self.in_sync = in_sync
         self._unsafe = unsafe
         self._promise_seconds = promise_seconds
+        self._reads_ahead = reads_ahead
+        self._pace = Pace()
         self._feeds: dict[int, Feed] = {}
         self._echoes: dict[int, float] = {}
 
@@ -90,7 +94,9 @@ class Leader:
         )
         start = queries.start if common is None or request.end < queries.start else max(common, queries.start)
         self.in_sync.followed(request.replica, start)
-        self._feeds[request.replica] = Feed(self._store.journal_bytes, start, self._store.unit_before(start))
+        self._feeds[request.replica] = Feed(
+            self._store, start, self._store.unit_before(start), pace=self._pace, reads_ahead=self._reads_ahead
+        )
         return reply
 
     def leave(self, replica: int) -> None:
@@ -101,6 +107,16 @@ class Leader:
         """What to send to a follower now."""
         feed = self._feeds.get(replica)
         return iter(()) if feed is None else feed.frames(self.standpoint, now)
+
+    def reading(self, replica: int, now: float) -> tuple[Feed, Reading, float] | None:
+        """What to read next for a follower, and after how many seconds; `Feed.was_read` takes the result.
+
+        Raises:
+            Damaged: it cannot be read.
+        """
+        feed = self._feeds.get(replica)
+        found = None if feed is None else feed.reading(self.standpoint, now)
+        return None if feed is None or found is None else (feed, *found)
 
     def confirmed(self, replica: int, confirm: Confirm, now: float) -> None:
         """A follower said what it has.
@@ -123,6 +139,7 @@ class Leader:
     def wrote(self, now: float) -> None:
         """The store has written more."""
         self.in_sync.wrote(self._store.queries.end, now)
+        self._pace.wrote(self._store.queries.end, now)
 
     def commit(self) -> int:
         """Show what is committed by now; returns up to where."""

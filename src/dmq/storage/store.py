@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from dmq.clock import Clock, SystemClock
-from dmq.errors import DiskFull, DMQError, InvalidSettings, StorageError, StoreClosed, TopicExists
+from dmq.errors import Damaged, DiskFull, DMQError, InvalidSettings, StorageError, StoreClosed, TopicExists
 from dmq.event_log import EventLog
 from dmq.model import QUEUES_MAX, Durability, TopicConfig, check_name
 from dmq.settings import StoreSettings
@@ -30,7 +30,7 @@ from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import SegmentRead
 from dmq.storage.journal.lone_unit import Lone
-from dmq.storage.journal.scanner import Scanner, units_at
+from dmq.storage.journal.scanner import Scanner, UnitsRead, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, Unit, read_header
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Writer
@@ -378,6 +378,27 @@ class MessageStore:
         """Journal bytes of one segment that another thread is to read, not verified; None where there are none."""
         self._check_open()
         return self._journal.plan_read(offset, size)
+
+    def units_in_memory(self, offset: int, max_bytes: int) -> list[Buffer]:
+        """Whole units from one that starts at an offset on, without a disk; none if they are not in memory."""
+        self._check_open()
+        return self._reader.cache.units_from(offset, max_bytes)
+
+    def plan_units(self, offset: int, max_bytes: int, *, is_checked: bool) -> UnitsRead:
+        """What `journal_bytes` reads, for another thread.
+
+        Raises:
+            Damaged: no segment has the offset.
+        """
+        read = self.plan_read(offset, max_bytes)
+        if read is None:
+            raise Damaged(f"no segment has journal offset {offset}", start=offset, end=offset)
+        return UnitsRead(read, offset, self._journal.id, is_checked)
+
+    def check_unit(self, start: int) -> None:
+        """Look at a visible unit on disk: if it cannot be read, `damage` has it afterwards."""
+        with contextlib.suppress(Damaged):
+            self.queries.healed(lambda: self._reader.unit_at(start))
 
     def unit_before(self, offset: int) -> LastUnit | None:
         """The unit that ends at a journal offset; None if none is known to."""

@@ -111,6 +111,28 @@ def test_damage_that_a_member_finds_when_it_opens_is_mended_before_it_follows() 
     in_shard(test)
 
 
+def test_damage_that_a_follower_needs_is_mended_from_another_one() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await filled(shard)
+        behind = shard.followers[0]
+        await behind.kill()
+        await shard.until(lambda: len(leader.member.report().in_sync) == 2)
+        end = leader.member.report().end
+        leader.shop.write(20, 10_000, first=80)
+        await shard.level(leader)
+        store = leader.shop.store
+        assert store is not None
+        whole = leader.journal()
+        path = max(path for path in whole if int(path[-28:-8]) <= end)
+        leader.files.flip_bit(path, end - int(path[-28:-8]) + 25_000)  # within what it lacks
+        store._reader.cache.clear()  # so that it is read from the disk
+        behind.start()
+        await shard.until(lambda: behind.member.report().committed == leader.member.report().end)
+        assert leader.journal() == whole == behind.journal()
+
+    in_shard(test)
+
+
 def test_what_nobody_has_is_said_and_the_member_goes_on() -> None:
     async def test(shard: Shard) -> None:
         await filled(shard)

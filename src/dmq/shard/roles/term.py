@@ -37,6 +37,7 @@ from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Handover
 from dmq.registry.contents import LeaderContent, encode_content, hex_id
 from dmq.registry.registry import NO_DEADLINE, Check, Create, Delete, Operation, Put
+from dmq.shard.feed import Feed, Reading
 from dmq.shard.in_sync import InSyncSet
 from dmq.shard.leader import Leader
 from dmq.shard.peers import Seat
@@ -94,10 +95,16 @@ class Term:
         )
         self._epoch_end = store.queries.end
         self._leader = Leader(
-            store, member, in_sync, unsafe=record.unsafe, promise_seconds=post.settings.promise_seconds
+            store,
+            member,
+            in_sync,
+            unsafe=record.unsafe,
+            promise_seconds=post.settings.promise_seconds,
+            reads_ahead=True,
         )
         self._in_sync = in_sync
         self._seats: dict[int, Seat] = {}
+        self._readings: set[asyncio.Future[None]] = set()
         self._promised_until = NO_DEADLINE
         self._renewed_at = post.now()
         self._is_committing = in_sync.is_enough
@@ -236,9 +243,35 @@ class Term:
             frames = self._leader.frames(replica, self._post.now())
             while seat.is_writable and (found := next(frames, None)) is not None:
                 seat.send(*found)
+            reading = self._leader.reading(replica, self._post.now())
         except Damaged as error:
-            log.error("the journal cannot be read for a follower", once_for=replica, error=error)
-            seat.close()
+            self._cannot_read(seat, error)
+            return
+        if reading is not None:
+            task = asyncio.ensure_future(self._read(replica, seat, *reading))
+            self._readings.add(task)
+            task.add_done_callback(self._readings.discard)
+
+    async def _read(self, replica: int, seat: Seat, feed: Feed, reading: Reading, delay: float) -> None:
+        """Read for a follower what is not in memory any more."""
+        if delay:
+            await asyncio.sleep(delay)
+        try:
+            feed.was_read(await self._post.directory.on_disk(reading.run))
+        except Damaged as error:
+            feed.was_read([])
+            self._cannot_read(seat, error)
+        else:
+            if self._seats.get(replica) is seat and not self.is_over:
+                self._push_to(replica, seat)
+
+    def _cannot_read(self, seat: Seat, error: Damaged) -> None:
+        """A follower cannot go on before the damage is mended, which begins as soon as it is known."""
+        start = error.detail.get("start", 0)
+        log.error("the journal cannot be read for a follower", once_for=start, error=error)
+        if start < self._store.queries.visible:
+            self._store.check_unit(start)
+        seat.close()
 
     # --- what is committed --------------------------------------------------------------------------------------------
 
@@ -327,6 +360,8 @@ class Term:
             if self._is_begun:
                 await self._service.drop()
         finally:
+            for reading in self._readings:
+                reading.cancel()
             for seat in self._seats.values():
                 seat.close()
             self._seats.clear()

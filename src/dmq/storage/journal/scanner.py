@@ -6,11 +6,11 @@ valid unit says it was written when the journal was flushed beyond X. Otherwise 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from dmq.errors import Damaged
 from dmq.storage.files import Buffer
-from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.journal import Journal, SegmentRead
 from dmq.storage.journal.unit import (
     HEADER_BYTES,
     UNIT_MAGIC,
@@ -22,7 +22,7 @@ from dmq.storage.journal.unit import (
     whole_units,
 )
 
-__all__ = ["Scanner", "units_at"]
+__all__ = ["Scanner", "UnitsRead", "units_at"]
 
 _WINDOW: Final = 16 << 20
 _SEARCH_WINDOW: Final = 4 << 20
@@ -87,6 +87,49 @@ class Scanner:
                 return True
             at = header.start + header.length
         return False
+
+
+class UnitsRead(NamedTuple):
+    """Whole units of one segment that are to be read, in any thread.
+
+    Attributes:
+        is_checked: those that fail their checksums are found out.
+    """
+
+    read: SegmentRead
+    offset: int
+    journal_id: int
+    is_checked: bool
+
+    def run(self) -> Buffer:
+        """The units, verbatim, at least one.
+
+        Raises:
+            Damaged: none can be read there; or one that can be, and fails its checksum.
+        """
+        read = self.read
+        raw = read.run()
+        header = read_header(raw)
+        if header is not None and len(raw) < header.length:
+            raw = read._replace(size=header.length).run()
+        end = whole_units(raw, self.offset, _UNITS_MAX)
+        if self.is_checked:
+            end = self._sound(raw, end)
+        if not end:
+            raise Damaged(
+                f"no unit can be read at journal offset {self.offset}", start=self.offset, end=self.offset + len(raw)
+            )
+        return memoryview(raw)[:end]
+
+    def _sound(self, raw: bytes, end: int) -> int:
+        """Up to where units check out."""
+        at = 0
+        while at < end:
+            header = read_header(raw, at)
+            if header is None or header.journal_id != self.journal_id or not is_intact(header, raw, at):
+                break
+            at += header.length
+        return at
 
 
 def units_at(journal: Journal, offset: int, max_bytes: int) -> Buffer:

@@ -70,6 +70,7 @@ __all__ = [
     "is_intact",
     "parse_unit",
     "read_header",
+    "split_units",
     "whole_units",
 ]
 
@@ -277,6 +278,24 @@ def whole_units(buffer: Buffer, start: int, units_max: int) -> int:
             break
         at += length
     return at
+
+
+def split_units(units: memoryview, max_bytes: int) -> list[tuple[memoryview, int]]:
+    """Whole units, one behind the other, in pieces of at most so many bytes, or one unit; and where in each the last
+    one begins."""
+    pieces: list[tuple[memoryview, int]] = []
+    first = last = at = 0
+    unpack = _PLACE.unpack_from
+    while at < len(units):
+        length = unpack(units, at)[2]
+        if at + length - first > max_bytes and at > first:
+            pieces.append((units[first:at], last - first))
+            first = at
+        last = at
+        at += max(HEADER_BYTES, length)
+    if at > first:
+        pieces.append((units[first:at], last - first))
+    return pieces
 
 
 def has_blocks(units: Buffer) -> bool:

@@ -95,6 +95,30 @@ class WindowCache:
             self.gave_blocks = True
         return window.get(start, end)
 
+    def units_from(self, offset: int, max_bytes: int) -> list[Buffer]:
+        """Whole units from one that starts at an offset on, as far as one window has them: none if it is not here.
+
+        At least one, and no more than so many bytes beyond that. Looking changes nothing of how long they stay.
+        """
+        at = bisect_right(self._starts, offset) - 1
+        if at < 0:
+            return []
+        window = self._windows[self._starts[at]]
+        if offset >= window.end:
+            return []
+        at = bisect_right(window.starts, offset) - 1
+        buffer, base = window.buffers[at], window.starts[at]
+        if base == offset and len(window.buffers) == at + 1:  # the last one, as most are
+            return [buffer]
+        found: list[Buffer] = [buffer if base == offset else memoryview(buffer)[offset - base :]]
+        size = len(found[0])
+        for buffer in window.buffers[at + 1 :]:
+            size += len(buffer)
+            if size > max_bytes:
+                break
+            found.append(buffer)
+        return found
+
     def around(self, start: int, end: int) -> tuple[int, memoryview] | None:
         """The whole buffer that has the bytes [start, end), and where it begins, if it is here."""
         at = bisect_right(self._starts, start) - 1

@@ -1,0 +1,145 @@
+"""What a leader sends to one follower: from memory while it can, else from the disk, ahead of need and at a pace."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmq.errors import Damaged
+from dmq.protocol.cluster.replication import JOURNAL_BYTES_MAX
+from dmq.shard.feed import AHEAD_BYTES, READ_BYTES, WINDOW_BYTES, Feed, Pace, Standpoint, read_last
+from dmq.storage.journal.unit import read_header, split_units
+from dmq.storage.store import MessageStore
+from tests.unit.shard.test_replication import Member, write
+
+HUGE = float("inf")
+
+
+@pytest.fixture
+def store() -> MessageStore:
+    leader = Member().lead(1)
+    write(leader, 900, 20_000)  # 18 MB in segments of 256 KiB
+    return leader._store
+
+
+def standpoint(store: MessageStore) -> Standpoint:
+    queries = store.queries
+    return Standpoint(1, queries.end, queries.visible, queries.start)
+
+
+def feed_of(store: MessageStore, start: int = 0, pace: Pace | None = None) -> Feed:
+    return Feed(store, start, None, pace=pace or Pace(), reads_ahead=True)
+
+
+def journal(store: MessageStore) -> bytes:
+    return b"".join(store._journal.read_available(one.start, one.size) for one in store._journal.segments)
+
+
+def forget(store: MessageStore) -> None:
+    """Nothing is in memory any more."""
+    store._reader.cache.clear()
+
+
+def test_what_is_in_memory_needs_no_disk(store: MessageStore) -> None:
+    start = max(segment.start for segment in store._journal.segments)
+    start += read_header(store._journal.read(start, 72)).length  # type: ignore[union-attr]
+    feed = feed_of(store, start)
+    store._pool.read = None  # type: ignore[method-assign, assignment]
+    assert feed.reading(standpoint(store), 1.0) is None
+    sent = b"".join(bytes(body) for _, body in feed.frames(standpoint(store), 1.0))
+    assert sent == b"".join(map(bytes, store.units_in_memory(start, 1 << 30)))
+    assert feed.next_offset == store.queries.end
+
+
+def test_what_is_not_in_memory_is_read_ahead_and_sent_in_order(store: MessageStore) -> None:
+    forget(store)
+    feed, sent, readings = feed_of(store), b"", 0
+    at = standpoint(store)
+    while feed.next_offset < at.end:
+        for frame, body in feed.frames(at, 1.0):
+            assert frame.start == len(sent)
+            assert len(body) <= JOURNAL_BYTES_MAX
+            sent += bytes(body)
+        feed.confirmed(len(sent))
+        found = feed.reading(at, 1.0)
+        if found is not None:
+            assert feed.reading(at, 1.0) is None, "one at a time"
+            readings += 1
+            feed.was_read(found[0].run())
+    assert sent == journal(store)
+    assert readings >= 5
+
+
+def test_no_more_than_the_window_is_under_way_and_little_waits(store: MessageStore) -> None:
+    forget(store)
+    feed, at = feed_of(store), standpoint(store)
+    while (found := feed.reading(at, 1.0)) is not None:
+        feed.was_read(found[0].run())
+    assert feed._ahead_bytes < AHEAD_BYTES + READ_BYTES
+    for _ in range(100):
+        list(feed.frames(at, 1.0))
+        if (found := feed.reading(at, 1.0)) is not None:
+            feed.was_read(found[0].run())
+    assert WINDOW_BYTES <= feed.next_offset < WINDOW_BYTES + JOURNAL_BYTES_MAX
+
+
+def test_frames_end_with_units_and_tell_of_the_unit_before(store: MessageStore) -> None:
+    forget(store)
+    feed, at = feed_of(store), standpoint(store)
+    last = None
+    for _ in range(4):
+        found = feed.reading(at, 1.0)
+        if found is not None:
+            feed.was_read(found[0].run())
+        for frame, body in feed.frames(at, 1.0):
+            assert frame.before == (None if last is None else tuple(last))
+            last = read_last(body)
+            assert last is not None
+    assert last is not None
+
+
+def test_the_first_units_are_checked(store: MessageStore) -> None:
+    forget(store)
+    files = store._files
+    path = store._journal.segments[2].path
+    start = store._journal.segments[2].start
+    files.flip_bit(path, 200)  # type: ignore[attr-defined]
+    found = feed_of(store, start).reading(standpoint(store), 1.0)
+    assert found is not None
+    with pytest.raises(Damaged):
+        found[0].run()
+    store.check_unit(start)
+    assert [first for first, _ in store.damage.ranges] == [start]
+
+
+def test_a_leader_that_writes_nothing_holds_no_follower_back() -> None:
+    pace = Pace()
+    for second in range(10):
+        pace.wrote(1 << 30, float(second))
+        pace.spend(1 << 30, float(second))
+        assert pace.delay(float(second)) == 0
+
+
+def test_a_leader_that_writes_slows_followers_down_but_lets_them_get_level() -> None:
+    for written in (1 << 20, 10 << 20, 200 << 20):
+        pace, now, end, read = Pace(), 0.0, 0, 0
+        while now < 60.0:
+            pace.wrote(end, now)
+            pace.spend(READ_BYTES, now)
+            read += READ_BYTES if now > 2.0 else 0  # by then it knows how much is written
+            passed = max(0.001, pace.delay(now))
+            now += passed
+            end += int(written * passed)
+        assert read / now > 1.5 * written
+        assert read / now < 1.2 * max(Pace.BYTES_A_SECOND, Pace.TIMES * written)
+
+
+def test_pieces_are_whole_units(store: MessageStore) -> None:
+    units = memoryview(store.journal_bytes(0, 1 << 20))
+    for size in (1, 30_000, 100_000, 1 << 30):
+        pieces = split_units(units, size)
+        assert b"".join(bytes(piece) for piece, _ in pieces) == units
+        for piece, at in pieces:
+            header = read_header(piece, at)
+            assert header is not None
+            assert at + header.length == len(piece)
+            assert len(piece) <= size or at == 0
