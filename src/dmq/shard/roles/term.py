@@ -15,7 +15,7 @@ What always holds:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -421,13 +421,17 @@ class Term:
         """Keep `/leader` and the set; for ever."""
         while True:
             await self._view.wait(_TICK_SECONDS)
-            try:
-                await self._keep_once()
-            except RegistryConflict as error:
-                log.debug("the registry refused a write", shard=self._view.shard, error=error)
-            except UNAVAILABLE as error:
-                log.debug("the registry was not written", shard=self._view.shard, error=error)
-                await asyncio.sleep(_TICK_SECONDS)
+            await self._keep_once()
+
+    async def _try(self, step: Callable[[], Awaitable[None]]) -> None:
+        """One thing that the registry may refuse or leave unanswered: the next round tries again."""
+        try:
+            await step()
+        except RegistryConflict as error:
+            log.debug("the registry refused a write", shard=self._view.shard, error=error)
+        except UNAVAILABLE as error:
+            log.debug("the registry was not written", shard=self._view.shard, error=error)
+            await asyncio.sleep(_TICK_SECONDS)
 
     async def _keep_once(self) -> None:
         now = self._post.now()
@@ -440,10 +444,10 @@ class Term:
         if not is_known:
             return
         if self._registry.session != self._session:
-            await self._claim()
+            await self._try(self._claim)
         elif now - self._renewed_at >= _RENEW_SECONDS:
-            await self._renew()
-        await self._change_set()
+            await self._try(self._renew)
+        await self._try(self._change_set)
 
     def _registered_long(self, now: float) -> Iterator[int]:
         """Members that have had the time to follow us, if they could."""
