@@ -1,8 +1,8 @@
-"""Brokers that start at once: each is forked from a process that has loaded everything, and is a process of its own.
+"""Servers that start at once: each is forked from a process that has loaded everything, and is a process of its own.
 
 Loading takes a broker longer than all else it does at its start, and a test that kills it fifty times would do little
 but wait. `python -m tests.fault.broker.nursery` reads the arguments of `dmq` from stdin, a line of JSON for each
-broker, and writes its pid, what it says, and its exit code to stdout.
+process, and writes its pid, what it says, and its exit code to stdout.
 """
 
 from __future__ import annotations
@@ -23,37 +23,46 @@ from typing import Self
 
 from dmq.testing.processes import free_port, read_line
 
-__all__ = ["ForkedBroker"]
+__all__ = ["ForkedBroker", "ForkedProcess"]
 
 PATIENCE_S = 60.0
 LOADED = ("dmq.cli.process.broker", "dmq.broker.server", "dmq.broker.wire.commands", "uvloop", "pydantic.type_adapter")
 
 
-class ForkedBroker:
-    """One broker on a directory and a port of its own; killed and started again as often as one likes.
+class ForkedProcess:
+    """One server on a port of its own; killed and started again as often as one likes.
 
     Parameters:
-        settings: of the broker, each as "broker.grace_seconds=1".
+        arguments: of `dmq`.
+        log: what it logs goes there; to our stderr if left out.
     """
 
-    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
-        self.folder = folder
-        self._settings = [argument for setting in settings for argument in ("--set", setting)]
-        self.port = free_port()
+    def __init__(self, arguments: Sequence[str], port: int, log: Path | None = None) -> None:
+        self._arguments = [*arguments]
+        self.port = port
+        self._log = log
         self.url = f"dmq://127.0.0.1:{self.port}"
         self.pid = 0
         self._nursery: subprocess.Popen[bytes] | None = None
 
+    def load(self) -> None:
+        """Begin to load what every start needs."""
+        if self._nursery is None:
+            with contextlib.ExitStack() as opened:
+                log = None if self._log is None else opened.enter_context(self._log.open("ab"))
+                self._nursery = subprocess.Popen(
+                    [sys.executable, "-m", "tests.fault.broker.nursery"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        if self._nursery is None:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "tests.fault.broker.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+        self.load()
+        assert self._nursery is not None
         assert self._nursery.stdin is not None
-        ports = ("--port", str(self.port), "--metrics-port", "0", "--telnet-port", "none")
-        arguments = ["broker", "--data", str(self.folder), *ports, "--log-level", "error", *self._settings]
-        self._nursery.stdin.write(json.dumps(arguments).encode() + b"\n")
+        self._nursery.stdin.write(json.dumps(self._arguments).encode() + b"\n")
         self._nursery.stdin.flush()
         self.pid = int(self._line())
         assert "listening" in self._line()
@@ -74,8 +83,12 @@ class ForkedBroker:
         return self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> int:
-        pid, self.pid = self.pid, 0
-        os.kill(pid, number)
+        os.kill(self.pid, number)
+        return self.reap()
+
+    def reap(self) -> int:
+        """Somebody has ended it: its exit code."""
+        self.pid = 0
         return int(self._line())
 
     def __enter__(self) -> Self:
@@ -85,13 +98,29 @@ class ForkedBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._nursery is not None
+        if self._nursery is None:
+            return
         try:
             if self.pid:
                 os.kill(self.pid, signal.SIGCONT)
                 self.stop()
         finally:
             self._nursery.communicate(timeout=PATIENCE_S)
+
+
+class ForkedBroker(ForkedProcess):
+    """One broker on a directory of its own.
+
+    Parameters:
+        settings: of the broker, each as "broker.grace_seconds=1".
+    """
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+        self.folder = folder
+        port = free_port()
+        ports = ("--port", str(port), "--metrics-port", "0", "--telnet-port", "none")
+        pairs = [argument for setting in settings for argument in ("--set", setting)]
+        super().__init__(["broker", "--data", str(folder), *ports, "--log-level", "error", *pairs], port)
 
 
 def main() -> None:

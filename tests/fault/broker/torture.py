@@ -176,10 +176,20 @@ class Workload:
     Parameters:
         urls: where clients connect, in turn: directly, and through a proxy.
         straight: whether lone sends take the straight path.
+        least: the durability of sends that ask for less than `flushed`, and are held to be kept all the same.
     """
 
-    def __init__(self, ledger: Ledger, urls: list[str], rng: random.Random, *, straight: bool = True) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        urls: list[str],
+        rng: random.Random,
+        *,
+        straight: bool = True,
+        least: DurabilityName = "stored",
+    ) -> None:
         self.ledger = ledger
+        self._least = least
         self._straight = straight
         self._rng = rng
         self._urls = urls
@@ -207,10 +217,11 @@ class Workload:
         thread.start()
 
     def start(self) -> None:
+        least = self._least
         sends: list[tuple[Callable[..., None], str]] = [
-            (self._send_ordered, "flushed"), (self._send_ordered, "stored"), (self._send_alone, "stored"),
-            (self._send_async, "flushed"), (self._send_async, "stored"), (self._send_many, "flushed"),
-            (self._send_many, "stored"), (self._send_and_forget, "none"), (self._send_until_consumed, "consumed"),
+            (self._send_ordered, "flushed"), (self._send_ordered, least), (self._send_alone, least),
+            (self._send_async, "flushed"), (self._send_async, least), (self._send_many, "flushed"),
+            (self._send_many, least), (self._send_and_forget, "none"), (self._send_until_consumed, "consumed"),
         ]  # fmt: skip
         for number, (function, durability) in enumerate(sends):
             producer = self._client(f"producer-{number}").producer(timeout=30, straight=self._straight)

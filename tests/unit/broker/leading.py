@@ -89,10 +89,41 @@ class SaidLeadership:
 class LeadingRig(Rig):
     """The broker of a leader, and its leadership."""
 
-    def __init__(self, dispatcher: Dispatcher, store: MessageStore, files: MemoryFiles) -> None:
-        super().__init__(dispatcher, store, files)
-        self.leadership = SaidLeadership(store)
+    def __init__(self, dispatcher: Dispatcher, files: MemoryFiles, settings: StoreSettings | None) -> None:
+        self._settings = settings
+        self._clock = dispatcher.clock
+        self._epoch = 0
+        super().__init__(dispatcher, self._take_over(files), files)
+        self.leadership = SaidLeadership(self.store)
         self.service = ShardService(dispatcher, letters=None)
+
+    def _take_over(self, files: MemoryFiles) -> MessageStore:
+        self._epoch += 1
+        replica = Replica(files, self._settings, self._clock)
+        return MessageStore(Leading(replica, self._epoch), self._settings, self._clock, checkpoint_inline=False)
+
+    async def begin(self) -> None:
+        """The start of the epoch is committed, and with it all before it."""
+        self.store.flush()
+        self.leadership.commit()
+        await self.service.begin(self.store, self.leadership)
+
+    async def end(self) -> None:
+        """It does not lead any more."""
+        await self.service.drop()
+        self.store.abandon()
+
+    async def fail_over(self, *, is_committed: bool = True) -> None:
+        """A member that has the same journal leads, in the next epoch.
+
+        Parameters:
+            is_committed: its start; if not, `begin` is the test's affair.
+        """
+        await self.end()
+        self.store = self._take_over(self.files)
+        self.leadership = SaidLeadership(self.store)
+        if is_committed:
+            await self.begin()
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Turns of the loop until something is so."""
@@ -117,17 +148,12 @@ async def leading(store_settings: StoreSettings | None = None, **settings: Any) 
     """The broker of a shard's leader, with the topic `orders` of four queues."""
     files, clock = MemoryFiles(), FakeClock()
     join(files, cluster="c", shard="s")
-    replica = Replica(files, store_settings, clock)
-    store = MessageStore(Leading(replica, 1), store_settings, clock, checkpoint_inline=False)
-    store.append([store.creation("orders", TopicConfig(queues=4))])
-    store.flush()
-    store.confirm_replicated(store.queries.end)
     dispatcher = Dispatcher(Settings(broker=BrokerSettings(**settings)), clock, COMMANDS, hello)
     dispatcher.face = FollowersFace()
-    rig = LeadingRig(dispatcher, store, files)
-    await rig.service.begin(store, rig.leadership)
+    rig = LeadingRig(dispatcher, files, store_settings)
+    rig.store.append([rig.store.creation("orders", TopicConfig(queues=4))])
+    await rig.begin()
     try:
         yield rig
     finally:
-        await rig.service.drop()
-        store.abandon()
+        await rig.end()

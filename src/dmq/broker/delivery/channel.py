@@ -23,7 +23,7 @@ from dmq.broker.delivery.bitmap import Ranges, full, lowest
 from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseEnd, LeaseNumbers, Looked, Proposal
 from dmq.broker.delivery.dequeue_log import GONE, CursorKey
 from dmq.broker.delivery.doomed import Doomed, Terms, find_doomed
-from dmq.broker.delivery.group import Group, Member, Pulse, hashes_of
+from dmq.broker.delivery.group import Group, Inheritance, Member, Pulse, hashes_of
 from dmq.broker.delivery.lease import Holder, Lease
 from dmq.broker.delivery.origin import origins_of, read_origins
 from dmq.broker.delivery.queue_selection import RETRY_QUEUES, QueueSelection
@@ -115,6 +115,8 @@ class ChannelParts(NamedTuple):
         look_turn: so many in one turn of the loop; then other channels have theirs.
         traffic: of all channels.
         waits: how long messages lay in the journal before they were handed out for the first time.
+        inherited_until_ms: until when ordered queues wait for members that another leader of the shard had served; 0 in
+            a broker by itself.
     """
 
     queries: Queries
@@ -129,6 +131,7 @@ class ChannelParts(NamedTuple):
     look_turn: int = LOOK_TURN
     traffic: Traffic = Traffic()
     waits: Histogram = Histogram()
+    inherited_until_ms: int = 0
 
 
 class Channel:
@@ -158,6 +161,7 @@ class Channel:
         self.idle_since_ms: int | None = None
         self.traffic = traffic or Traffic()
         self._dooming = 0  # messages that were about to go out and became dead letters instead
+        self._inheritance = Inheritance(parts.inherited_until_ms) if parts.inherited_until_ms else None
         for queue in range(topic.config.queues):
             self.selection.mark(queue)
 
@@ -216,7 +220,15 @@ class Channel:
                 rules=HandOutRules(bool(subscription and subscription.is_ordered), self.parallel),
             )
             cursor.sought = self._queries.sought(self.group.name, topic.id, number)
+            if self._inheritance is not None and position.floor >= following:
+                self._inheritance.release(queue)
         return cursor
+
+    def inherit(self, queue: int, member: Member) -> None:
+        """A member says that it has messages of a queue from another leader of the shard."""
+        if self._inheritance is not None:
+            self._inheritance.claim(queue, member.name)
+            self.selection.mark(queue)
 
     def set_ordered(self, ordered: bool, now_ms: int) -> None:
         """What the members agreed on holds for cursors, too, that were there before them."""
@@ -253,6 +265,13 @@ class Channel:
         while self._looked < look_turn and (queue := self.selection.pick(allowed)) is not None:
             cursor = self.cursors.get(queue) or self.cursor(queue)
             topic, number = (self.topic, queue) if queue < RETRY else self.place(queue)
+            if (
+                self._inheritance is not None
+                and cursor.ordered
+                and not self._inheritance.lets(queue, demand.member.name)
+            ):
+                allowed &= ~(1 << queue)  # until its heir is back, or the time for that is over
+                continue
             following = self._queries.next_offset(topic.id << 8 | number)
             if (
                 tags is None
@@ -648,6 +667,9 @@ class Channel:
         Returns whether anything may be handed out now that could not before.
         """
         woken = False
+        if self._inheritance is not None and self._inheritance.until_ms <= now_ms:
+            self._inheritance = None
+            woken = self.selection.has_any
         for queue in [*self._timed]:
             cursor = self.cursors[queue]
             deadline = cursor.next_deadline()

@@ -89,6 +89,9 @@ class Channels:
             doubt=self._doubt,
             traffic=self.traffic,
             waits=self.waits,
+            inherited_until_ms=0
+            if runtime.readiness.leadership is None
+            else runtime.clock.now_ms + int(settings.grace_seconds * 1000),
         )
 
     # --- channels ---------------------------------------------------------------------------------------------------

@@ -438,6 +438,9 @@ def _is_last(channel: Channel, member: Member) -> bool:
 def _take_stock(channel: Channel, member: Member, holding: list[LeaseRef], now_ms: int) -> list[LeaseRef]:
     """Which leases a member thinks it has that it has not; what it has and does not think of is handed out again."""
     held = {(channel.queue_of(ref.topic, ref.queue), ref.epoch, ref.lease) for ref in holding}
+    for key, epoch, _ in held:
+        if key is not None and epoch < channel.cursor(key).epoch:
+            channel.inherit(key, member)
     mine = set()
     for queue, cursor in channel.cursors.items():
         for lease in cursor.leases():

@@ -52,6 +52,7 @@ __all__ = [
     "BroadcastCursors",
     "Due",
     "Group",
+    "Inheritance",
     "Joined",
     "Member",
     "MemberState",
@@ -329,6 +330,34 @@ class Due(NamedTuple):
 
     gone: list[Member]  # their grace time is over
     started: list[Member]  # their backlog may begin
+
+
+class Inheritance:
+    """Who gets an ordered queue after another member of the shard led it, whose leases are gone with it.
+
+    Someone may still work on what that one handed out. It comes back with SUBSCRIBE, names its lease, and goes on at
+    once; others get the queue when it had time for that, so that two do not work on one queue.
+
+    Parameters:
+        until_ms: others may have any queue from then on.
+    """
+
+    def __init__(self, until_ms: int) -> None:
+        self.until_ms = until_ms
+        self._free: set[int] = set()
+        self._heirs: dict[int, str] = {}
+
+    def release(self, queue: int) -> None:
+        """Nothing of the queue can be in anybody's hands."""
+        self._free.add(queue)
+
+    def claim(self, queue: int, member: str) -> None:
+        """A member says that it has a lease of the queue; the first one is believed."""
+        self._heirs.setdefault(queue, member)
+
+    def lets(self, queue: int, member: str) -> bool:
+        """Whether a member may have the queue before the time is over."""
+        return queue in self._free or self._heirs.get(queue) == member
 
 
 class Group:

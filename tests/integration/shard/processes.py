@@ -1,0 +1,178 @@
+"""A shard of real processes with a name server on SQLite, and what must hold of its disks afterwards.
+
+Members are killed, stopped, wiped and started again by their number. Clients follow the leader by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import dmq
+from dmq.client.admin.shards import ShardReport
+from dmq.testing.processes import free_port
+from tests.fault.broker.nursery import ForkedProcess
+from tests.patience import PATIENCE_S
+
+SHARD = "s1"
+SESSION_SECONDS = 2.0
+# A failover within a few seconds; consumers that lost their leader are not waited for long.
+SETTINGS = (
+    "shard.promise_seconds=1.4",
+    "shard.lag_seconds=3",
+    "broker.grace_seconds=0.5",
+    "store.segment_bytes=1MiB",
+    "store.unit_bytes_max=256KiB",
+    "store.body_bytes_max=64KiB",
+    "store.checkpoint_bytes=1MiB",
+    "store.ballast_bytes=0",
+)
+
+
+class ShardProcesses:
+    """One shard.
+
+    Parameters:
+        folder: data directories and logs go there.
+    """
+
+    def __init__(self, folder: Path, members: int = 3, settings: Iterable[str] = SETTINGS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        database = f"sqlite:///{folder / 'registry.db'}"
+        self.name_server = ForkedProcess(
+            ["nameserver", "--database", database, "--port", str(port), "--session", f"{SESSION_SECONDS}s"],
+            port,
+            folder / "registry.log",
+        )
+        self.folders = [folder / f"b{number}" for number in range(members)]
+        self.members = [self._member(number, f"dmq://127.0.0.1:{port}", settings) for number in range(members)]
+        self.url = "dmq://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    def _member(self, number: int, registry: str, settings: Iterable[str]) -> ForkedProcess:
+        folder, port = self.folders[number], free_port()
+        ports = ("--port", str(port), "--metrics-port", "0", "--telnet-port", "none")
+        place = ("--registry", registry, "--shard", SHARD, "--replication-port", str(free_port()))
+        pairs = [argument for setting in settings for argument in ("--set", setting)]
+        arguments = ["broker", "--data", str(folder), "--name", f"b{number}", *ports, *place, *pairs]
+        return ForkedProcess(arguments, port, folder.with_suffix(".log"))
+
+    # --- starting and ending ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the name server and all members, and wait until one leads and all are in sync."""
+        for process in (self.name_server, *self.members):
+            process.load()
+        self.name_server.start()
+        self.start_all()
+        self.until_whole()
+
+    def start_all(self) -> None:
+        """Start all members that do not run, at once."""
+        down = [member for member in self.members if not member.pid]
+        with ThreadPoolExecutor(len(self.members)) as threads:
+            list(threads.map(ForkedProcess.start, down))
+
+    def kill_all(self) -> None:
+        """All members at once, as when the power goes, but for what the machine keeps of files."""
+        for member in self.members:
+            os.kill(member.pid, signal.SIGKILL)
+        for member in self.members:
+            member.reap()
+
+    def wipe(self, number: int) -> None:
+        """The disk of a member that does not run is replaced."""
+        assert not self.members[number].pid
+        shutil.rmtree(self.folders[number])
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (*self.members, self.name_server):
+            process.__exit__(kind, error, trace)
+        if error is not None:
+            for folder in self.folders:
+                error.add_note(f"the log of {folder.name} ends:\n" + self.log_of(folder)[-2000:])
+
+    @staticmethod
+    def log_of(folder: Path) -> str:
+        log = folder.with_suffix(".log")
+        return log.read_text() if log.exists() else ""
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def report(self) -> ShardReport | None:
+        """The shard, as the first member that answers sees it."""
+        for member in self.members:
+            if not member.pid:
+                continue
+            try:
+                with dmq.connect(member.url, app="looker", any_member=True, timeout=2) as client:
+                    return client.admin.shard()
+            except dmq.DMQError:
+                continue
+        return None
+
+    def until(self, holds: Callable[[ShardReport], object], what: str) -> ShardReport:
+        """Wait until something holds of the shard."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = self.report()
+            if found is not None and holds(found):
+                return found
+            assert time.monotonic() < deadline, f"{what}: {found}"
+            time.sleep(0.05)
+
+    def until_whole(self) -> ShardReport:
+        """Wait until one leads, and all members are in sync."""
+        count = len(self.members)
+        return self.until(
+            lambda found: found.leader and sum(member.is_in_sync for member in found.members) == count,
+            "not all members came to be in sync",
+        )
+
+    def leader(self) -> int:
+        """Who leads, by number; waits until one serves."""
+        found = self.until(lambda found: found.leader, "no leader was elected")
+        assert found.leader is not None
+        return int(found.leader[1:])
+
+    # --- what must hold afterwards ----------------------------------------------------------------------------------
+
+    def check_equal(self) -> int:
+        """All members are killed at rest, and their journals are equal byte for byte; returns how long they are."""
+        self.until_whole()
+        self.until(
+            lambda found: (
+                len({(m.end, m.committed) for m in found.members}) == 1
+                and all(m.end == m.committed for m in found.members)
+            ),
+            "the members did not come to rest",
+        )
+        self.kill_all()
+        journals = [journal_of(folder) for folder in self.folders]
+        first = max(start for start, _ in journals)
+        whole = [journal[first - start :] for start, journal in journals]
+        assert all(one == whole[0] for one in whole), [len(one) for one in whole]
+        return len(whole[0])
+
+
+def journal_of(folder: Path) -> tuple[int, bytes]:
+    """The journal of a data directory: where it begins, and its bytes."""
+    segments = sorted((folder / "journal").glob("*.journal"))
+    return int(segments[0].stem), b"".join(segment.read_bytes() for segment in segments)
