@@ -18,7 +18,8 @@ from dmq.testing import TestBroker
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-NEED_SPARK = ("spark", "archive")  # run in tests/spark, where there is a session
+# Run in tests/spark, where there is a session, and in tests/integration/cli, where there is a shard.
+ELSEWHERE = ("spark", "archive", "replication")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "dmq://127.0.0.1:9611"
 
@@ -32,7 +33,7 @@ def run_blocks(page: Path, url: str, names: dict[str, Any], without: str | None 
             exec(compile("\n" * line + match[1].replace(ADDRESS, url), str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in NEED_SPARK], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ELSEWHERE], ids=lambda page: page.stem)
 def test_what_a_page_shows_works(
     page: Path,
     dmq_broker: TestBroker,

@@ -1,17 +1,19 @@
-"""A broker in a process of its own, on a directory of its own, for tests, demos and benchmarks.
+"""A broker in a process of its own, on a directory of its own, for tests, demos and benchmarks; and a shard of several.
 
-What always holds: once `start` returned, the broker answers; after `stop`, or the end of a `with`, the process is gone,
-and so is the directory if it was made here.
+What always holds: once `start` returned, the broker answers, or the shard's leader; after `stop`, or the end of a
+`with`, the processes are gone, and so is the directory if it was made here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,11 +22,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from dmq.errors import DMQError
 
-__all__ = ["BrokerProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
+__all__ = ["BrokerProcess", "DevShardProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
 
 _URL = re.compile(r"dmq://\S+:\d+")
 _SCHEDULED = 2  # the kind of CPU clock that counts nanoseconds, on Linux
@@ -91,10 +93,7 @@ class BrokerProcess:
             [sys.executable, "-m", "dmq.cli", self._command, "--data", str(self.folder), *ports, *self._arguments],
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            # The settings of the process that starts it are not meant for it; whether loops are compiled is.
-            env={
-                name: value for name, value in os.environ.items() if name == "DMQ_PURE" or not name.startswith("DMQ_")
-            },
+            env=_environment(),
         )
         assert process.stdout is not None
         try:
@@ -166,6 +165,103 @@ class BrokerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class DevShardProcess:
+    """A shard as `dmq dev --shards 1` runs it: some brokers and a name server, each a process, and one above them.
+
+    Parameters:
+        folder: its data.
+        session: how long a member that is dead is taken for alive.
+        arguments: more of them for `dmq dev`.
+    """
+
+    def __init__(self, folder: Path, *, session: str = "2s", arguments: Sequence[str] = (), wait: float = 90.0) -> None:
+        self.folder = folder
+        self._session = session
+        self._arguments = arguments
+        self._wait = wait
+        self._process: subprocess.Popen[bytes] | None = None
+        self.rows: list[dict[str, Any]] = []
+        """What it said of each process when it was ready: name, shard, role, port and pid."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process above the others."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """Names every member."""
+        return "dmq://" + ",".join(f"127.0.0.1:{row['port']}" for row in self.rows if row["shard"])
+
+    def kill_leader(self) -> str:
+        """End the process that led when all were ready with kill -9; its name. It is started again after a while."""
+        leader = next(row for row in self.rows if row["role"] == "leader")
+        os.kill(leader["pid"], signal.SIGKILL)
+        return str(leader["name"])
+
+    def start(self) -> Self:
+        """Start it, and wait until a leader serves and the others follow it.
+
+        Raises:
+            DMQError: it did not start; the message is what it said.
+        """
+        ports = ("--port", "0", "--metrics-port", "0")
+        command = ("dev", "--shards", "1", "--format", "json", "--data", str(self.folder), "--session", self._session)
+        with tempfile.TemporaryFile() as errors:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", "dmq.cli", *command, *ports, *self._arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(),
+            )
+            assert process.stdout is not None
+            told, deadline = "", time.monotonic() + self._wait
+            while not told.endswith("]\n"):
+                line = read_line(process.stdout, deadline)
+                if line is None:
+                    self.stop()
+                    errors.seek(0)
+                    reason = errors.read().decode(errors="replace").strip().removeprefix("dmq: ")
+                    raise DMQError(reason or f"no shard was ready within {self._wait:g} s")
+                told += line
+        self.rows = json.loads(told)
+        return self
+
+    def kill(self) -> None:
+        """End the process above the others with kill -9: the others end with it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def stop(self, timeout: float = 30.0) -> int | None:
+        """Ask it to stop, and wait; kill it if it does not. Returns its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.terminate()
+        try:
+            process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        return process.returncode
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _environment() -> dict[str, str]:
+    """The settings of the process that starts others are not meant for them; whether loops are compiled is."""
+    return {name: value for name, value in os.environ.items() if name == "DMQ_PURE" or not name.startswith("DMQ_")}
 
 
 def read_line(stream: IO[bytes], deadline: float) -> str | None:

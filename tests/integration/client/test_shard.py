@@ -65,8 +65,8 @@ def test_a_shard_without_a_leader_is_waited_for_if_told_so(shard: StandInShard) 
     with pytest.raises(dmq.NotConnected, match=r"shard 's1' has no leader .*dmq shard show s1"):
         dmq.connect(shard.url)
     with pytest.raises(dmq.NotConnected, match="shard 's1' has no leader"):
-        dmq.connect(shard.url, timeout=0.3)
-    threading.Timer(0.3, lambda: shard.lead(1)).start()
+        dmq.connect(shard.url, timeout=0.1)
+    threading.Timer(0.1, lambda: shard.lead(1)).start()
     with dmq.connect(shard.url, timeout=30) as client:
         assert client.admin.topics() == []
 
@@ -163,13 +163,13 @@ def test_a_hint_that_leads_in_a_circle_does_not_keep_anybody_busy() -> None:
         for peer in (one, other):
             peer.shard = ShardInfo("s1", 5, True, f"127.0.0.1:{peer.port}")
         url = f"{one.url},127.0.0.1:{other.port}"
-        with dmq.connect(url, timeout=2) as client, pytest.raises((NotLeader, dmq.NotConnected)):
+        with dmq.connect(url, timeout=0.8) as client, pytest.raises((NotLeader, dmq.NotConnected)):
             client.admin.topics()
         assert len(one.frames) + len(other.frames) < 40
 
 
 def test_too_few_replicas_are_waited_for_until_the_timeout() -> None:
-    refusals = [NotEnoughReplicas("1 of 2 in sync")] * 6
+    refusals = [NotEnoughReplicas("1 of 2 in sync")] * 4
 
     def answer(peer: Peer, frame: Frame) -> Header | Exception | None:
         if frame.command == Command.PRODUCE and refusals:
@@ -183,7 +183,7 @@ def test_too_few_replicas_are_waited_for_until_the_timeout() -> None:
             assert not refusals
             assert not any(frame.flags & Flag.RESEND for frame in peer.produced())
             refusals += [NotEnoughReplicas("1 of 2 in sync")] * 1000
-            with client.producer(timeout=0.5) as impatient, pytest.raises(NotEnoughReplicas):
+            with client.producer(timeout=0.2) as impatient, pytest.raises(NotEnoughReplicas):
                 impatient.send("t", b"y", durability="flushed")
 
 

@@ -1,13 +1,15 @@
-"""`dmq dev`: everything in one process, on embedded defaults."""
+"""`dmq dev`: everything in one process, on embedded defaults; or a shard of several processes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.options import ConfigFile, Settings, make_app
+from dmq.cli.options import ConfigFile, Format, Formatted, Settings, make_app, parse_seconds
+from dmq.cli.output import show_rows
+from dmq.cli.process.dev_shard import SESSION, DevShard, DevShardOptions, check_lone
 from dmq.cli.process.server_process import (
     DataFolder,
     Host,
@@ -39,10 +41,24 @@ def dev(
     config: ConfigFile = None,
     settings: Settings = None,
     insecure: Insecure = False,
+    shards: Annotated[
+        int, typer.Option(min=0, max=1, metavar="N", help="Run a shard of several brokers instead; 1 for now.")
+    ] = 0,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, max=7, metavar="N", help="In a shard: how many brokers it has.  [default: 3]"),
+    ] = None,
+    session: Annotated[
+        str, typer.Option(metavar="TIME", help="In a shard: how long a dead broker is taken for alive.")
+    ] = SESSION,
+    form: Formatted = Format.TABLE,
 ) -> None:
     """Run a broker with a status page in one process, until Ctrl-C.
 
     Topics are created when they are first used. The data stays in DIR: the next start finds it again.
+
+    With --shards 1 it runs a shard: --replicas brokers that keep every message, each a process, and a name server. One
+    that dies is started again. Port 0 takes free ports; else the brokers have PORT, PORT + 10 and so on.
     """
     flags = {
         "broker.data": data,
@@ -58,6 +74,25 @@ def dev(
     resolved = resolve(config, {**flags, **own}, settings)
     set_up_logs(resolved.settings.log)
     folder = Path(resolved.settings.broker.data).resolve()
+    if shards:
+        broker = resolved.settings.broker
+        pairs = (*(f"{key}={value}".lower() for key, value in own.items()), *(settings or ()))
+        options = DevShardOptions(
+            folder=folder,
+            host=broker.host,
+            port=broker.port,
+            metrics_port=broker.metrics_port,
+            replicas=replicas or 3,
+            session=parse_seconds(session),
+            is_insecure=insecure,
+            arguments=(*(("--config", str(config)) if config else ()), *(f"--set={pair}" for pair in pairs)),
+        )
+        DevShard(options).run(lambda shard, rows: _welcome_shard(shard, rows, form))
+        typer.echo(f"stopped; the messages are kept in {folder}", err=form == Format.JSON)
+        return
+    if replicas is not None:
+        raise typer.BadParameter("--replicas goes with --shards 1")
+    check_lone(folder)
     serve(
         resolved,
         insecure=insecure,
@@ -65,6 +100,24 @@ def dev(
         on_ready=lambda server: _welcome(server, folder),
     )
     typer.echo(f"stopped; the messages are kept in {folder}")
+
+
+def _welcome_shard(shard: DevShard, rows: list[dict[str, Any]], form: Format) -> None:
+    if form == Format.TABLE:
+        typer.echo(f"DMQ is ready: a shard at {shard.url}")
+    show_rows(rows, form, empty="")
+    if form == Format.TABLE:
+        leader = next(row["pid"] for row in rows if row["role"] == "leader")
+        typer.echo(
+            "In another terminal:\n"
+            f"  export DMQ_URL={shard.url}\n"
+            '  dmq send hello "my first message" --durability replicated\n'
+            "  dmq shard show\n"
+            f"  kill -9 {leader}    # the leader: another member leads soon, and nothing is lost\n"
+            "  dmq tail hello --from earliest\n"
+            f"Logs are in {shard.folder}. Ctrl-C stops it."
+        )
+    typer.get_text_stream("stdout").flush()
 
 
 def _welcome(server: BrokerServer, folder: Path) -> None:

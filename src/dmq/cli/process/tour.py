@@ -1,5 +1,5 @@
 """A tour for newcomers, behind `./scripts/demo`: start DMQ, publish, consume, look something up, archive it all with
-Spark, and say what happened.
+Spark, kill the leader of a shard, and say what happened.
 
 What always holds: it runs on free ports and a directory of its own; in the end no process and no file is left.
 """
@@ -27,6 +27,7 @@ __all__ = ["main"]
 MESSAGES = 10_000
 _BATCH = 500
 _CONSUME_SECONDS_MAX = 60.0
+_KILLED_AFTER = 100  # so many payments, and so many again
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,6 +69,7 @@ def tour(once: bool) -> None:
             consume(client)
             found = look_up(client)
         page = archive(broker.url, Path(folder), found)
+        replicate(Path(folder) / "shard")
         if once:
             say("Done. Everything is gone again: the process and its directories.")
             return
@@ -144,6 +146,39 @@ def archive(url: str, folder: Path, message_id: str) -> Path:
     run_dmq("archive", "report", "--tables", tables)
     run_dmq("archive", "report", "--tables", tables, "--format", "html", "--output", str(page))
     return page
+
+
+def replicate(folder: Path) -> None:
+    """Run a shard of three brokers, kill its leader while somebody sends, and count."""
+    import dmq
+    from dmq.testing.processes import DevShardProcess
+
+    say("9. Starting a shard: three brokers that keep every message, and a name server, each a process …")
+    with DevShardProcess(folder) as shard, dmq.connect(shard.url, app="demo", timeout=60) as client:
+        for row in shard.rows:
+            say(f"   {row['name']:<10}  {row['role']:<10}  port {row['port']}, pid {row['pid']}")
+        client.admin.create_topic("payments")
+        with client.producer(timeout=60) as producer:
+            for number in range(_KILLED_AFTER):
+                producer.send("payments", b"%d" % number, durability="replicated")
+            killed, began = shard.kill_leader(), time.monotonic()
+            for number in range(_KILLED_AFTER, 2 * _KILLED_AFTER):
+                producer.send("payments", b"%d" % number, durability="replicated")
+                if number == _KILLED_AFTER:
+                    seconds = time.monotonic() - began
+        found: list[bytes] = []
+        with client.consumer("payments", group="ledger") as consumer:
+            while len(found) < 2 * _KILLED_AFTER and (batch := consumer.pull(wait=5.0)):
+                found += [message.body for message in batch]
+                consumer.ack(batch)
+        leader = client.admin.shard().leader
+    say(
+        f"   Sent {_KILLED_AFTER} payments, killed {killed} and sent {_KILLED_AFTER} more, of which the first took "
+        f"{seconds:.1f} s: {leader} leads now.\n   {len(found)} payments came back, {len({*found})} different ones. "
+        "Nothing is lost."
+    )
+    if sorted(map(int, found)) != [*range(2 * _KILLED_AFTER)]:
+        raise DMQError(f"{len(found)} payments came back of {2 * _KILLED_AFTER}: this should not happen")
 
 
 def run_dmq(*arguments: str) -> None:

@@ -1,0 +1,83 @@
+"""What `dmq dev --shards` refuses, and how it looks after its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmq.cli import main
+from dmq.cli.process.dev_shard import ChildProcess, DevShardOptions, check_lone
+from dmq.errors import DMQError, InvalidSettings
+from tests.patience import eventually
+
+
+def test_the_data_of_a_broker_and_of_a_shard_do_not_mix(tmp_path: Path) -> None:
+    (tmp_path / "STORE").touch()
+    with pytest.raises(InvalidSettings, match="leave --shards out"):
+        DevShardOptions(tmp_path, "127.0.0.1", 0, 0, replicas=3, session=6.0)
+    check_lone(tmp_path)
+    (tmp_path / "registry.sqlite").touch()
+    with pytest.raises(InvalidSettings, match="add --shards 1"):
+        check_lone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--replicas", "3"), ("--shards", "2"), ("--shards", "1", "--replicas", "8"), ("--shards", "-1")]
+)
+def test_a_wrong_call_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["dev", *arguments])
+    assert caught.value.code == 2
+
+
+class Script(ChildProcess):
+    """A child that is a line of Python."""
+
+    def __init__(self, folder: Path, code: str) -> None:
+        super().__init__("a", lambda port: (code,), folder / "a.log", 7)
+        self.program = [sys.executable, "-c"]
+
+
+READY = "import time; print('at dmq://127.0.0.1:4711, on'); import sys; sys.stdout.flush(); time.sleep(600)"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    child = Script(tmp_path, READY)
+    yield child
+    child.ask_to_stop()
+    child.stop(0.0)
+
+
+def test_a_child_that_dies_is_started_again_on_its_port(script: Script) -> None:
+    script.start()
+    script.wait_ready()
+    assert (script.port, script.address) == (4711, "127.0.0.1:4711")
+    before = script.pid
+    assert script.look() == ""
+    os.kill(before, signal.SIGKILL)
+    told: list[str] = []
+
+    def look() -> bool:
+        told.extend(filter(None, [script.look()]))
+        return len(told) == 2
+
+    eventually(look)
+    assert told == [
+        f"a (pid {before}) was ended by signal 9: it is started again",
+        f"a runs again, with pid {script.pid}",
+    ]
+    assert script.pid != before
+
+
+def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+    child = Script(tmp_path, "import sys; print('dmq: the port is taken', file=sys.stderr); sys.exit(1)")
+    child.start()
+    with pytest.raises(DMQError, match="a did not start: the port is taken"):
+        child.wait_ready()
+    child.stop(0.0)
