@@ -8,7 +8,8 @@ import pytest
 
 from dmq.errors import Diverged, InvalidSettings, RecordCorrupt, StoreFailed
 from dmq.storage.replica import Replica, join
-from dmq.storage.store import MessageStore
+from dmq.storage.state.events import Settled
+from dmq.storage.store import Leading, MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 from tests.fault.store.shard_rig import MEMBERS, SMALL, ShardRig
 from tests.sampling import SEED, sample_size
@@ -164,6 +165,23 @@ def test_a_member_whose_first_unit_is_damaged_begins_anew(rig: ShardRig) -> None
     rig.replicate_all()
     assert again.end == rig.end(rig.leader or 0)
     rig.check()
+
+
+def test_an_epoch_begins_before_the_segment_does(rig: ShardRig) -> None:
+    """The last segment is full when a leader takes over: what it writes first is still the start of its epoch."""
+    while SMALL.segment_bytes - rig.leading_journal.tail.size > 200:
+        room = SMALL.segment_bytes - rig.leading_journal.tail.size
+        assert rig.store is not None
+        rig.store.append([Settled("g" * min(200, max(1, room - 120)), 3, 0, 0, 1)])
+        rig.replicate_all()
+        rig.commit()
+        rig.replicate_all()
+    _, replica = follower_of(rig)
+    end = replica.end
+    assert replica.applied == end
+    store = MessageStore(Leading(replica, rig.epoch + 1), SMALL, rig.clock, checkpoint_inline=False)
+    assert [row.start for row in store.epochs][-1] == end
+    store.abandon()
 
 
 def test_each_start_is_another_life(rig: ShardRig) -> None:

@@ -100,7 +100,9 @@ class Writer:
         self.visibility = Visibility(derived.applied if begin.replicates else begin.next_offset)
         self._builder = UnitBuilder(journal.id, begin.server, begin.epoch)
         self._drafter = Drafter(settings.unit_bytes_max, settings.transactions_max)
-        self._tail_in_use = True  # the last segment holds more than its snapshot
+        # Whether the last segment holds more than its snapshot. A leader begins its epoch with the unit that says so:
+        # by that, members find where their journals part, so no snapshot of the epoch may stand before it.
+        self._tail_in_use = not begin.replicates
         self._space = begin.space
         self._unchecked = 0  # bytes written since the disk was looked at
         for unit in begin.tail:
