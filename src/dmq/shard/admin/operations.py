@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -133,11 +133,12 @@ class Operations:
         While the registry does not answer, our own alone.
         """
         try:
+            self._check_registry()
             names = [name for name in await self._names() if name > after]
             nodes = await self._nodes()
+            found = await asyncio.gather(*(self._sighting(name, nodes) for name in names[:limit]))
         except RegistryDown:
             return ([] if after else [await self.shard()]), ""
-        found = await asyncio.gather(*(self._sighting(name, nodes) for name in names[:limit]))
         return [overview_of(one) for one in found], names[limit - 1] if len(names) > limit else ""
 
     async def shard(self, name: str = "") -> Overview:
@@ -145,16 +146,22 @@ class Operations:
 
         Raises:
             UnknownEntry: there is no such shard.
-            RegistryDown: the registry does not answer, and this member knows nothing of the shard.
+            ShardConflict: the registry does not answer, and this member knows nothing of the shard.
         """
-        name = name or self._shard
-        try:
-            seen = await self._sighting(name, await self._nodes())
-        except RegistryDown:
-            if name != self._shard or self._view.record is None:
-                raise
-            seen = await self._remembered(self._view.record)
-        return overview_of(seen)
+        name, known = name or self._shard, self._view.record
+        with _answered():
+            try:
+                self._check_registry()
+                return overview_of(await self._sighting(name, await self._nodes()))
+            except RegistryDown:
+                if name != self._shard or known is None:
+                    raise
+        return overview_of(await self._remembered(known))
+
+    def _check_registry(self) -> None:
+        """Do not wait for a registry that our member knows to be down."""
+        if self._view.is_down:
+            raise RegistryDown("the registry does not answer")
 
     async def _names(self) -> list[str]:
         return [name_of(entry.path) for entry in await self._registry.children(self._paths.shards)]
@@ -360,7 +367,8 @@ class Operations:
         """
         path, first, is_again = self._paths.shard(name), None, False
         for _ in range(_ATTEMPTS):
-            seen = await self._sighting(name, await self._nodes())
+            with _answered():
+                seen = await self._sighting(name, await self._nodes())
             view = overview_of(seen)
             first = first or view
             wanted = decide(view, is_again)
@@ -368,7 +376,8 @@ class Operations:
                 return first, view
             put = Put(path, encode_content(wanted), seen.version)
             try:
-                await self._view.write([*(self._absence(name) if without_leader else ()), put])
+                with _answered():
+                    await self._view.write([*(self._absence(name) if without_leader else ()), put])
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
             except WriteUnknown:
@@ -410,18 +419,34 @@ class Operations:
         replica = _known(await self.shard(name), member).replica
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.election_seconds):
-                while (held := await self._registry.read(path)) is None or (
-                    decode_content(LeaderContent, held.value, path).replica != replica
-                ):
+                while await self._leader_of(path) != replica:
                     await asyncio.sleep(_PAUSE_SECONDS)
         return await self.shard(name)
 
+    async def _leader_of(self, path: str) -> str:
+        """The replica that holds an entry `/leader`; "" if nobody does, or the registry does not answer."""
+        with contextlib.suppress(RegistryDown):
+            held = await self._registry.read(path)
+            return "" if held is None else decode_content(LeaderContent, held.value, path).replica
+        return ""
+
     async def _shard_of(self, member: str) -> str:
         """The shard that a broker belongs to."""
-        for entry in await self._registry.children(self._paths.shards):
+        with _answered():
+            entries = await self._registry.children(self._paths.shards)
+        for entry in entries:
             if member in decode_content(ShardContent, entry.value, entry.path).members:
                 return name_of(entry.path)
         raise UnknownEntry(f"no shard has a member {member!r}: dmq shard list shows those there are", member=member)
+
+
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    """This needs the registry: if it is down, say so. `RegistryDown` itself would end the connection of who asks."""
+    try:
+        yield
+    except RegistryDown as error:
+        raise ShardConflict(f"this needs the registry, and {error.message}") from error
 
 
 # --- decisions, pure --------------------------------------------------------------------------------------------------
