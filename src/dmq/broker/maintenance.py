@@ -48,6 +48,10 @@ class Audience(Protocol):
         """Each of them."""
         ...
 
+    def figures(self) -> dict[str, float]:
+        """Of the shard that they reach by this server, by name; none of a broker by itself."""
+        ...
+
     def tell_reboot(self, grace_ms: int, reason: str) -> None:
         """The broker goes out of use, or stops."""
         ...

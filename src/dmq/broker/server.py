@@ -26,7 +26,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.dead_letters.dead_letters import drop_spent_topics
 from dmq.broker.dead_letters.letter_thread import open_letters
 from dmq.broker.diagnostics.disk_report import disk_refusal
-from dmq.broker.diagnostics.exposition import Exposition
+from dmq.broker.diagnostics.exposition import Exposition, standby_metrics
 from dmq.broker.diagnostics.status_page import StatusPage
 from dmq.broker.diagnostics.telnet import TelnetServer
 from dmq.broker.runtime.service_manager import ServiceManager
@@ -241,6 +241,8 @@ class BrokerServer:
 
     async def _metrics(self, asked: Mapping[str, str]) -> Page:
         exposition = self._exposition_now()
+        if exposition is None and self.member is not None:
+            return Page(await standby_metrics(self.dispatcher), kind=_METRICS)
         return _NO_BROKER if exposition is None else Page(await exposition.metrics(), kind=_METRICS)
 
     async def _metrics_detail(self, asked: Mapping[str, str]) -> Page:

@@ -21,6 +21,7 @@ from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
+from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.contents import NodeContent
@@ -84,8 +85,8 @@ class ShardProcess:
         self._ways = ways
         if ways.open_registry is None:
             check_registry_url(shard.registry_url)
-        self.shard = shard.name
-        self.broker = _name_of(settings)
+        self.shard = check_name(shard.name, "shard")
+        self.broker = check_name(_name_of(settings), "broker")
         host = shard.replication_host or settings.broker.host
         check_address(host, ways.insecure)
         self.network = Network(
@@ -230,6 +231,26 @@ class ShardProcess:
             for name, node in self._nodes(member).items()
             if name != self.broker
         ]
+
+    def figures(self) -> dict[str, float]:
+        """See `dmq.broker.diagnostics.metrics`."""
+        report, broker = self.report(), self._dispatcher.broker
+        followers = [one for one in report.followers if one.is_connected or one.is_in_sync]
+        return {
+            "leading": report.is_serving and broker is not None and broker.readiness.is_running,
+            "following": report.role is Role.FOLLOWING,
+            "epoch": report.epoch,
+            "members": len(report.members),
+            "in_sync": len(report.in_sync),
+            "min_in_sync": report.min_in_sync,
+            "uncommitted": max(0, report.end - report.committed),
+            "lag": max((max(0, report.end - one.flushed) for one in followers), default=0),
+            "behind": max((one.seconds_behind for one in followers), default=0.0),
+            "terms": self.service.begun,
+            "doubtful": report.doubtful,
+            "parked": report.role is Role.PARKED,
+            "registry_down": report.is_registry_down,
+        }
 
     def _nodes(self, member: Member) -> dict[str, NodeContent]:
         """The members of our shard that are registered, by name."""

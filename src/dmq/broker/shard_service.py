@@ -33,6 +33,7 @@ class ShardService:
     Attributes:
         failed: set when the store of a Broker failed.
         stop_asked: set when an operator wants the process to stop.
+        begun: how many Brokers it has made.
     """
 
     def __init__(self, dispatcher: Dispatcher, letters: Callable[[], DeadLetterStore] | None) -> None:
@@ -40,6 +41,7 @@ class ShardService:
         self._letters = letters
         self.failed, self.stop_asked = asyncio.Event(), asyncio.Event()
         self._writer: ShardWriter | None = None
+        self.begun = 0
 
     async def begin(self, store: MessageStore, leadership: Leadership) -> None:
         """The start of our epoch is committed: serve clients with this store."""
@@ -56,6 +58,7 @@ class ShardService:
         broker.failed, broker.stop_asked = self.failed, self.stop_asked
         self._writer = broker.writer
         dispatcher.attach(broker)
+        self.begun += 1
         if self._letters is not None:
             broker.dead_letters.start(at_once=True)
 

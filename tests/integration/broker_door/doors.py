@@ -44,6 +44,9 @@ class Nobody:
     def rows(self) -> list[ClientRow]:
         return []
 
+    def figures(self) -> dict[str, float]:
+        return {}
+
     def tell_reboot(self, grace_ms: int, reason: str) -> None: ...
 
     def tell_back(self) -> None: ...

@@ -142,15 +142,15 @@ class ShardProcesses:
         """Wait until one leads, and all members are in sync."""
         count = len(self.members)
         return self.until(
-            lambda found: found.leader and sum(member.is_in_sync for member in found.members) == count,
+            lambda found: leader_of(found) and sum(member.is_in_sync for member in found.members) == count,
             "not all members came to be in sync",
         )
 
     def leader(self) -> int:
         """Who leads, by number; waits until one serves."""
-        found = self.until(lambda found: found.leader, "no leader was elected")
-        assert found.leader is not None
-        return int(found.leader[1:])
+        found = leader_of(self.until(leader_of, "no leader was elected"))
+        assert found is not None
+        return int(found[1:])
 
     # --- what must hold afterwards ----------------------------------------------------------------------------------
 
@@ -170,6 +170,11 @@ class ShardProcesses:
         whole = [journal[first - start :] for start, journal in journals]
         assert all(one == whole[0] for one in whole), [len(one) for one in whole]
         return len(whole[0])
+
+
+def leader_of(found: ShardReport) -> str | None:
+    """The member that leads; a leader whose disk was replaced is none any more."""
+    return next((member.name for member in found.members if member.role == "leader"), None)
 
 
 def journal_of(folder: Path) -> tuple[int, bytes]:

@@ -43,6 +43,9 @@ class FollowersFace:
     def brokers(self) -> list[BrokerInfo]:
         return []
 
+    def figures(self) -> dict[str, float]:
+        return {}
+
 
 class SaidLeadership:
     """Answers as the test says.

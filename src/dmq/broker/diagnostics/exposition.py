@@ -21,6 +21,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.delivery.channel import Traffic
 from dmq.broker.diagnostics.disk_report import dropped_by_group
 from dmq.broker.diagnostics.metrics import FIGURES, SERIES, Metric, numbers
+from dmq.broker.maintenance import Audience
 from dmq.broker.runtime.histogram import Histogram
 from dmq.errors import DMQError, InvalidRequest
 from dmq.model import SYSTEM_PREFIX
@@ -28,7 +29,7 @@ from dmq.storage.state.lag_table import Pair
 from dmq.storage.state.state import Topic, queue_key
 from dmq.version import __version__
 
-__all__ = ["Exposition"]
+__all__ = ["Exposition", "standby_metrics"]
 
 SLICE_MAX: Final = 500
 _TURN: Final = 25
@@ -74,6 +75,21 @@ class _Text:
         return parts
 
 
+async def standby_metrics(audience: Audience) -> list[str]:
+    """A member of a shard that does not lead it: its clients, and the shard."""
+    text = _Text()
+    _add_build(text)
+    for key, value in numbers(audience, None).items():
+        text.add(FIGURES[key], value)
+    return await text.parts()
+
+
+def _add_build(text: _Text) -> None:
+    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+    build = SERIES["dmq_build_info"]
+    text.add(build, 1, _labels(build, __version__, platform.python_version(), loop))
+
+
 class Exposition:
     """The pages of one broker."""
 
@@ -84,9 +100,7 @@ class Exposition:
     async def metrics(self) -> list[str]:
         """The broker, its fullest topics, and the groups that are behind most."""
         broker, text = self.broker, _Text()
-        loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-        build = SERIES["dmq_build_info"]
-        text.add(build, 1, _labels(build, __version__, platform.python_version(), loop))
+        _add_build(text)
         text.add(SERIES["dmq_start_time_seconds"], broker.times.started_ms / 1000)
         for key, value in numbers(broker.audience, broker).items():
             text.add(FIGURES[key], value)

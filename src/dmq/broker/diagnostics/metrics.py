@@ -144,6 +144,19 @@ FIGURES: Final[dict[str, Metric]] = {
             "dmq_retention_dropped_unconsumed_messages_total",
             "Of those, messages that a group had not consumed, counted for each group.",
         ),
+        ("shard_leading", "dmq_shard_leading", "1 while this member leads its shard and may serve."),
+        ("shard_following", "dmq_shard_following", "1 while this member follows its leader."),
+        ("shard_epoch", "dmq_shard_epoch", "Epoch of the shard that this member leads or follows."),
+        ("shard_members", "dmq_shard_members", "Members of the shard."),
+        ("shard_in_sync", "dmq_shard_in_sync_members", "Of those, members that have all that is acknowledged."),
+        ("shard_min_in_sync", "dmq_shard_min_in_sync", "Members that must have a message before it is acknowledged."),
+        ("shard_uncommitted", "dmq_shard_uncommitted_bytes", "Bytes of this member not known to be committed."),
+        ("shard_lag", "dmq_shard_lag_bytes", "Bytes that the last follower has not on its disk; the leader tells."),
+        ("shard_behind", "dmq_shard_behind_seconds", "How long that follower has been behind; the leader tells."),
+        ("shard_terms", "dmq_shard_terms_total", "Elections that this member has won and served."),
+        ("shard_doubtful", "dmq_shard_doubtful", "1 while this member lost something and has not caught up since."),
+        ("shard_parked", "dmq_shard_parked", "1 while this member takes no part until a person decides."),
+        ("shard_registry_down", "dmq_shard_registry_down", "1 while the registry does not answer this member."),
         ("store_failed", "dmq_store_failed", "1 once the disk refused a flush and nothing is written any more."),
     )
 }
@@ -183,9 +196,10 @@ SERIES: Final[dict[str, Metric]] = {
 
 
 def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
-    """Counters and gauges by name; without a Broker those of its clients."""
+    """Counters and gauges by name; without a Broker those of its clients and of its shard."""
     values: dict[str, float] = {f"broker_{name}": value for name, value in audience.counters.items()}
     values["broker_sessions"] = len(audience)
+    values |= {f"shard_{name}": value for name, value in audience.figures().items()}
     if broker is None:
         return values
     publisher, writer, channels, lag_table = broker.publisher, broker.writer, broker.channels, broker.queries.lags

@@ -73,6 +73,10 @@ class ShardFace(Protocol):
         """The other members that are known."""
         ...
 
+    def figures(self) -> dict[str, float]:
+        """Gauges and counters, by name."""
+        ...
+
 
 class Dispatcher:
     """The connections of one server, and the Broker they are served by, if there is one.
@@ -302,6 +306,10 @@ class Dispatcher:
             consumes = 0 if client is None else len(client.subscriptions) + len(client.pulling)
             rows.append(ClientRow(session.client_id, session.app, session.address, consumes, silent_seconds=silent))
         return rows
+
+    def figures(self) -> dict[str, float]:
+        """Of the shard, by name; none of a broker by itself."""
+        return {} if self.face is None else self.face.figures()
 
     def reboot_notice(self, grace_ms: int, reason: str) -> bytes:
         """What clients of a broker that goes out of use are told."""

@@ -14,6 +14,7 @@ from typing import Final
 from dmq.errors import Damaged, DiskFull, DMQError, NotConnected, ProtocolError, RecordCorrupt, StaleEpoch, StorageError
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import Handover, Journal
+from dmq.shard.feed import IDLE_SECONDS
 from dmq.shard.follower import Follower
 from dmq.shard.peers import Following
 from dmq.shard.roles.post import Post
@@ -104,7 +105,7 @@ class Intake:
     async def _take_all(self) -> IntakeEnd:
         try:
             while True:
-                async with asyncio.timeout(self._post.settings.promise_seconds / 2):
+                async with asyncio.timeout(max(self._post.settings.promise_seconds / 2, 3 * IDLE_SECONDS)):
                     frame, body = await self._following.next()
                 if self._is_outdated():
                     return IntakeEnd.OUTDATED

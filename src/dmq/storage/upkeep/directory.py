@@ -116,8 +116,9 @@ def open_directory(disk: Disk) -> Opened:
     found = _look(disk, _identify(files))
     if (member := found.identity.member) is not None:
         raise InvalidSettings(
-            f"{files.describe('')} is a member of shard {member.shard!r} of cluster {member.cluster!r}: "
-            "a broker without a registry cannot open it",
+            f"{files.describe('')} is a member of shard {member.shard!r} of cluster {member.cluster!r}, and a broker "
+            f"by itself cannot open it: start it with --registry and --shard {member.shard}; 'dmq journal' reads it "
+            "as it is",
             path=files.describe(""),
         )
     journal, checkpoint, checkpointer = found.scanner.journal, found.checkpoint, found.checkpointer
