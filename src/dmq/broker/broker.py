@@ -108,6 +108,7 @@ class Broker:
         catalog.listeners += [self.channels, self.limits, self.publisher]
         self.channels.on_dead_letters = self.dead_letters.drain.wake
         self.writer.on_visible = self.channels.visible
+        self.writer.is_heard = self.channels.is_heard
         self.writer.on_failed = self._store_failed
         self.times = JournalTimes(clock.now_ms())
         self.failed = asyncio.Event()

@@ -197,6 +197,13 @@ class Connection(asyncio.BufferedProtocol):
             if self._pending_bytes >= _JOIN_BYTES:
                 self.flush()
 
+    def send_now(self, whole: bytes) -> None:
+        """`send_sealed` for what nothing else has to wait for or go along with."""
+        if self._pending:
+            self.send_sealed(whole)
+        elif self.is_open and self._transport is not None:
+            self._transport.write(whole)
+
     def flush(self) -> None:
         """Hand what waits to the transport."""
         if self._pending and self._transport is not None and self.is_open:

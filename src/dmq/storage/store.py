@@ -326,7 +326,8 @@ class MessageStore:
             Unusual, StaleEpoch, SequenceConflict: nothing was changed: `append_each` decides.
             DiskFull, StorageError: nothing was written.
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()  # the writer asks whether it has failed
         assert not self._inline, "a checkpoint may be due"
         return self._writer.append_lone(lones, durability)
 

@@ -214,6 +214,10 @@ class Channels:
 
     # --- pumping ----------------------------------------------------------------------------------------------------
 
+    def is_heard(self, topic: str) -> bool:
+        """Whether `visible` has to be told of a topic."""
+        return topic in self._by_topic or topic.startswith(SYSTEM_PREFIX)
+
     def visible(self, touched: set[tuple[str, int]]) -> None:
         """Messages became visible in these queues: serve the groups that wait for them."""
         touching: set[Channel] = set()

@@ -44,6 +44,10 @@ class Arrivals:
         self._waiting.append(waiting)
         await waiting
 
+    @property
+    def has_any(self) -> bool:
+        return bool(self._waiting)
+
     def wake(self) -> None:
         """Have all look again."""
         if not self._waiting:

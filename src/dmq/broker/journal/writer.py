@@ -145,6 +145,14 @@ class _NoStraightTurn:
         return []
 
 
+class Answering(Protocol):
+    """The connection of a producer."""
+
+    def send_sealed(self, whole: bytes) -> None: ...
+
+    def send_now(self, whole: bytes) -> None: ...
+
+
 class TurnProbe:
     """How long it takes until the requests of a turn are answered.
 
@@ -179,6 +187,7 @@ class JournalWriter:
 
     Attributes:
         on_visible: told which (topic, queue) pairs have new messages.
+        is_heard: whether anybody has to be told of new messages in a topic.
         on_failed: told once when the store failed for good.
     """
 
@@ -194,6 +203,7 @@ class JournalWriter:
         self._outbox = outbox
         self._arrivals = arrivals
         self.on_visible: Callable[[set[tuple[str, int]]], None] = _ignore
+        self.is_heard: Callable[[str], bool] = bool
         self.on_failed: Callable[[DMQError], None] = _ignore
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThreads(self._loop)
@@ -276,28 +286,29 @@ class JournalWriter:
         if self.lone_turns < _LONE_TURNS_MIN or self._turn_planned or self._waiting or self.is_closed:
             return False
         turns = self.lone_turns = self.lone_turns + 1
-        return turns & _LOOK_MASK != 0 and self._is_alone
+        if not turns & _LOOK_MASK or not self._is_alone:
+            return False
+        probe = self.probe
+        if not probe.turns & 7 and not probe.began:
+            probe.began = self._clock.monotonic()
+        return True
 
-    def begin_now(self) -> None:
-        """A message is written without a turn; `end_now` follows."""
+    def end_now(self, connection: Answering, answer: bytes, touched: tuple[str, int]) -> None:
+        """A message was written without a turn: answer, and serve those who wait for what is in its queue now."""
         probe = self.probe
         probe.turns += 1
-        if probe.turns & 7 == 1:
-            probe.began = self._clock.monotonic()
-        self._outbox.hold()
-
-    def end_now(self, touched: set[tuple[str, int]]) -> None:
-        """It is answered: serve those who wait for what is in these queues now, and send all of it."""
-        probe = self.probe
-        try:
-            if probe.began:
-                probe.answered(self._clock.monotonic())
-            if touched:
-                self.units += 1
+        if not self.is_heard(touched[0]) and not self._arrivals.has_any:
+            connection.send_now(answer)
+        else:
+            self._outbox.hold()
+            try:
+                connection.send_sealed(answer)
                 self._arrivals.wake()
-                self.on_visible(touched)
-        finally:
-            self._outbox.release()
+                self.on_visible({touched})
+            finally:
+                self._outbox.release()
+        if probe.began:
+            probe.answered(self._clock.monotonic())
 
     @property
     def has_submissions(self) -> bool:

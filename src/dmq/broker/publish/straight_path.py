@@ -187,24 +187,20 @@ class StraightPath:
         writer, data, (session, request, correlation) = self._writer, lone[2], asked
         try:
             unit = self._store.append_lone([lone], _STORED)
-        except StorageError as error:
-            self.left["disk"] += 1
-            writer.begin_now()
-            writer.waiting_bytes += len(data) + BATCH_BYTES
-            writer.not_written(self._requests([lone], [asked]), _STORED, error)
-            writer.end_now(set())
-        except (Unusual, DMQError):
+        except (Unusual, DMQError) as unusual:
             writer.put_lone(len(data) + BATCH_BYTES)
-            self._add(lone, asked)
-        else:
-            writer.begin_now()
-            self.taken += 1
-            row = unit.rows[0]
-            self._publisher.count(lone[0], 1, len(data))
-            session.connection.send_sealed(
-                sealed_produce_answer(correlation, row[5], row[8], unit.start, durability=request.durability)
-            )
-            writer.end_now({(lone[0], row[5])})
+            if isinstance(unusual, StorageError):
+                self.left["disk"] += 1
+                writer.not_written(self._requests([lone], [asked]), _STORED, unusual)
+            else:
+                self._add(lone, asked)
+            return
+        self.taken += 1
+        writer.units += 1
+        row = unit.rows[0]
+        self._publisher.count(lone[0], 1, len(data))
+        answer = sealed_produce_answer(correlation, row[5], row[8], unit.start, durability=request.durability)
+        writer.end_now(session.connection, answer, (lone[0], row[5]))
 
     def write(self) -> int:
         """Write what was taken in this turn: what need not be flushed first, as the general way does.

@@ -130,7 +130,8 @@ class Journal:
         Raises:
             StorageError: nothing of it was kept.
         """
-        self.check()
+        if self.failure is not None:
+            raise self.failure
         assert self._tail is not None
         segment = self.segments[-1]
         if self._tail_dirty:
@@ -146,7 +147,7 @@ class Journal:
                 pass
             raise
         segment.size += len(buffer)
-        self.end = segment.end
+        self.end = segment.start + segment.size
 
     def _cut_back(self) -> None:
         assert self._tail is not None

@@ -90,7 +90,7 @@ def lay_out(lones: list[Lone], state: State, assigned: dict[int, int], head: Uni
         Unusual: a message is not new, or has no queue.
         StaleEpoch, SequenceConflict: a message cannot be taken. The general way says so to its producer alone.
     """
-    rows = _place(lones, state, assigned)
+    rows = [_place_one(lones[0], state, assigned)] if len(lones) == 1 else _place(lones, state, assigned)
     return _lay_out(lones, rows, head)
 
 
@@ -156,28 +156,32 @@ _lone_bytes: Final = find("lone_bytes")
 _lay_out: Final = lay_out_plain if _lone_bytes is None else partial(lay_out_compiled, _lone_bytes)
 
 
+def _place_one(lone: Lone, state: State, assigned: dict[int, int]) -> Row:
+    """The row of a message, with its place in its queue."""
+    name, queue, _, _, producer_id, epoch, sequence, _, sender = lone
+    topic: Any = state.topics.get(name)
+    if topic is None or queue >= topic.config.queues:
+        raise Unusual("topic")
+    topic_id = topic.id
+    key = topic_id << 8 | queue
+    if producer_id and state.producers.look(producer_id, epoch, key, sequence, count=1) is not None:
+        raise Unusual("resend")
+    first = assigned[key] if key in assigned else state.next.get(key, 0)
+    return _new(Row, (producer_id, epoch, sequence, 1, topic_id, queue, 0, 0, first, sender[0], sender[1], 0))
+
+
 def _place(lones: Sequence[Lone], state: State, assigned: dict[int, int]) -> list[Row]:
-    """The rows of the messages, each with its place in its queue."""
-    topics, following_of, look = state.topics, state.next, state.producers.look
-    rows: list[Row] = []
-    following: dict[int, int] = {}
+    """The rows of several messages: no two of them are a producer's for one queue."""
+    following = assigned.copy()
     fresh: set[tuple[int, int]] = set()
-    is_alone = len(lones) == 1
-    for name, queue, _, _, producer_id, epoch, sequence, _, sender in lones:
-        topic: Any = topics.get(name)
-        if topic is None or queue >= topic.config.queues:
-            raise Unusual("topic")
-        topic_id = topic.id
-        key = topic_id << 8 | queue
+    rows: list[Row] = []
+    for lone in lones:
+        row = _place_one(lone, state, following)
+        producer_id, key = row[0], row[4] << 8 | row[5]
         if producer_id:
-            if look(producer_id, epoch, key, sequence, count=1) is not None:
+            if (producer_id, key) in fresh:
                 raise Unusual("resend")
-            if not is_alone:
-                if (producer_id, key) in fresh:
-                    raise Unusual("resend")
-                fresh.add((producer_id, key))
-        first = following[key] if key in following else assigned[key] if key in assigned else following_of.get(key, 0)
-        if not is_alone:
-            following[key] = first + 1
-        rows.append(_new(Row, (producer_id, epoch, sequence, 1, topic_id, queue, 0, 0, first, sender[0], sender[1], 0)))
+            fresh.add((producer_id, key))
+        following[key] = row[8] + 1
+        rows.append(row)
     return rows

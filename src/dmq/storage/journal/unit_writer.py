@@ -265,13 +265,14 @@ class Writer:
         """Write a unit, and apply it once it is visible."""
         if self.replicates:
             durability = Durability.REPLICATED
-        self._journal.append(unit.buffer)
+        buffer, derived = unit.buffer, self.derived
+        self._journal.append(buffer)
         self._tail_in_use = True
-        self._unchecked += unit.header.length
-        self.derived.state.remember_producers(unit)
-        self._cache.put_tail(unit.start, unit.buffer, has_blocks=unit.header.version == BLOCKS_VERSION)
+        self._unchecked += len(buffer)
+        derived.state.remember_producers(unit)
+        self._cache.put_tail(unit.start, buffer, has_blocks=unit.header.version == BLOCKS_VERSION)
         if self.visibility.show(unit, durability):
-            self.derived.apply(unit)
+            derived.apply(unit)
             return
         self.visibility.wrote(unit, durability)
         self._advance()

@@ -170,7 +170,8 @@ class WindowCache:
             tail.end += len(buffer)
             self._bytes += len(buffer) + _BUFFER_BYTES
             self._windows.move_to_end(tail.start)
-            self._shrink()
+            if self._bytes > self._bytes_max:
+                self._shrink()
         else:
             tail = self._tail = _Window(start, buffer)
             self._insert(tail)

@@ -198,32 +198,32 @@ class RetryCounts:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}
 
     def left(self, key: int, count: int) -> None:
         """Messages were settled as RETRIED, to come into this queue of a retry topic."""
-        self._counts[key] = self._counts.get(key, 0) + count
+        self.counts[key] = self.counts.get(key, 0) + count
 
     def arrived(self, key: int, count: int) -> None:
         """Messages came into a queue; of interest if it is one of a retry topic."""
-        if key in self._counts:
+        if key in self.counts:
             # A dead letter that is resent arrives without having waited in the schedule.
-            self._counts[key] = max(0, self._counts[key] - count)
+            self.counts[key] = max(0, self.counts[key] - count)
 
     def waiting(self, key: int) -> int:
         """How many messages wait in the schedule."""
-        return max(0, self._counts.get(key, 0))
+        return max(0, self.counts.get(key, 0))
 
     def drop(self, topic_id: int) -> None:
         """The topic was deleted."""
-        for key in [key for key in self._counts if key >> 8 == topic_id]:
-            del self._counts[key]
+        for key in [key for key in self.counts if key >> 8 == topic_id]:
+            del self.counts[key]
 
     def dump(self) -> list[tuple[int, int]]:
-        return sorted(self._counts.items())
+        return sorted(self.counts.items())
 
     def load(self, counts: list[tuple[int, int]]) -> None:
-        self._counts = dict(counts)
+        self.counts = dict(counts)
 
 
 # Of the topics that always exist: ids that no created topic gets.
@@ -466,7 +466,8 @@ class State:
             self.lags.stored(key, following - before)
         if flags & EXPIRING:
             self.expiring.add(topic_id)
-        self.retrying.arrived(key, records)
+        if key in self.retrying.counts:
+            self.retrying.arrived(key, records)
         return before
 
     def remember_producers(self, unit: Unit) -> None:
