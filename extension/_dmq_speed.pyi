@@ -5,7 +5,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dmq.model import Message
+from dmq.protocol.frame import Whole
 from dmq.records.check import BatchRules
+from dmq.records.encoder import Shape
 from dmq.records.layout import Buffer, Stamp
 from dmq.storage.journal.lone_unit import Lone, UnitHead
 from dmq.storage.journal.unit import Row
@@ -41,3 +43,11 @@ def lone_bytes(
     lones: list[Lone], rows: list[Row], head: UnitHead, version: int
 ) -> tuple[bytearray, int, list[int], list[int], list[int], list[int], list[int]]: ...
 def lone_record(front: bytes, tail: bytes, sent_at_ms: int, body: bytes, key: bytes | None) -> tuple[bytes, int]: ...
+def lone_frame(
+    front: bytes, shape: Shape, body: bytes, key: bytes | None, numbers: tuple[int, int, int, int, int, int]
+) -> bytes: ...
+def lone_answer(data: bytes, correlation: int) -> tuple[int, int, int] | None: ...
+def whole_request(buffer: Buffer, size: int) -> Whole | None: ...
+def lone_request(
+    whole: bytes, body_at: int
+) -> tuple[tuple[str, int, int, int, int, int, int, int], bytes, int] | None: ...

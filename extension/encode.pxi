@@ -147,24 +147,12 @@ def plain_crcs_of(list bodies not None):
     return found
 
 
-def lone_record(bytes front not None, bytes tail not None, uint64_t sent_at_ms, bytes body not None, bytes key):
-    """One record in one piece, and the hash of its key, 0 without one.
-
-    Parameters:
-        front: bytes 4 to 9 of it.
-        tail: everything between the body and the key.
-        key: as UTF-8.
-    """
+cdef uint64_t _put_record(uint8_t *at, bytes front, bytes tail, uint64_t sent_at_ms, bytes body, bytes key) noexcept:
+    """Write one record, and return the hash of its key, 0 without one. There is room for all of it."""
     cdef Py_ssize_t body_size = PyBytes_GET_SIZE(body), tail_size = PyBytes_GET_SIZE(tail)
     cdef Py_ssize_t key_size = 0 if key is None else PyBytes_GET_SIZE(key)
-    cdef Py_ssize_t length = BODY_AT + body_size + tail_size + key_size
+    cdef uint8_t *names = at + BODY_AT + body_size
     cdef uint64_t key_hash = 0
-    cdef uint8_t *names
-    if PyBytes_GET_SIZE(front) != FRONT_BYTES or length > 0x7FFF_0000:
-        raise ValueError("these are no parts of a record")
-    cdef bytes record = PyBytes_FromStringAndSize(NULL, length)
-    cdef uint8_t *at = <uint8_t *>PyBytes_AS_STRING(record)
-    names = at + BODY_AT + body_size
     memset(at, 0, BODY_AT)
     memcpy(at + 4, PyBytes_AS_STRING(front), FRONT_BYTES)
     memcpy(at + BODY_AT, PyBytes_AS_STRING(body), body_size)
@@ -173,10 +161,31 @@ def lone_record(bytes front not None, bytes tail not None, uint64_t sent_at_ms, 
         memcpy(names + tail_size, PyBytes_AS_STRING(key), key_size)
         key_hash = <uint64_t>dmq_crc32c(names + tail_size, key_size, 0) << 32 | dmq_crc32(names + tail_size, key_size)
         key_hash = key_hash if key_hash else 1
-    dmq_put32(at, length)
+    dmq_put32(at, BODY_AT + body_size + tail_size + key_size)
     dmq_put64(at + SEND_TIME_AT, sent_at_ms)
     cdef uint32_t crc = dmq_crc32c(at + SEND_TIME_AT, 8, dmq_crc32c(at + 4, FRONT_BYTES, 0))
     dmq_put32(at + CRC_AT, dmq_crc32c(names, tail_size + key_size, crc))
     dmq_put32(at + CRC_AT + 4, dmq_crc32c(at + BODY_AT, body_size, 0))
     dmq_put32(at + BODY_SIZE_AT, body_size)
-    return record, key_hash
+    return key_hash
+
+
+cdef Py_ssize_t _record_size(bytes front, bytes tail, bytes body, bytes key) except -1:
+    cdef Py_ssize_t size = BODY_AT + PyBytes_GET_SIZE(body) + PyBytes_GET_SIZE(tail)
+    if key is not None:
+        size += PyBytes_GET_SIZE(key)
+    if PyBytes_GET_SIZE(front) != FRONT_BYTES or size > 0x7FFF_0000:
+        raise ValueError("these are no parts of a record")
+    return size
+
+
+def lone_record(bytes front not None, bytes tail not None, uint64_t sent_at_ms, bytes body not None, bytes key):
+    """One record in one piece, and the hash of its key, 0 without one.
+
+    Parameters:
+        front: bytes 4 to 9 of it.
+        tail: everything between the body and the key.
+        key: as UTF-8.
+    """
+    cdef bytes record = PyBytes_FromStringAndSize(NULL, _record_size(front, tail, body, key))
+    return record, _put_record(<uint8_t *>PyBytes_AS_STRING(record), front, tail, sent_at_ms, body, key)

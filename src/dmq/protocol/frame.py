@@ -62,6 +62,7 @@ import numpy as np
 from crc32c import crc32c
 
 from dmq.clock import Clock, SystemClock
+from dmq.compiled import choose
 from dmq.errors import FrameCorrupt, ProtocolError, VersionMismatch
 from dmq.protocol.strangers import describe_stranger
 
@@ -371,17 +372,12 @@ class FrameParser:
         buffer = self._buffer
         if self._end or buffer is None or not self.is_checked or not WHOLE_BYTES_MIN <= nbytes < VIEW_BYTES_MIN:
             return None
-        length, wire, kind, command, _, flags, correlation, header_bytes = _unpack_head(buffer)
-        end, body_at = nbytes - CRC_BYTES, HEAD_BYTES + header_bytes
-        if length != nbytes - LENGTH_BYTES or wire != WIRE_FORMAT or kind != 1 or flags or body_at > end:
-            return None
-        if self.error is not None or _unpack_crc(buffer, end)[0] != crc32c(buffer[:end]):
-            return None
-        whole = buffer[:nbytes].tobytes()
-        if self._chunks is not None:
-            self._chunks.give(buffer)
-        self._buffer = None
-        return whole, command, correlation, body_at
+        whole = None if self.error is not None else whole_request(buffer, nbytes)
+        if whole is not None:
+            if self._chunks is not None:
+                self._chunks.give(buffer)
+            self._buffer = None
+        return whole
 
     def buffer_updated(self, nbytes: int) -> list[Frame]:
         """The frames that are complete now that so many bytes were written into the last `get_buffer`.
@@ -576,6 +572,20 @@ class FrameParser:
             f"a header of {header_bytes} bytes does not fit: its frame has {size} bytes, and a header at most "
             f"{HEADER_BYTES_MAX}"
         )
+
+
+def whole_request_plain(buffer: memoryview, size: int) -> Whole | None:
+    """What stands at the front of a buffer, if that is one request with a right checksum and no flags."""
+    length, wire, kind, command, _, flags, correlation, header_bytes = _unpack_head(buffer)
+    end, body_at = size - CRC_BYTES, HEAD_BYTES + header_bytes
+    if length != size - LENGTH_BYTES or wire != WIRE_FORMAT or kind != 1 or flags or body_at > end:
+        return None
+    if _unpack_crc(buffer, end)[0] != crc32c(buffer[:end]):
+        return None
+    return buffer[:size].tobytes(), command, correlation, body_at
+
+
+whole_request: Final = choose(whole_request_plain, "whole_request")
 
 
 def _corrupt(why: str) -> FrameCorrupt:

@@ -20,6 +20,7 @@ import msgspec
 from dmq.broker.catalog.changes import Changes, Later
 from dmq.broker.journal.writer import JournalWriter, Submission
 from dmq.broker.publish.publisher import BATCH_BYTES, Publisher, PublishRequest
+from dmq.compiled import find
 from dmq.errors import DMQError, StorageError
 from dmq.model import Durability
 from dmq.net.connection import Connection
@@ -115,32 +116,21 @@ class StraightPath:
         whole, command, correlation, body_at = frame
         if command != _PRODUCE:
             return False
-        try:
-            asked = _decode(whole[HEAD_BYTES:body_at])
-        except UNREADABLE:
-            return self._leave("header")
-        if whole[HEAD_BYTES] > _FIELDS:
-            return self._leave("header")
-        topic, durability = asked.topic, asked.durability
-        if asked.count != 1 or asked.flags or asked.previous_sequence is not None or durability > _REPLICATED:
-            return self._leave(_why(asked))
-        try:
-            if asked.keys:
-                size, index, key_hash = _unpack_key(whole, body_at)
-                data_at = body_at + LONE_KEY.size
-            else:
-                (size,) = _unpack_length(whole, body_at)
-                data_at, index, key_hash = body_at + 4, 0, 0
-        except struct.error:
-            return self._leave("batch")
-        data = whole[data_at:-CRC_BYTES]
-        if asked.keys > 1 or index or len(data) != size or (asked.keys and not key_hash) or size < RECORD_BYTES_MIN:
-            return self._leave("batch")
+        parsed = None if _lone_request is None else _lone_request(whole, body_at)
+        if parsed is None:
+            found = parse_plain(whole, body_at)
+            if isinstance(found, str):
+                return self._leave(found)
+            asked, data, key_hash = found
+        else:
+            fields, data, key_hash = parsed
+            asked = Produce(*fields)
+        topic, durability, size = asked.topic, asked.durability, len(data)
         publisher, writer = self._publisher, self._writer
         if self._changes.under_way:
             return self._leave("change")
         try:
-            found = publisher.admit(asked)
+            place = publisher.admit(asked)
         except (DMQError, Later):
             return self._leave("refused")
         if publisher.has_limits(topic):
@@ -148,13 +138,13 @@ class StraightPath:
         if not are_right(data, (size,), publisher.rules(topic, False)):
             return self._leave("content")
         queue = asked.queue
-        if queue == ANY_QUEUE and found.config.priority:
+        if queue == ANY_QUEUE and place.config.priority:
             return self._leave("special")
         is_now = durability == _STORED and writer.is_now()
         if not is_now and not writer.put_lone(size + BATCH_BYTES):
             return self._leave("mixed" if writer.has_submissions else "busy")
         if queue == ANY_QUEUE:
-            queue = publisher.choose_queue(found)
+            queue = publisher.choose_queue(place)
         session.counters["requests"] += 1
         lone: Lone = (
             topic, queue, data, key_hash, asked.producer_id, asked.producer_epoch, asked.first_sequence,
@@ -289,6 +279,38 @@ class _StraightUnit(Submission):
             return
         for request in self._path._requests(self._lones, self._asked):
             request.done([], error)
+
+
+def parse_plain(whole: bytes, body_at: int) -> tuple[Produce, bytes, int] | str:
+    """What a PRODUCE asks, its record and the hash of its key, if it has one message; else why it is not for this path.
+
+    Parameters:
+        whole: a request with its checksum, which is right.
+        body_at: where its body begins.
+    """
+    try:
+        asked = _decode(whole[HEAD_BYTES:body_at])
+    except UNREADABLE:
+        return "header"
+    if whole[HEAD_BYTES] > _FIELDS:
+        return "header"
+    if asked.count != 1 or asked.flags or asked.previous_sequence is not None or asked.durability > _REPLICATED:
+        return _why(asked)
+    try:
+        if asked.keys:
+            size, index, key_hash = _unpack_key(whole, body_at)
+            data = whole[body_at + LONE_KEY.size : -CRC_BYTES]
+        else:
+            (size,) = _unpack_length(whole, body_at)
+            data, index, key_hash = whole[body_at + 4 : -CRC_BYTES], 0, 0
+    except struct.error:
+        return "batch"
+    if asked.keys > 1 or index or len(data) != size or (asked.keys and not key_hash) or size < RECORD_BYTES_MIN:
+        return "batch"
+    return asked, data, key_hash
+
+
+_lone_request: Final = find("lone_request")
 
 
 def _why(asked: Any) -> str:

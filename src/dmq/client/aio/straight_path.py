@@ -11,9 +11,9 @@ from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.router import AioRouter
 from dmq.client.connection.session import Pending
 from dmq.client.connection.socket import LONE_SECONDS
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Lane, Lone, SendBatch
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Lone, SendBatch
 from dmq.client.producer.core import Core
-from dmq.client.producer.straight_path import LonePath, Outgoing, plain_reply, request_of
+from dmq.client.producer.straight_path import Groove, LonePath, Outgoing, plain_reply, request_of
 from dmq.errors import DMQError
 from dmq.model import DurabilityName, Message, Receipt
 from dmq.protocol.frame import Frame
@@ -40,7 +40,7 @@ class AioStraightPath(LonePath[AioConnection]):
         if found is None:
             return None
         groove, connection, queues, now = found
-        body, keys = self._encode(topic, message)
+        prepared = self._prepare(topic, message)
         correlation = connection.claim()
         if not correlation or self._sender.closed_by is not None:
             self.left += 1
@@ -51,11 +51,10 @@ class AioStraightPath(LonePath[AioConnection]):
             self.left += 1
             return None
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(self, lane, lone, (body, keys, deadline, now), connection=connection)
+        frame = request_of(groove, lone, correlation, prepared)
+        waiting = _Waiting(self, groove, lone, (frame, deadline, now), connection=connection)
         waiting.outcome = loop.create_future()
-        waiting.pending = connection.ask(
-            correlation, request_of(groove, lone, correlation, body, keys=keys), waiting.answered
-        )
+        waiting.pending = connection.ask(correlation, frame, waiting.answered)
         self._waiting.add(waiting)
         if not self._is_looking:
             self._is_looking = True
@@ -70,7 +69,7 @@ class AioStraightPath(LonePath[AioConnection]):
     def be_late(self, waiting: _Waiting, came: Frame | DMQError | None) -> SendBatch:
         """Leave a message to the general way, with whatever came instead of its answer."""
         sender, connection = self._sender, waiting.connection
-        batch = self._late(waiting.lane, waiting.sent, connection)
+        batch = self._late(waiting.groove, waiting.sent, connection)
         if not batch.is_done:
             batch.pending = waiting.pending
             waiting.pending.on_answer = lambda late: sender.answered(batch, connection, late)
@@ -82,7 +81,7 @@ class AioStraightPath(LonePath[AioConnection]):
         """Leave what has waited for long to the general way."""
         oldest = self._monotonic() - LONE_SECONDS
         for waiting in [*self._waiting]:
-            if waiting.sent[3] <= oldest and waiting.lane.lone is waiting.lone:
+            if waiting.sent[2] <= oldest and waiting.groove.lane.lone is waiting.lone:
                 waiting.end(self.be_late(waiting, None))
         self._is_looking = bool(self._waiting)
         if self._is_looking:
@@ -92,15 +91,15 @@ class AioStraightPath(LonePath[AioConnection]):
 class _Waiting:
     """One message that is under way, and the task that waits for it."""
 
-    __slots__ = ("_path", "connection", "lane", "lone", "outcome", "pending", "sent")
+    __slots__ = ("_path", "connection", "groove", "lone", "outcome", "pending", "sent")
     outcome: asyncio.Future[Receipt | SendBatch]
     pending: Pending
 
     def __init__(
-        self, path: AioStraightPath, lane: Lane, lone: Lone, sent: Outgoing, connection: AioConnection
+        self, path: AioStraightPath, groove: Groove, lone: Lone, sent: Outgoing, connection: AioConnection
     ) -> None:
         self._path = path
-        self.lane = lane
+        self.groove = groove
         self.lone = lone
         self.sent = sent
         self.connection = connection
@@ -108,7 +107,7 @@ class _Waiting:
     def answered(self, came: Frame | DMQError) -> None:
         reply = plain_reply(came) if type(came) is Frame else None
         path = self._path
-        self.end(path.be_late(self, came) if reply is None else path.stored(self.lane, self.lone, reply))
+        self.end(path.be_late(self, came) if reply is None else path.stored(self.groove.lane, self.lone, reply))
 
     def end(self, outcome: Receipt | SendBatch) -> None:
         if not self.outcome.done():

@@ -29,8 +29,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-import msgspec
-
 from dmq.client.connection.threads import Waiter
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.client.producer.retry_policy import History
@@ -40,6 +38,7 @@ from dmq.protocol.produce import ProduceReply
 from dmq.records import ANY_QUEUE
 
 __all__ = [
+    "DURABILITY_NAMES",
     "SECOND_BYTES_MIN",
     "SECOND_MESSAGES_MIN",
     "Accumulator",
@@ -52,7 +51,6 @@ __all__ = [
     "Spooled",
     "Stream",
     "Wakeable",
-    "receipt_of",
 ]
 
 BATCH_BYTES_MAX: Final = 1 << 20
@@ -68,11 +66,12 @@ OVERLAP_MAX: Final = 4  # batches of a stream under way to one queue; and of a l
 
 _Bytes: TypeAlias = bytes  # a batch has an attribute of that name
 _U64: Final = 0xFFFF_FFFF_FFFF_FFFF
-_NAMES: Final = tuple(level.name.lower() for level in sorted(Durability))  # by their numbers, which have no gaps
+DURABILITY_NAMES: Final = tuple(
+    level.name.lower() for level in sorted(Durability)
+)  # by their numbers, which have no gaps
 # Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
 # nanoseconds, so that one for all batches beats one lock in each.
 _ending = threading.Lock()
-_new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
 
 
 class Wakeable(Protocol):
@@ -155,11 +154,13 @@ class Outcome:
         """The receipt of one message; only of a batch that went well."""
         reply = self.reply
         assert reply is not None
+        message_id = MessageId(self.producer_id, self.first_sequence + index)
         if isinstance(reply, Spooled):
-            message_id = MessageId(self.producer_id, self.first_sequence + index)
             return Receipt(message_id, self.topic, reply.queue, -1, durability="spooled")
-        receipt = receipt_of(reply, self.topic, self.producer_id, self.first_sequence, index=index)
-        return receipt if self.has_offsets else msgspec.structs.replace(receipt, offset=-1)
+        offset = reply.first_offset + index if self.has_offsets else -1
+        # A delayed or prepared message gets its queue with its place.
+        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
+        return Receipt(message_id, self.topic, queue, offset, durability=DURABILITY_NAMES[reply.durability])
 
     def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
         """Tell what became of one message; only once that is known. Returns what the function does."""
@@ -718,14 +719,6 @@ class Accumulator:
             if lane.lone is not None:
                 self._stand_in(lane)
         return iter([*self._unsettled])
-
-
-def receipt_of(reply: ProduceReply, topic: str, producer_id: int, first_sequence: int, *, index: int = 0) -> Receipt:
-    """The receipt of a message from the answer to its batch."""
-    # A delayed or prepared message gets its queue with its place.
-    queue = -1 if reply.queue == ANY_QUEUE else reply.queue
-    message_id = _new(MessageId, (producer_id, first_sequence + index))
-    return Receipt(message_id, topic, queue, reply.first_offset + index, durability=_NAMES[reply.durability])
 
 
 def _may_follow(batches: Sequence[SendBatch]) -> bool:

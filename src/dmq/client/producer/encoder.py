@@ -218,18 +218,26 @@ class BatchEncoder:
         Raises:
             InvalidMessage: it cannot be sent.
         """
-        body, key = message.body, message.key
+        shaped = self.shape_lone(topic, message)
+        if shaped is None:
+            return self._encode_special(topic, message)
+        shape, raw_key = shaped
+        return pack_lone(lone_record(shape, self._clock.now_ms(), message.body, raw_key)), 0 if raw_key is None else 1
+
+    def shape_lone(self, topic: str, message: Message) -> tuple[Shape, bytes | None] | None:
+        """The shape of a message with a body, which stays as it is, and at most a key; and the key. None for others.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
         if (
-            len(body) > self._whole_up_to or message.tag is not None or message.business_id is not None
+            len(message.body) > self._whole_up_to or message.tag is not None or message.business_id is not None
             or message.properties is not None or message.priority is not DEFAULT_PRIORITY or message.ordered
         ):  # fmt: skip
-            return self._encode_special(topic, message)
-        key_size, raw_key = -1, None
-        if key is not None:
-            raw_key = utf8("key", key)
-            key_size = len(raw_key)
-        shape = self._shapes.get((topic, key_size)) or self._plain_shape(topic, key_size)
-        return pack_lone(lone_record(shape, self._clock.now_ms(), body, raw_key)), 0 if raw_key is None else 1
+            return None
+        raw_key = None if message.key is None else utf8("key", message.key)
+        key_size = -1 if raw_key is None else len(raw_key)
+        return self._shapes.get((topic, key_size)) or self._plain_shape(topic, key_size), raw_key
 
     def _plain_shape(self, topic: str, key_size: int) -> Shape:
         if len(self._shapes) >= _SHAPES_MAX:

@@ -65,8 +65,7 @@ class Sender:
     ) -> None:
         self.lock: Final = threading.Lock()  # guards the accumulator and what is here
         self.accumulator: Final = accumulator
-        self.encode_lone: Final = encoder.encode_lone
-        self._encoder = encoder
+        self.encoder: Final = encoder
         self._policy = policy
         self._routes = routes
         self._links = links
@@ -109,7 +108,7 @@ class Sender:
         Raises:
             InvalidMessage, MessageTooLarge: a message cannot be sent.
         """
-        self._encoder.encode(batch, self.body_bytes_max, blocks=self.takes_blocks)
+        self.encoder.encode(batch, self.body_bytes_max, blocks=self.takes_blocks)
 
     def dispatch(self, batch: SendBatch, link: Link | None) -> None:
         """Send a batch that has left its lane; whatever prevents that, it is seen to. Without a link it waits."""

@@ -21,17 +21,19 @@ from dmq.client.connection.connection import Connection
 from dmq.client.connection.link import Link
 from dmq.client.connection.router import AnyRouter
 from dmq.client.connection.socket import LONE_SECONDS
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Lane, Lone, SendBatch, receipt_of
+from dmq.client.producer.accumulator import DURABILITY_NAMES, MESSAGE_BYTES, Lane, Lone, SendBatch
 from dmq.client.producer.core import Core
 from dmq.client.producer.routes import FRESH_SECONDS
+from dmq.compiled import find
 from dmq.errors import DMQError
-from dmq.model import Durability, DurabilityName, Message, Receipt
+from dmq.model import Durability, DurabilityName, Message, MessageId, Receipt
 from dmq.protocol.commands import Command
 from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, Frame, Kind
 from dmq.protocol.header import UNREADABLE, encode_header
 from dmq.protocol.produce import ProduceReply
+from dmq.records.encoder import Shape
 
-__all__ = ["LonePath", "Outgoing", "StraightPath", "plain_reply", "reply_of", "request_of"]
+__all__ = ["Groove", "LonePath", "Outgoing", "StraightPath", "plain_reply", "reply_of", "request_of"]
 
 _BODY_BYTES_MAX: Final = 8 << 10  # a copy of so much costs less than what it saves
 
@@ -42,6 +44,7 @@ _ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REP
 # The header of a PRODUCE behind its topic: queue, count, keys, producer id, epoch, first sequence and durability, the
 # large numbers at their full size, which MessagePack allows. The other fields have defaults, and are left out.
 _REST: Final = struct.Struct(">BBBBBQBBQB")
+_KEYS_AT: Final = 3
 _FIELDS: Final = 8
 _pack_rest: Final = _REST.pack
 _pack_head: Final = HEAD.pack
@@ -50,9 +53,10 @@ _CRC: Final = struct.Struct(">I")
 _pack_crc: Final = _CRC.pack
 _unpack_crc: Final = _CRC.unpack_from
 _decode_reply: Final = msgspec.msgpack.Decoder(ProduceReply).decode
+_new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
 
 
-class _Groove(NamedTuple):
+class Groove(NamedTuple):
     """What the lone messages of one topic and durability have in common."""
 
     lane: Lane
@@ -62,8 +66,13 @@ class _Groove(NamedTuple):
     frame_bytes: int  # what a frame takes beside its body, as its length says it
 
 
-# A message as it went out: the body of its request, how many keys that has, its deadline, and when it went out.
-Outgoing: TypeAlias = tuple[bytes, int, float | None, float]
+# A message as it went out: its frame, its deadline, and when it went out.
+Outgoing: TypeAlias = tuple[bytes, float | None, float]
+# What a message gives to its request: its shape, its body, its key and the time, for the compiled loop; or no shape,
+# the body of the request, no key, and how many keys that body has.
+Prepared: TypeAlias = tuple[Shape | None, bytes, bytes | None, int]
+# Queue, offset and durability.
+Reply: TypeAlias = tuple[int, int, int]
 
 
 class Checked(Link, Protocol):
@@ -89,16 +98,17 @@ class LonePath(Generic[C]):
         self._core = core
         self._sender = core.sender
         self._accumulator = core.accumulator
-        self._encode = core.sender.encode_lone
+        self._encoder = core.sender.encoder
+        self._now_ms = core.clock.now_ms
         self._route_of = core.routes.get
         self._router = router
         self._monotonic = core.clock.monotonic
-        self._grooves: dict[tuple[str, str], _Groove] = {}
+        self._grooves: dict[tuple[str, str], Groove] = {}
         self.taken = self.left = self.late = 0
 
     def _find(
         self, topic: str, message: Message, durability: DurabilityName, deadline: float | None
-    ) -> tuple[_Groove, C, int, float] | None:
+    ) -> tuple[Groove, C, int, float] | None:
         """How a message would go: over which connection, to one of how many queues, and what time it is.
 
         None if it is not for this path.
@@ -125,7 +135,7 @@ class LonePath(Generic[C]):
         self._core.check_plain(topic, message)
         return groove, connection, route.queues, now
 
-    def _groove(self, topic: str, durability: DurabilityName) -> _Groove | None:
+    def _groove(self, topic: str, durability: DurabilityName) -> Groove | None:
         """What the messages of a topic have in common, if the first one has been sent."""
         lane = self._core.plain_lane(topic, durability)
         if lane is None or lane.key.durability not in _ALONE or not self._router.is_single:
@@ -133,27 +143,44 @@ class LonePath(Generic[C]):
         front = bytes((0x90 | _FIELDS,)) + encode_header(topic)
         header_bytes = len(front) + _REST.size
         frame_bytes = REST_BYTES + header_bytes + CRC_BYTES
-        groove = _Groove(lane, front, int(lane.key.durability), header_bytes, frame_bytes=frame_bytes)
+        groove = Groove(lane, front, int(lane.key.durability), header_bytes, frame_bytes=frame_bytes)
         self._grooves[topic, durability] = groove
         return groove
 
-    def stored(self, lane: Lane, lone: Lone, reply: ProduceReply) -> Receipt | SendBatch:
+    def _prepare(self, topic: str, message: Message) -> Prepared:
+        """What a message gives to its request.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        if _lone_frame is not None:
+            shaped = self._encoder.shape_lone(topic, message)
+            if shaped is not None:
+                return shaped[0], message.body, shaped[1], self._now_ms()
+        body, keys = self._encoder.encode_lone(topic, message)
+        return None, body, None, keys
+
+    def stored(self, lane: Lane, lone: Lone, reply: Reply) -> Receipt | SendBatch:
         """A message is stored: its receipt, or its batch if somebody waits for its end."""
         self.taken += 1
+        queue, offset, level = reply
         with self._sender.lock:
             batch = None if self._accumulator.end_lone(lane, lone) else self._accumulator.take_stand_in(lane)
         if batch is None:
-            return receipt_of(reply, lane.place, lane.stream.producer_id, lone[1])
-        self._sender.stored(batch, reply)
+            message_id = _new(MessageId, (lane.stream.producer_id, lone[1]))
+            return Receipt(message_id, lane.place, queue, offset, durability=DURABILITY_NAMES[level])
+        self._sender.stored(batch, ProduceReply(queue, offset, 0, Durability(level)))
         return batch
 
-    def _late(self, lane: Lane, sent: Outgoing, connection: C) -> SendBatch:
+    def _late(self, groove: Groove, sent: Outgoing, connection: C) -> SendBatch:
         """The batch that a message is from now on, in the sender's care unless it has ended."""
         self.late += 1
         with self._sender.lock:
-            batch = self._accumulator.take_stand_in(lane)
+            batch = self._accumulator.take_stand_in(groove[0])
         if not batch.is_done:  # as it is if the producer was closed meanwhile
-            batch.body, batch.key_count, batch.deadline, batch.sent_at = (sent[0],), *sent[1:]
+            frame, batch.deadline, batch.sent_at = sent
+            batch.key_count = frame[HEAD_BYTES + groove.header_bytes - _REST.size + _KEYS_AT]
+            batch.body = (frame[HEAD_BYTES + groove.header_bytes : -CRC_BYTES],)
             batch.broker = connection.address
             self._sender.watch(batch, connection)
         return batch
@@ -179,13 +206,13 @@ class StraightPath(LonePath[Connection]):
         if found is None:
             return None
         groove, connection, queues, now = found
-        body, keys = self._encode(topic, message)
+        prepared = self._prepare(topic, message)
         correlation = connection.lead()
         if not correlation:
             self.left += 1
             return None
-        lane, lone = groove[0], None
-        reply: ProduceReply | None = None
+        lane, lone, frame = groove[0], None, b""
+        reply: Reply | None = None
         try:
             with self._sender.lock:
                 if self._sender.closed_by is None:
@@ -193,24 +220,26 @@ class StraightPath(LonePath[Connection]):
             if lone is None:
                 self.left += 1
                 return None
-            data = connection.converse(request_of(groove, lone, correlation, body, keys=keys))
+            frame = request_of(groove, lone, correlation, prepared)
+            data = connection.converse(frame)
             if data is not None:
                 reply = reply_of(data, correlation)
             if reply is None:
-                return self._be_late(lane, (body, keys, deadline, now), connection, (correlation, data))
+                return self._be_late(groove, (frame, deadline, now), connection, (correlation, data))
         except BaseException:  # of a signal's handler
             if lane.lone is not None:
-                self._be_late(lane, (body, keys, deadline, now), connection, (correlation, None))
+                frame = frame or request_of(groove, lane.lone, correlation, prepared)
+                self._be_late(groove, (frame, deadline, now), connection, (correlation, None))
             raise
         finally:
             connection.leave()
         return self.stored(lane, lone, reply)
 
     def _be_late(
-        self, lane: Lane, sent: Outgoing, connection: Connection, answer: tuple[int, bytes | None]
+        self, groove: Groove, sent: Outgoing, connection: Connection, answer: tuple[int, bytes | None]
     ) -> SendBatch:
         """Leave a message to the general way, with whatever came instead of its answer."""
-        batch, sender, (correlation, data) = self._late(lane, sent, connection), self._sender, answer
+        batch, sender, (correlation, data) = self._late(groove, sent, connection), self._sender, answer
         if batch.is_done:
             return batch
         try:
@@ -223,17 +252,33 @@ class StraightPath(LonePath[Connection]):
         return batch
 
 
-def request_of(groove: _Groove, lone: Lone, correlation: int, body: bytes, *, keys: int) -> bytes:
+_lone_frame: Final = find("lone_frame")
+_lone_answer: Final = find("lone_answer")
+
+
+def request_of(groove: Groove, lone: Lone, correlation: int, prepared: Prepared) -> bytes:
     """The frame of a request."""
     lane, front, level, header_bytes, frame_bytes = groove
+    shape, body, key, number = prepared
+    producer_id = lane.stream.producer_id
+    if shape is not None:
+        numbers = (correlation, lone[0], producer_id, lone[1], level, number)
+        return _lone_frame(front, shape, body, key, numbers=numbers)  # type: ignore[no-any-return]
     head = _pack_head(frame_bytes + len(body), WIRE_FORMAT, _REQUEST, _PRODUCE, 0, 0, correlation, header_bytes)
-    rest = _pack_rest(0xCC, lone[0], 1, keys, 0xCF, lane.stream.producer_id, 0, 0xCF, lone[1], level)
+    rest = _pack_rest(0xCC, lone[0], 1, number, 0xCF, producer_id, 0, 0xCF, lone[1], level)
     frame = b"".join((head, front, rest, body))
     return frame + _pack_crc(crc32c(frame))
 
 
-def reply_of(data: bytes, correlation: int) -> ProduceReply | None:
+def reply_of(data: bytes, correlation: int) -> Reply | None:
     """The answer to a request that went well, if these bytes are it and nothing else."""
+    if _lone_answer is not None and (answer := _lone_answer(data, correlation)) is not None:
+        return answer  # type: ignore[no-any-return]
+    return reply_plain(data, correlation)
+
+
+def reply_plain(data: bytes, correlation: int) -> Reply | None:
+    """The same in plain Python."""
     end = len(data) - CRC_BYTES
     if end < HEAD_BYTES:
         return None
@@ -244,17 +289,17 @@ def reply_of(data: bytes, correlation: int) -> ProduceReply | None:
         or _unpack_crc(data, end)[0] != crc32c(data[:end])
     ):  # fmt: skip
         return None
+    return _decoded(data[HEAD_BYTES : HEAD_BYTES + header_bytes])
+
+
+def _decoded(header: bytes | memoryview) -> Reply | None:
     try:
-        return _decode_reply(data[HEAD_BYTES : HEAD_BYTES + header_bytes])
+        reply = _decode_reply(header)
     except UNREADABLE:
         return None
+    return reply.queue, reply.first_offset, int(reply.durability)
 
 
-def plain_reply(frame: Frame) -> ProduceReply | None:
+def plain_reply(frame: Frame) -> Reply | None:
     """The same of a frame."""
-    if frame.status or frame.command != _PRODUCE:
-        return None
-    try:
-        return _decode_reply(frame.header)
-    except UNREADABLE:
-        return None
+    return None if frame.status or frame.command != _PRODUCE else _decoded(frame.header)

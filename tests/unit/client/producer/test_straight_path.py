@@ -30,7 +30,7 @@ def broker() -> Iterator[TestBroker]:
 
 def test_only_the_plain_answer_to_the_request_is_taken() -> None:
     answer = seal_whole(produce_answer(7, 1, 2, 3, durability=1, is_duplicate=False))
-    assert reply_of(answer, 7) == ProduceReply(1, 2, 3, Durability.STORED)
+    assert reply_of(answer, 7) == (1, 2, 1)
     longer = seal_whole(response_head(Command.PRODUCE, ProduceReply(1, 2, 3, Durability.STORED), 7))
     assert reply_of(longer, 7) == reply_of(answer, 7), "MessagePack has several ways to say a number"
     assert reply_of(answer, 8) is None

@@ -1,0 +1,188 @@
+"""A lone send gives the same on the straight path and on the general way: requests, receipts, errors, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+import dmq
+import dmq.aio
+from dmq.client.producer.accumulator import Accumulator
+from dmq.errors import Busy, DiskFull, NotAllowed
+from dmq.model import DurabilityName
+from dmq.protocol import Command, Frame, Header, decode_request, one_way_head, response_head
+from dmq.protocol.produce import Produce, ProduceReply
+from dmq.protocol.session import ServerHealth
+from dmq.records import RecordView
+from tests.integration.client.servers import Peer, usual
+
+SEND_TIME: Final = slice(39, 47)  # of a record, and its checksum
+HEAD_CRC: Final = slice(55, 59)
+
+
+class Send(NamedTuple):
+    """One send, and how it is answered the first time; from then on as usual."""
+
+    body: Any = b"body"  # a number is so many zeros
+    key: str | None = None
+    tag: str | None = None
+    durability: DurabilityName = "stored"
+    answer: str = "usual"
+
+
+ANSWERS: Final = ("usual", "duplicate", "longer", "halves", "push", "busy", "refused", "full", "cut", "wrong")
+SENDS = st.builds(
+    Send,
+    body=st.sampled_from([b"", b"body", "text", {"a": 1}, 9000, 5000]),
+    key=st.sampled_from([None, "k-1", "", "schlüssel", "k" * 300]),
+    tag=st.sampled_from([None, None, "red"]),
+    durability=st.sampled_from(["stored", "stored", "flushed", "replicated"]),
+    answer=st.sampled_from(["usual", "usual", *ANSWERS]),
+)
+
+
+class Scripted(Peer):
+    """A peer that answers each message the first time as the test says, and counts offsets."""
+
+    def __init__(self) -> None:
+        self.script: list[str] = []
+        self.requests: list[tuple[Any, ...]] = []
+        self._offsets: Iterator[int] = itertools.count()
+        super().__init__(self._decide)
+
+    def begin(self, sends: list[Send]) -> None:
+        self.script = [send.answer for send in sends]
+        self.requests = []
+        self._offsets = itertools.count()
+
+    def _decide(self, peer: Peer, frame: Frame) -> Header | Exception | None:
+        if frame.command != Command.PRODUCE:
+            return usual(frame)
+        asked: Produce = decode_request(frame)
+        self.requests.append(seen(frame, asked))
+        sock, how = self.sockets[-1], self.script.pop(0) if self.script else "usual"
+        errors = {"busy": Busy("later", retry_after_ms=1), "refused": NotAllowed("no"), "full": DiskFull("full")}
+        if how in errors:
+            return errors[how]
+        if how == "cut":
+            self.cut()
+            return None
+        reply = ProduceReply(asked.queue, next(self._offsets), 7, asked.durability, how == "duplicate")
+        if how in ("usual", "duplicate"):
+            return reply
+        if how == "longer":
+            return ProduceReply(asked.queue, reply.first_offset, 7, asked.durability, False, 1, 2)
+        whole = self.seal(sock, response_head(Command.PRODUCE, reply, frame.correlation))
+        if how == "push":
+            whole = self.seal(sock, one_way_head(Command.SERVER_HEALTH, ServerHealth("other"))) + whole
+        elif how == "wrong":
+            whole = whole[:-1] + bytes((whole[-1] ^ 1,))
+        half = len(whole) // 2 if how == "halves" else len(whole)
+        sock.sendall(whole[:half])
+        if half < len(whole):
+            sock.sendall(whole[half:])
+        return None
+
+
+def seen(frame: Frame, asked: Produce) -> tuple[Any, ...]:
+    """What a request says, without the times, the producer's id and the queue that chance has chosen first."""
+    lengths = 4 * asked.count + 12 * asked.keys
+    record = bytearray(bytes(frame.body)[lengths:])
+    view = RecordView(bytes(record), 0)
+    record[SEND_TIME] = bytes(8)
+    record[HEAD_CRC] = bytes(4)
+    return (
+        frame.flags,
+        asked.first_sequence,
+        asked.count,
+        asked.durability,
+        view.key,
+        bytes(frame.body)[:4],
+        bytes(record),
+    )
+
+
+def made(body: Any) -> Any:
+    return bytes(body) if isinstance(body, int) else body
+
+
+def told(outcome: dmq.Receipt | dmq.DMQError) -> tuple[Any, ...]:
+    if isinstance(outcome, dmq.Receipt):
+        return outcome.id.sequence, outcome.topic, outcome.offset, outcome.durability
+    return type(outcome), outcome.message
+
+
+def left(accumulator: Accumulator) -> tuple[Any, ...]:
+    """What a producer keeps; nothing is under way."""
+    lanes = sorted((lane.key, lane.under_way, lane.lone, lane.stand_in) for lane in accumulator._lanes.values())
+    streams = [(stream.next_sequence, stream.under_way) for stream in accumulator._streams.values()]
+    return accumulator.bytes, accumulator.messages, [*accumulator.unsettled()], lanes, streams
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Scripted]:
+    with Scripted() as peer:
+        yield peer
+
+
+def blocking(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any, ...]:
+    peer.begin([Send(), *sends])
+    outcomes: list[dmq.Receipt | dmq.DMQError] = []
+    with dmq.connect(peer.url, app="shop") as client:
+        producer = client.producer(retries=0, straight=straight)
+        for body, key, tag, durability, _ in [Send(), *sends]:
+            try:
+                outcomes.append(producer.send("t", made(body), key=key, tag=tag, durability=durability))
+            except dmq.DMQError as error:
+                outcomes.append(error)
+        producer.flush(30)
+        kept = left(producer._core.accumulator)
+    return [told(outcome) for outcome in outcomes], [*peer.requests], kept
+
+
+def on_a_loop(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any, ...]:
+    async def run() -> tuple[Any, ...]:
+        outcomes: list[dmq.Receipt | dmq.DMQError] = []
+        async with await dmq.aio.connect(peer.url, app="shop") as client:
+            producer = client.producer(retries=0, straight=straight)
+            for body, key, tag, durability, _ in [Send(), *sends]:
+                try:
+                    outcomes.append(await producer.send("t", made(body), key=key, tag=tag, durability=durability))
+                except dmq.DMQError as error:
+                    outcomes.append(error)
+            await producer.flush(30)
+            kept = left(producer._core.accumulator)
+        return [told(outcome) for outcome in outcomes], [*peer.requests], kept
+
+    peer.begin([Send(), *sends])
+    return asyncio.run(run())
+
+
+@settings(
+    max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(st.lists(SENDS, max_size=6))
+@example([Send(answer=answer) for answer in ANSWERS])
+@example([Send(key="k", durability="flushed", answer=answer) for answer in ANSWERS])
+def test_both_ways_give_the_same(peer: Scripted, sends: list[Send]) -> None:
+    for run in (blocking, on_a_loop):
+        straight, general = run(peer, sends, straight=True), run(peer, sends, straight=False)
+        assert straight[0] == general[0], "receipts and errors"
+        assert straight[1] == general[1], "requests"
+        assert straight[2] == general[2], "what is left"
+
+
+def test_the_straight_path_is_taken(peer: Scripted) -> None:
+    peer.begin([])
+    with dmq.connect(peer.url, app="shop") as client:
+        producer = client.producer()
+        for _ in range(5):
+            producer.send("t", b"body", durability="stored")
+        assert (producer.straight.taken, producer.straight.late) == (4, 0)
