@@ -49,6 +49,8 @@ def test_any_member_leads_to_the_leader(shard: StandInShard, named: tuple[int, .
         assert client.producer().send("orders", b"x", durability="flushed").topic == "orders"
         assert client._router.home.connection().address.port == shard.members[0].server.port
         assert client.admin.cluster()[0].is_leader
+        # A leader that hangs is noticed soon after another one was elected.
+        assert client._router.home.connection().limits.heartbeat_ms == 4000
 
 
 def test_members_that_the_url_does_not_name_are_found_after_the_one_that_it_names_is_gone(shard: StandInShard) -> None:

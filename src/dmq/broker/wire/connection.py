@@ -34,10 +34,13 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
     session = Session(connection, greeting.app, greeting.client_id, dispatcher.counters)
     session.features = frozenset(greeting.features)
     dispatcher.begin(session)
+    shard, heartbeat_seconds = dispatcher.shard, settings.heartbeat_seconds
+    if shard is not None:  # a leader that hangs is replaced, and its clients must notice
+        heartbeat_seconds = min(heartbeat_seconds, dispatcher.settings.shard.promise_seconds)
     limits = headers.Limits(
         settings.frame_bytes_max,
         dispatcher.settings.store.body_bytes_max,
-        int(settings.heartbeat_seconds * 1000),
+        int(heartbeat_seconds * 1000),
         settings.prefetch_messages,
         prefetch_bytes=settings.prefetch_bytes,
         partial_ms=int(settings.partial_seconds * 1000),
@@ -51,7 +54,7 @@ def hello(dispatcher: Dispatcher, connection: Connection, frame: Frame) -> None:
         client_id=greeting.client_id,
         software=f"dmq {__version__}",
         now_ms=dispatcher.clock.now_ms(),
-        shard=dispatcher.shard,
+        shard=shard,
     )
     connection.send(response_head(Command.HELLO, reply, frame.correlation))
     if broker is not None and broker.readiness.is_draining:
