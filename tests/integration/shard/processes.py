@@ -6,6 +6,7 @@ Members are killed, stopped, wiped and started again by their number. Clients fo
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import time
@@ -22,6 +23,7 @@ from tests.fault.broker.nursery import ForkedProcess
 from tests.patience import PATIENCE_S
 
 SHARD = "s1"
+_DATA = ("journal", "queue", "index", "offset", "delay", "runs")
 SESSION_SECONDS = 2.0
 # A failover within a few seconds; consumers that lost their leader are not waited for long.
 SETTINGS = (
@@ -91,6 +93,37 @@ class ShardProcesses:
         """The disk of a member that does not run is replaced."""
         assert not self.members[number].pid
         shutil.rmtree(self.folders[number])
+
+    def turn_bits(self, number: int, count: int, rng: random.Random) -> list[str]:
+        """Turn bits on the disk of a member that does not run, in its journal and in what is derived from it."""
+        assert not self.members[number].pid
+        folder = self.folders[number]
+        files = [path for name in _DATA for path in sorted((folder / name).rglob("*")) if path.is_file()]
+        files = [path for path in files if path.stat().st_size]
+        turned = []
+        for path in rng.choices(files, [path.stat().st_size for path in files], k=count):
+            at = rng.randrange(path.stat().st_size)
+            with path.open("r+b") as file:
+                file.seek(at)
+                (byte,) = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+            turned.append(f"{path.relative_to(folder)}:{at}")
+        return turned
+
+    def repair(self, number: int) -> None:
+        """Have a member look through its journal, and mend it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with dmq.connect(self.members[number].url, app="mender", any_member=True, timeout=5) as client:
+                    found = client.admin.repair()
+                assert not found.left, found
+                return
+            except dmq.DMQError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def __enter__(self) -> Self:
         try:

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.uncounted
 
 PATIENCE = 120.0
 PAUSE = 1.0 if IS_SOAK else 0.3
+_BITS = 10
 
 
 class Trouble:
@@ -34,6 +35,7 @@ class Trouble:
         self._rng = rng
         self.breaks = 0
         self.seconds: list[float] = []  # from a kill until a message is stored again
+        self.turned: list[str] = []  # where bits were turned last
 
     def kill_leader(self) -> None:
         """And it comes back."""
@@ -66,6 +68,15 @@ class Trouble:
         self._shard.members[number].kill()
         self._shard.wipe(number)
         self._back(number)
+
+    def turn_bits(self) -> None:
+        """Bits turn on the disk of a member; it comes back, and mends its journal from the others."""
+        number = self._rng.randrange(len(self._shard.members))
+        self._shard.members[number].kill()
+        self.turned = self._shard.turn_bits(number, _BITS, self._rng)
+        self._back(number)
+        self._shard.repair(number)
+        self._shard.until_whole()
 
     def freeze_leader(self) -> None:
         """Past its promise and its session: another one leads when it goes on."""
@@ -122,6 +133,7 @@ def go_through(folder: Path, name: str, count: int, happen: Callable[[Trouble], 
             error.add_note(
                 f"DMQ_SEED={SEED}, {name} {trouble.breaks} of {count}: {ledger.report(count, trouble.breaks)}"
             )
+            error.add_note(f"bits turned: {trouble.turned}")
             raise
     seconds = sorted(trouble.seconds)
     said = f"served again after {', '.join(f'{one:.1f}' for one in seconds)} s; " if seconds else ""
@@ -147,6 +159,11 @@ def test_nothing_is_lost_when_disks_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_nothing_is_lost_when_a_leader_stands_still(tmp_path: Path) -> None:
     go_through(tmp_path, "leaders frozen", 10, Trouble.freeze_leader)
+
+
+@pytest.mark.soak
+def test_nothing_is_lost_when_bits_turn_on_disks(tmp_path: Path) -> None:
+    go_through(tmp_path, "bits turned", 200 // _BITS, Trouble.turn_bits)
 
 
 @pytest.mark.soak
