@@ -15,6 +15,7 @@ import pytest
 from dmq import aio
 from dmq.client.client import connect
 from dmq.errors import NotInCluster, ShardConflict
+from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.contents import hex_id
 from tests.integration.broker_thread import ServedBroker
 from tests.integration.cli.test_commands import Done
@@ -43,6 +44,19 @@ class ServedShard(ServedBroker):
         return self.on_loop(arranged)
 
 
+class FaceOfStarting:
+    """What a member tells clients before it has reached its registry."""
+
+    def info(self) -> ShardInfo:
+        return ShardInfo("s1")
+
+    def brokers(self) -> list[BrokerInfo]:
+        return []
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[ServedShard]:
     server = ServedShard()
@@ -64,6 +78,17 @@ def test_a_lone_broker_says_what_to_do(served: ServedShard) -> None:
     assert "start it with --registry and --shard" in done.err
     with connect(served.url) as client, pytest.raises(NotInCluster):
         client.admin.shard()
+
+
+def test_a_member_that_has_not_reached_its_registry_says_so(
+    served: ServedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.server.dispatcher, "shards", None)
+    monkeypatch.setattr(served.server.dispatcher, "face", FaceOfStarting())
+    done = dmq(served, "show")
+    assert done.code == 1
+    assert "bring the registry back" in done.err
+    assert "bring the registry back" in run("doctor", "--url", served.url).out
 
 
 def test_a_shard_is_listed_and_shown(served: ServedShard) -> None:

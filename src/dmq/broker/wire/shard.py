@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
-from dmq.errors import NotInCluster
+from dmq.errors import NotInCluster, ShardConflict
 from dmq.protocol.cluster import shard as headers
 from dmq.protocol.frame import Frame
 from dmq.shard.admin.operations import Done, Operations, RecordChange
@@ -49,6 +49,10 @@ async def repair_member(dispatcher: Dispatcher, session: Session, frame: Frame, 
 
 def _shards(dispatcher: Dispatcher) -> Operations:
     if dispatcher.shards is None:
+        if dispatcher.face is not None:
+            raise ShardConflict(
+                "this member has not reached the registry since it was started: bring the registry back, and ask again"
+            )
         raise NotInCluster(
             "this broker belongs to no shard: it is alone, and keeps its journal by itself; start it with --registry "
             "and --shard to make it the first member of one, or ask a member"

@@ -12,7 +12,7 @@ import dmq
 from dmq.cli.options import APP, DEFAULT_URL, ConfigFile, Format, Formatted, Settings, Url, make_app
 from dmq.cli.output import show_rows
 from dmq.cli.process.server_process import Insecure, resolve
-from dmq.errors import DMQError, InvalidSettings
+from dmq.errors import DMQError, InvalidSettings, NotConnected
 
 if TYPE_CHECKING:
     from dmq.broker.diagnostics.doctor import Finding
@@ -70,12 +70,16 @@ def _broker(url: str) -> Iterator[Finding]:
     try:
         seen = look_at(url, APP)
     except DMQError as error:
-        yield Finding("broker", State.PROBLEM, error.message, "dmq dev starts one; --url or DMQ_URL says where it is")
+        is_unreached = isinstance(error, NotConnected)
+        advice = "dmq dev starts one; --url or DMQ_URL says where it is" if is_unreached else ""
+        yield Finding("broker", State.PROBLEM, error.message, advice)
         return
     yield Finding("broker", State.OK, f"{seen.broker} answers at {url} within {seen.round_trip_ms:.1f} ms")
     if seen.state == "drained":
         what = "it is drained: it takes no messages and hands nothing out"
         yield Finding("broker", State.PROBLEM, what, "dmq broker drain --undo puts it back in use")
+    elif seen.shard is not None and seen.state == "standby":
+        yield Finding("broker", State.OK, f"it is a member of shard {seen.shard.name} that does not lead")
     elif seen.state != "running":
         yield Finding("broker", State.PROBLEM, f"it is {seen.state}", "ask again when it is running")
     ours = f"dmq {dmq.__version__}"
@@ -89,7 +93,8 @@ def _broker(url: str) -> Iterator[Finding]:
         yield Finding("clock", State.WARNING, what, "have both machines keep time with NTP")
     else:
         yield Finding("clock", State.OK, what)
-    yield from _store(seen.stats)
+    if seen.state != "standby":
+        yield from _store(seen.stats)
     if seen.shard is not None:
         check = f"shard {seen.shard.name}"
         yield from (Finding(check, State(one.severity), one.what, one.advice) for one in seen.shard.findings)
