@@ -473,16 +473,24 @@ class Member:
         if ended is IntakeEnd.DAMAGED:
             await self._post.note(replica.distrust_tail)
         if ended is IntakeEnd.HANDED_OVER:
-            with contextlib.suppress(*UNAVAILABLE):
-                await self._view.refresh()
-                if not self._is_outdated(target.epoch):
-                    self._post.promise.release()
-                    await self._candidacy.settle(replica)
-                    await self._stand(at_once=True)
+            await self._take_over(replica, target.epoch)
             return
         self._view.ask()
         if ended is not IntakeEnd.OUTDATED:
             await self._wait_again()
+
+    async def _take_over(self, replica: Replica, epoch: int) -> None:
+        """The leader of an epoch has handed over to us: stand now, if that is still the last epoch."""
+        try:
+            await self._view.refresh()
+            if self._is_outdated(epoch):
+                return
+            self._post.promise.release()
+            await self._candidacy.settle(replica)
+        except (RegistryConflict, *UNAVAILABLE) as error:
+            log.info("cannot take over at once", shard=self._place.shard, epoch=epoch, why=error)
+            return
+        await self._stand(at_once=True)
 
     async def _wait_again(self) -> None:
         self._view.ask()

@@ -186,7 +186,9 @@ class Intake:
     async def _write_checkpoint(self) -> None:
         """Frames are taken and flushed meanwhile."""
         plan = self._replica.begin_checkpoint()
-        assert plan is not None
+        if plan is None:
+            self._checkpoint = None
+            return
         failure: DMQError | None = None
         try:
             await self._post.directory.on_disk(plan.write)
