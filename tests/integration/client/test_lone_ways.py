@@ -21,6 +21,7 @@ from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import ServerHealth
 from dmq.records import RecordView
 from tests.integration.client.servers import Peer, usual
+from tests.patience import eventually
 
 SEND_TIME: Final = slice(39, 47)  # of a record, and its checksum
 HEAD_CRC: Final = slice(55, 59)
@@ -131,11 +132,18 @@ def peer() -> Iterator[Scripted]:
         yield peer
 
 
-def blocking(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any, ...]:
+def while_another_reads(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any, ...]:
+    return blocking(peer, sends, straight=straight, is_read=True)
+
+
+def blocking(peer: Scripted, sends: list[Send], *, straight: bool, is_read: bool = False) -> tuple[Any, ...]:
     peer.begin([Send(), *sends])
     outcomes: list[dmq.Receipt | dmq.DMQError] = []
     with dmq.connect(peer.url, app="shop") as client:
         producer = client.producer(retries=0, straight=straight)
+        connection = client._router.home.current()
+        if is_read and connection is not None:
+            connection.hold()  # until it is cut, a thread of its own reads
         for body, key, tag, durability, _ in [Send(), *sends]:
             try:
                 outcomes.append(producer.send("t", made(body), key=key, tag=tag, durability=durability))
@@ -172,17 +180,23 @@ def on_a_loop(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any
 @example([Send(answer=answer) for answer in ANSWERS])
 @example([Send(key="k", durability="flushed", answer=answer) for answer in ANSWERS])
 def test_both_ways_give_the_same(peer: Scripted, sends: list[Send]) -> None:
-    for run in (blocking, on_a_loop):
+    for run in (blocking, while_another_reads, on_a_loop):
         straight, general = run(peer, sends, straight=True), run(peer, sends, straight=False)
         assert straight[0] == general[0], "receipts and errors"
         assert straight[1] == general[1], "requests"
         assert straight[2] == general[2], "what is left"
 
 
-def test_the_straight_path_is_taken(peer: Scripted) -> None:
+@pytest.mark.parametrize("is_read", [False, True])
+def test_the_straight_path_is_taken(peer: Scripted, is_read: bool) -> None:
     peer.begin([])
     with dmq.connect(peer.url, app="shop") as client:
         producer = client.producer()
+        connection = client._router.home.current()
+        assert connection is not None
+        if is_read:
+            connection.hold()
+            eventually(lambda: connection._turns.is_taken)
         for _ in range(5):
             producer.send("t", b"body", durability="stored")
         assert (producer.straight.taken, producer.straight.late) == (4, 0)

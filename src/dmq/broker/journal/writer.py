@@ -282,7 +282,7 @@ class JournalWriter:
         return True
 
     def is_now(self) -> bool:
-        """Whether a message on the straight path, to be stored, is written as it comes, without a turn."""
+        """Whether a message on the straight path is written as it comes."""
         if self.lone_turns < _LONE_TURNS_MIN or self._turn_planned or self._waiting or self.is_closed:
             return False
         turns = self.lone_turns = self.lone_turns + 1
@@ -292,6 +292,14 @@ class JournalWriter:
         if not probe.turns & 7 and not probe.began:
             probe.began = self._clock.monotonic()
         return True
+
+    def turn_now(self, size: int) -> None:
+        """Have the turn of a message of so many bytes now: it has to be flushed before it is answered."""
+        self.waiting_bytes += size
+        self.probe.turns += 1
+        self.lone_turns -= 1  # the turn counts itself
+        self._idle.clear()
+        self._turn()
 
     def end_now(self, connection: Answering, answer: bytes, touched: tuple[str, int]) -> None:
         """A message was written without a turn: answer, and serve those who wait for what is in its queue now."""

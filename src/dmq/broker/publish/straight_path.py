@@ -140,7 +140,7 @@ class StraightPath:
         queue = asked.queue
         if queue == ANY_QUEUE and place.config.priority:
             return self._leave("special")
-        is_now = durability == _STORED and writer.is_now()
+        is_now = durability <= _FLUSHED and writer.is_now()
         if not is_now and not writer.put_lone(size + BATCH_BYTES):
             return self._leave("mixed" if writer.has_submissions else "busy")
         if queue == ANY_QUEUE:
@@ -150,10 +150,12 @@ class StraightPath:
             topic, queue, data, key_hash, asked.producer_id, asked.producer_epoch, asked.first_sequence,
             publisher.wall_ms(), session.sender,
         )  # fmt: skip
-        if is_now:
+        if is_now and durability <= _STORED:
             self._write_now(lone, (session, asked, correlation))
         else:
             self._add(lone, (session, asked, correlation))
+            if is_now:
+                writer.turn_now(size + BATCH_BYTES)
         return True
 
     def _add(self, lone: Lone, asked: _Asked) -> None:

@@ -69,7 +69,7 @@ class AioStraightPath(LonePath[AioConnection]):
     def be_late(self, waiting: _Waiting, came: Frame | DMQError | None) -> SendBatch:
         """Leave a message to the general way, with whatever came instead of its answer."""
         sender, connection = self._sender, waiting.connection
-        batch = self._late(waiting.groove, waiting.sent, connection)
+        batch = self.late_batch(waiting.groove, waiting.sent, connection)
         if not batch.is_done:
             batch.pending = waiting.pending
             waiting.pending.on_answer = lambda late: sender.answered(batch, connection, late)

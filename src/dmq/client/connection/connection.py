@@ -218,6 +218,31 @@ class Connection(Peer["Connection"]):
         with self._state:
             return self._session.expect(correlation, on_answer)
 
+    # --- one request, while another thread reads ---------------------------------------------------------------------
+
+    def claim(self) -> int:
+        """The correlation of a request for `ask`; 0 if it has to be submitted, or cannot be sent."""
+        with self._state:
+            return self._session.claim()
+
+    def ask(self, correlation: int, frame: bytes, on_answer: OnAnswer) -> Pending:
+        """Send a whole frame, with a correlation that was just claimed, and have its answer handed over.
+
+        Raises:
+            DMQError: what ended the connection; nothing was sent.
+        """
+        pending = self.expect(correlation, on_answer)
+        self._write((frame,), is_waited_for=True)
+        return pending
+
+    def redirect(self, pending: Pending, make: Callable[[], OnAnswer]) -> bool:
+        """Have the answer of a request handed to somebody else; False if it came, or is about to be handed over."""
+        with self._state:
+            if not self._session.is_waiting(pending):
+                return False
+            pending.on_answer = make()
+            return True
+
     def hear(self, data: bytes) -> None:
         """Do what the bytes ask that came in `converse`."""
         self._read(data)

@@ -20,12 +20,14 @@ from crc32c import crc32c
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.link import Link
 from dmq.client.connection.router import AnyRouter
+from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.socket import LONE_SECONDS
+from dmq.client.connection.threads import Waiter
 from dmq.client.producer.accumulator import DURABILITY_NAMES, MESSAGE_BYTES, Lane, Lone, SendBatch
 from dmq.client.producer.core import Core
 from dmq.client.producer.routes import FRESH_SECONDS
 from dmq.compiled import find
-from dmq.errors import DMQError
+from dmq.errors import DMQError, NotConnected
 from dmq.model import Durability, DurabilityName, Message, MessageId, Receipt
 from dmq.protocol.commands import Command
 from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, Frame, Kind
@@ -97,6 +99,7 @@ class LonePath(Generic[C]):
     def __init__(self, core: Core, router: AnyRouter[Any, C]) -> None:
         self._core = core
         self._sender = core.sender
+        self.answered: Final = core.sender.answered
         self._accumulator = core.accumulator
         self._encoder = core.sender.encoder
         self._now_ms = core.clock.now_ms
@@ -172,7 +175,7 @@ class LonePath(Generic[C]):
         self._sender.stored(batch, ProduceReply(queue, offset, 0, Durability(level)))
         return batch
 
-    def _late(self, groove: Groove, sent: Outgoing, connection: C) -> SendBatch:
+    def late_batch(self, groove: Groove, sent: Outgoing, connection: C) -> SendBatch:
         """The batch that a message is from now on, in the sender's care unless it has ended."""
         self.late += 1
         with self._sender.lock:
@@ -209,8 +212,9 @@ class StraightPath(LonePath[Connection]):
         prepared = self._prepare(topic, message)
         correlation = connection.lead()
         if not correlation:
-            self.left += 1
-            return None
+            return self._follow(
+                groove, (prepared, len(message.body) + MESSAGE_BYTES, queues), connection, (deadline, now)
+            )
         lane, lone, frame = groove[0], None, b""
         reply: Reply | None = None
         try:
@@ -235,11 +239,42 @@ class StraightPath(LonePath[Connection]):
             connection.leave()
         return self.stored(lane, lone, reply)
 
+    def _follow(
+        self, groove: Groove, asked: tuple[Prepared, int, int], connection: Connection, times: tuple[float, float]
+    ) -> Receipt | SendBatch | None:
+        """`send` while another thread reads: it hands the answer over.
+
+        Parameters:
+            asked: what the message gives to its request, its size for the window, and how many queues there are.
+            times: its deadline, and when it was begun.
+        """
+        (prepared, size, queues), (deadline, now), lane = asked, times, groove[0]
+        lone, correlation = None, connection.claim()
+        if correlation:
+            with self._sender.lock:
+                if self._sender.closed_by is None:
+                    lone = self._accumulator.take_lone(lane, size, queues)
+        if lone is None:
+            self.left += 1
+            return None
+        following = _Following(self, groove, lone, connection)
+        try:
+            following.sent = (request_of(groove, lone, correlation, prepared), deadline, now)
+            following.pending = connection.ask(correlation, following.sent[0], following.answered)
+            connection.until(following.waiter, following.has_outcome, now + LONE_SECONDS)
+        except DMQError as error:  # the connection is closed
+            following.answered(error)
+        finally:  # also of a signal's handler
+            if following.outcome is None:
+                following.sent = following.sent or (request_of(groove, lone, correlation, prepared), deadline, now)
+                following.give_up()
+        return following.outcome
+
     def _be_late(
         self, groove: Groove, sent: Outgoing, connection: Connection, answer: tuple[int, bytes | None]
     ) -> SendBatch:
         """Leave a message to the general way, with whatever came instead of its answer."""
-        batch, sender, (correlation, data) = self._late(groove, sent, connection), self._sender, answer
+        batch, sender, (correlation, data) = self.late_batch(groove, sent, connection), self._sender, answer
         if batch.is_done:
             return batch
         try:
@@ -250,6 +285,56 @@ class StraightPath(LonePath[Connection]):
         if data is not None:
             connection.hear(data)
         return batch
+
+
+class _Following:
+    """One message that is under way while another thread reads.
+
+    Attributes:
+        outcome: its receipt, or the batch that it is after all; None as long as neither is known.
+    """
+
+    __slots__ = ("_connection", "_groove", "_lone", "_path", "outcome", "pending", "sent", "waiter")
+
+    def __init__(self, path: StraightPath, groove: Groove, lone: Lone, connection: Connection) -> None:
+        self._path = path
+        self._groove = groove
+        self._lone = lone
+        self._connection = connection
+        self.sent: Outgoing | None = None
+        self.pending: Pending | None = None
+        self.outcome: Receipt | SendBatch | None = None
+        self.waiter: Final = Waiter()
+
+    def has_outcome(self) -> bool:
+        return self.outcome is not None
+
+    def answered(self, came: Frame | DMQError) -> None:
+        """Its answer, or what broke the connection; called by the thread that reads."""
+        if self.outcome is not None:
+            return  # it was given up before we knew how to tell its answer to anybody: it goes out again
+        reply = plain_reply(came) if type(came) is Frame else None
+        if reply is not None:
+            self.outcome = self._path.stored(self._groove.lane, self._lone, reply)
+        else:
+            self._be_late()(came)
+        self.waiter.wake()
+
+    def give_up(self) -> None:
+        """Leave it to the general way, unless its answer is being handed over: then that is waited for."""
+        if self.pending is None:
+            self._be_late()(NotConnected("it is not known whether the message went out"))
+        elif not self._connection.redirect(self.pending, self._be_late):
+            while self.outcome is None:
+                self.waiter.wait(LONE_SECONDS)
+
+    def _be_late(self) -> OnAnswer:
+        """Make it a batch: what is then done with its answer."""
+        assert self.sent is not None
+        connection, answered = self._connection, self._path.answered
+        self.outcome = batch = self._path.late_batch(self._groove, self.sent, connection)
+        batch.pending = self.pending
+        return lambda came: None if batch.is_done else answered(batch, connection, came)
 
 
 _lone_frame: Final = find("lone_frame")
