@@ -16,6 +16,7 @@ import msgspec
 from dmq.protocol.cluster.replication import StandingReply
 from dmq.protocol.cluster.shard import Severity
 from dmq.registry.contents import LeaderContent, NodeContent, ShardContent, ShardState
+from dmq.shard.election import Obstacle
 
 __all__ = ["Finding", "MemberView", "Overview", "Sighting", "overview_of"]
 
@@ -236,7 +237,7 @@ def _without_leader(view: Overview) -> Iterator[Finding]:
     blocked = [member for member in running if member.obstacle]
     for member in blocked:
         promise = 0 if member.said is None else member.said.promise_ms
-        if promise:
+        if promise and member.obstacle == Obstacle.PROMISED:
             what = f"there is no leader; {member.name} stands in {promise / 1000:.1f} s, when its promise is over"
             yield Finding(Severity.PROBLEM, what, "wait, and ask again")
         else:

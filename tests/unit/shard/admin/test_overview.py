@@ -109,7 +109,7 @@ def test_a_leader_whose_port_is_blocked_is_told() -> None:
         (
             {
                 "nodes": {"b": node("b")},
-                "said": {"b": reply("b", role="waiting", promise_ms=2100, obstacle="promised")},
+                "said": {"b": reply("b", role="waiting", promise_ms=2100, obstacle=Obstacle.PROMISED)},
             },
             "b stands in 2.1 s",
             "wait",
@@ -208,11 +208,15 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
     cut = Obstacle.DOUBTFUL
     pair = [hex_id(A), hex_id(B)]
     scenes = [
-        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle="promised", promise_ms=2100)}}),
+        sight(
+            leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=Obstacle.PROMISED, promise_ms=2100)}}
+        ),
         sight(leader=None, **without("a") | {"said": waiting}),
         sight(record(in_sync=pair), leader=None, **without("a", "b")),
         sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=cut)}}),
-        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=Obstacle.FOLLOWING)}}),
+        sight(
+            leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=Obstacle.FOLLOWING, promise_ms=3900)}}
+        ),
         sight(said={name: reply(name, revision=9) for name in "abc"}),
         sight(
             said={**{n: reply(n) for n in "ab"}, "c": reply("c", role="parked", obstacle="its journal has diverged")}
