@@ -49,8 +49,8 @@ class Pace:
     writes, or they would never get level.
     """
 
-    BYTES_A_SECOND: Final = 48 << 20  # at least
-    TIMES: Final = 2.0  # what the leader writes itself
+    BYTES_A_SECOND: Final = 32 << 20  # at least
+    TIMES: Final = 1.5  # what the leader writes itself
     _LOOK_SECONDS: Final = 0.5
 
     def __init__(self) -> None:

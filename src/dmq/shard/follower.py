@@ -20,6 +20,7 @@ __all__ = ["Follower"]
 
 _PARTIAL_MAX: Final = 256 << 20  # of one unit; the largest message and its batch are far smaller
 _UNITS_MAX: Final = 1 << 20
+_FAR_BYTES: Final = 16 << 20
 
 
 class Follower:
@@ -135,6 +136,11 @@ class Follower:
     def must_flush(self) -> bool:
         """Whether something was taken that is not durable."""
         return self._replica.flushed < self._replica.end
+
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether much is committed that is not here: then nothing waits for this member's flushes."""
+        return self._committed - self._replica.end > _FAR_BYTES
 
     @property
     def must_confirm(self) -> bool:

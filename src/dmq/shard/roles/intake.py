@@ -27,6 +27,7 @@ log = EventLog(__name__)
 
 _CONFIRM_SECONDS: Final = 0.1  # while the disk is flushed, a confirmation need not come more often
 _CONFIRM_BYTES: Final = 1 << 20
+_FAR_SECONDS: Final = 0.25  # between flushes of a follower for which nobody waits: a few large ones disturb others less
 
 
 class IntakeEnd(StrEnum):
@@ -168,6 +169,8 @@ class Intake:
             await self._wanted.wait()
             self._wanted.clear()
             while self._follower.must_flush:
+                if self._follower.is_far_behind and not self._is_stopped:
+                    await asyncio.sleep(_FAR_SECONDS)
                 ticket = replica.begin_flush()
                 self._is_flushing = True
                 failure: StorageError | None = None
