@@ -456,6 +456,8 @@ class Replica:
     @property
     def checkpoint_due(self) -> bool:
         """Whether enough was applied since the last checkpoint."""
+        if self._is_blank:
+            return False
         in_force = self._checkpointer.in_force
         since = self.journal.start if in_force is None else in_force.offset
         return (
@@ -464,9 +466,13 @@ class Replica:
         )
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
-        """Set aside what a checkpoint of the committed part writes; None while another one is being written."""
+        """Set aside what a checkpoint of the committed part writes; None while another one is being written.
+
+        None also while nothing is known to be committed of a journal that was begun anew: the state that its first
+        snapshot has is not taken yet, and a checkpoint without it would stand for it after the next start.
+        """
         self._check_open()
-        if self._plan is not None or not self.journal.segments:
+        if self._plan is not None or self._is_blank or not self.journal.segments:
             return None
         epoch = self.recovered.epoch if self.last is None else self.last.epoch
         self._plan = self._checkpointer.begin(

@@ -184,6 +184,31 @@ def test_an_epoch_begins_before_the_segment_does(rig: ShardRig) -> None:
     store.abandon()
 
 
+def test_a_journal_begun_anew_has_no_checkpoint_before_something_is_committed(rig: ShardRig) -> None:
+    """The snapshot that it opens with is not applied until then, and must be when it is opened again."""
+    assert rig.store is not None
+    while rig.leading_journal.start == 0:
+        rig.append(20)
+        rig.replicate_all()
+        rig.commit()
+        rig.quiet()
+        rig.clock.advance(60)
+        rig.store.checkpoint()
+    number, replica = follower_of(rig)
+    replica.start_over(rig.leading_journal.start)
+    assert not replica.checkpoint_due
+    replica.take(rig.store.journal_bytes(replica.end, 1 << 20))
+    assert not replica.checkpoint_due
+    replica.checkpoint()
+    replica.close()
+    rig.replicas[number] = Replica(rig.files[number], SMALL, rig.clock)
+    rig.settle_down()
+    rig.check_derived()
+    again = rig.replicas[number]
+    assert again is not None
+    assert again.derived.state.next == rig.store.queries.derived.state.next
+
+
 def test_each_start_is_another_life(rig: ShardRig) -> None:
     number, replica = follower_of(rig)
     before = replica.membership
