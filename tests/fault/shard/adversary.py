@@ -10,7 +10,6 @@ import errno
 import random
 from collections.abc import Callable
 
-from dmq.storage.journal.journal import FOLDER
 from dmq.storage.upkeep.identity import read_identity
 from tests.fault.shard.clock import ClockMode
 from tests.fault.shard.cluster import Cluster
@@ -290,17 +289,12 @@ class Adversary:
         self._note(f"the wall clock of {process} steps by {seconds} s")
 
     def flip(self) -> None:
-        """A bit near the end of a journal turns while the machine is off."""
+        """A bit of what a member does not know as committed turns while the machine is off."""
         process = self._any(leader_chance=0.2)
         if not self._cluster.survives_without(process):
             return
         process.crash()
-        files = process.files
-        segments = [path for path, size in files.paths().items() if path.startswith(f"{FOLDER}/") and size > 100]
-        if segments:
-            path = segments[-1]
-            size = files.paths()[path]
-            at = max(0, size - 1 - self._rng.randrange(3000))
-            files.flip_bit(path, at, self._rng.randrange(8))
-            self._note(f"a bit of {path} of {process} turns, {size - at} bytes before its end")
+        known, end = process.tail
+        if known < end:
+            process.turn(self._rng.randrange(known, end), self._rng.randrange(8))
         self._later(self._seconds(0, 1), process.start)

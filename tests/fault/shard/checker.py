@@ -3,7 +3,8 @@
 It sees everything at once, as no member does. What it finds wrong it notes, and the world stops.
 
 What it holds a shard to:
-- A byte of the journal that was committed once is never another, and is there on every member in the end.
+- A byte of the journal that was committed once is never another, and is there on every member in the end; but for
+  bits that were turned, which are never handed out nor sent to another member.
 - `committed` never goes back, neither on one member in one life, nor from one leader to the next.
 - Of all that may serve at a moment there is one; epochs that serve follow each other. A machine whose clocks stood
   still is excepted: only what needs no clock holds for it.
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dmq.storage.files import Buffer
+from dmq.storage.journal.journal import Journal
 from dmq.storage.store import MessageStore
 
-__all__ = ["Checker"]
+__all__ = ["Checker", "journal_of"]
 
 TOPIC = "t"
 QUEUES = 2
@@ -50,6 +53,7 @@ class Checker:
         self.answered: dict[bytes, int] = {}  # first body of each batch answered as replicated, and its queue
         self._bodies: set[bytes] = set()
         self.commits = self.serves = 0
+        self.turned: dict[str, set[int]] = {}  # where bits of a member's journal were turned
 
     def violated(self, sentence: str) -> None:
         self.violations.append(sentence)
@@ -70,13 +74,19 @@ class Checker:
     def compare(self, who: str, store: MessageStore, end: int) -> None:
         """What a leader has of what was committed must be that."""
         start = max(store.queries.start, self.first)
-        at = start
-        while at < end:
-            raw = bytes(store.journal_bytes(at, 1 << 20))[: end - at]
-            if not raw or raw != self.journal[at - self.first : at - self.first + len(raw)]:
-                self.violated(f"{who} has other bytes than those committed from {at} on")
+        self._compare(who, start, journal_of(store._journal, start, end), end)
+
+    def _compare(self, who: str, start: int, own: Buffer, end: int) -> None:
+        right = self.journal[start - self.first : end - self.first]
+        if own == right:
+            return
+        turned = self.turned.get(who, set())
+        for at, (have, wanted) in enumerate(zip(own, right, strict=False), start):
+            if have != wanted and at not in turned:
+                self.violated(f"{who} has other bytes than those committed at {at}")
                 return
-            at += len(raw)
+        if len(own) < len(right):
+            self.violated(f"{who} has nothing at {start + len(own)}, and {end} is committed")
 
     def advanced(self, who: str, store: MessageStore) -> None:
         """A leader shows more."""
@@ -158,14 +168,12 @@ class Checker:
             self.violated(f"{who} ends at {start + len(journal)}, and {self.committed} is committed")
             return
         low = max(start, self.first)
-        own = journal[low - start : self.committed - start]
-        if own != self.journal[low - self.first :]:
-            at = next(
-                (
-                    low + n
-                    for n, (a, b) in enumerate(zip(own, self.journal[low - self.first :], strict=False))
-                    if a != b
-                ),
-                low + len(own),
-            )
-            self.violated(f"{who} has other bytes than those committed at {at}")
+        self._compare(who, low, journal[low - start : self.committed - start], self.committed)
+
+
+def journal_of(journal: Journal, start: int, end: int) -> bytes:
+    """The bytes of a journal as they are, sound or not."""
+    raw = bytearray()
+    while start + len(raw) < end and (piece := journal.read_available(start + len(raw), end - start - len(raw))):
+        raw += piece
+    return bytes(raw)

@@ -16,9 +16,9 @@ from dmq.registry.contents import ShardContent, decode_content, hex_id
 from dmq.registry.memory import Fate, MemoryRegistry
 from dmq.registry.paths import Paths
 from dmq.settings import StoreSettings
-from dmq.shard.member import MemberSettings
+from dmq.shard.member import MemberSettings, Role
 from dmq.storage.replica import Replica
-from tests.fault.shard.checker import Checker
+from tests.fault.shard.checker import Checker, journal_of
 from tests.fault.shard.client import Clients
 from tests.fault.shard.clock import MachineClock
 from tests.fault.shard.loop import Schedule, VirtualLoop
@@ -169,8 +169,12 @@ class Cluster:
         self.schedule.after(_SAMPLE_SECONDS, self._sample)
 
     def _sample(self) -> None:
-        """At this very moment, who may serve?"""
+        """At this very moment, who may serve? And does anybody find that what it has as committed is not?"""
         self._sample_later()
+        self.copies(0)
+        for process in self.processes:
+            if process.member is not None and process.member.role is Role.PARKED:
+                self.checker.violated(f"{process} is parked: {process.member.report().obstacle}")
         for process in self.leaders:
             service = process.service
             leadership = None if service is None else service.leadership
@@ -265,12 +269,8 @@ class Cluster:
         self.await_progress("level", self.is_level)
         for process in self.processes:
             replica = Replica(process.files.copy(), self.store_settings, process.clock)
-            pieces: list[bytes] = []
-            at = replica.start
-            while at < replica.end:
-                pieces.append(bytes(replica.journal_bytes(at, 1 << 20)))
-                at += len(pieces[-1])
-            self.checker.member_has(process.name, replica.start, b"".join(pieces))
+            raw = journal_of(replica.journal, replica.start, replica.end)
+            self.checker.member_has(process.name, replica.start, raw)
             replica.close()
         if self.checker.violations:
             self.fail(*self.checker.violations)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dmq.errors import DMQError
 from dmq.shard.member import Directory, Member, Place
+from dmq.storage.journal.journal import FOLDER
+from dmq.storage.replica import Replica
 from dmq.storage.upkeep.identity import Membership, parse_identity
 from dmq.testing import MemoryFiles
 from tests.fault.shard.clock import ClockMode, MachineClock
@@ -47,7 +49,9 @@ class Process:
         self.disk_seconds = (0.0005, 0.006)
         self.wanted = False
         self.starts = 0
-        self._flushed = 0  # when its last process died
+        self._flushed = 0
+        self._replica: Replica | None = None  # the last that its process had
+        self._turned_in = -1  # the life after which a bit of it turned
         self.loop: VirtualLoop | None = None
         self.member: Member | None = None
         self.service: SimulatedService | None = None
@@ -87,9 +91,7 @@ class Process:
             address=f"{self.name}:9600",
             replication_address=f"{self.name}:9613",
         )
-        directory = Directory(
-            self.files, cluster.store_settings, self.clock, self.on_disk, draw=lambda: self._rng.getrandbits(64)
-        )
+        directory = Directory(self.files, cluster.store_settings, self.clock, self.on_disk, draw=self.draw)
         member = self.member = Member(
             directory,
             place,
@@ -113,6 +115,10 @@ class Process:
     def hand_over(self) -> None:
         """It is asked to let another one lead."""
         self._run(lambda member: member.hand_over(), "hand-over")
+
+    def draw(self) -> int:
+        """An id that nobody has drawn before."""
+        return self._rng.getrandbits(64)
 
     def _run(self, ask: Callable[[Member], Coroutine[Any, Any, Any]], what: str) -> None:
         member, loop = self.member, self.loop
@@ -196,7 +202,7 @@ class Process:
         self._cluster.schedule.loops.remove(self.loop)
         self.registry.end()
         self._cluster.network.died(self.host, is_silent=is_silent)
-        self.loop = self.member = self.service = self.registry = None
+        self.loop = self.member = self.service = self.registry = self._replica = None
 
     def close(self) -> None:
         """The run is over: let go of everything without a word."""
@@ -245,17 +251,41 @@ class Process:
 
     @property
     def is_doubtful(self) -> bool:
-        return self.membership is None or self.membership.doubtful
+        """Whether it has lost something, whether or not it knows that yet."""
+        member = self.membership
+        return member is None or member.doubtful or member.life == self._turned_in
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """From where to where its journal goes that it does not know as committed; the process is dead."""
+        if self.membership is None:
+            return 0, 0
+        replica = Replica(self.files.copy(), self._cluster.store_settings, self.clock)
+        replica.close()
+        return replica.applied, replica.end
+
+    def turn(self, offset: int, bit: int = 0) -> None:
+        """A bit of its journal turns; the process is dead."""
+        assert self.member is None
+        member, files = self.membership, self.files
+        self._turned_in = 0 if member is None else member.life
+        path = max(path for path in files.paths() if path.startswith(f"{FOLDER}/") and _start_of(path) <= offset)
+        files.flip_bit(path, offset - _start_of(path), bit)
+        self._cluster.checker.turned.setdefault(self.name, set()).add(offset)
+        self._cluster.note("!", f"a bit of the journal of {self} turns, at {offset}")
 
     @property
     def flushed(self) -> int:
-        """Up to where its disk has had the journal for certain; what a turned bit took from it counts."""
-        if self.member is None:
-            return self._flushed
-        term, replica = self.member.term, self.member._replica
-        if term is not None:
-            return max(self._flushed, term.store.queries.flushed)
-        return self._flushed if replica is None else max(self._flushed, replica.flushed)
+        """Up to where its disk has had the journal for certain; what it has lost since counts."""
+        if self.member is not None:
+            term, replica = self.member.term, self.member._replica
+            if term is not None:
+                self._flushed = max(self._flushed, term.store.queries.flushed)
+            elif replica is not None:
+                self._replica = replica  # a member that stops lets go of it before it is gone
+            if self._replica is not None:
+                self._flushed = max(self._flushed, self._replica.flushed)
+        return self._flushed
 
     @property
     def is_running(self) -> bool:
@@ -284,7 +314,6 @@ class Process:
         assert self.member is None
         self.files = MemoryFiles(rng=random.Random(self._rng.random()))
         self.old_files = None
-        self._flushed = 0
         self._cluster.note(self.name, "gets an empty disk")
 
     def keep_copy(self) -> None:
@@ -296,5 +325,9 @@ class Process:
         assert self.member is None
         assert self.old_files is not None
         self.files, self.old_files = self.old_files, None
-        self._flushed = 0
         self._cluster.note(self.name, "gets an old copy of its directory")
+
+
+def _start_of(path: str) -> int:
+    """The journal offset of a segment."""
+    return int(path.rpartition("/")[2].partition(".")[0])

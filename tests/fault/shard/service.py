@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-from dmq.errors import DMQError, NotLeader, StorageError, StoreFailed
+from dmq.errors import Damaged, DMQError, NotLeader, StorageError, StoreFailed
 from dmq.model import Durability, Message, TopicConfig
 from dmq.records import encode_batch
 from dmq.shard.service import Leadership
@@ -153,7 +153,11 @@ class SimulatedService:
         first, end = store.queries.bounds(TOPIC, queue)
         offset = max(first, offset)
         if offset < end:
-            found = store.queries.read(TOPIC, queue, offset, max_messages=20)
+            try:
+                found = store.queries.read(TOPIC, queue, offset, max_messages=20)
+            except Damaged as error:
+                reply(error)
+                return
             for record in found.records():
                 self._checker.handed_out(self._name, queue, offset, bytes(record.body))
                 offset += 1
