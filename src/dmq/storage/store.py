@@ -398,8 +398,9 @@ class MessageStore:
 
     def check_unit(self, start: int) -> None:
         """Look at a visible unit on disk: if it cannot be read, `damage` has it afterwards."""
-        with contextlib.suppress(Damaged):
-            self.queries.healed(lambda: self._reader.unit_at(start))
+        if self._journal.start <= start < self._writer.visibility.visible:
+            with contextlib.suppress(Damaged):
+                self.queries.healed(lambda: self._reader.unit_at(start))
 
     def unit_before(self, offset: int) -> LastUnit | None:
         """The unit that ends at a journal offset; None if none is known to."""

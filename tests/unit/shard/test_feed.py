@@ -111,6 +111,19 @@ def test_the_first_units_are_checked(store: MessageStore) -> None:
     assert [first for first, _ in store.damage.ranges] == [start]
 
 
+def test_what_retention_took_is_no_damage(store: MessageStore) -> None:
+    forget(store)
+    feed = feed_of(store)
+    store._derived.begin_at(store._journal.segments[3].start, {})
+    store._journal.drop_first(3)
+    with pytest.raises(Damaged):
+        feed.reading(standpoint(store), 1.0)
+    derived = store._derived
+    store.check_unit(0)
+    assert store._derived is derived, "nothing is built anew for that"
+    assert not store.damage.ranges
+
+
 def test_a_leader_that_writes_nothing_holds_no_follower_back() -> None:
     pace = Pace()
     for second in range(10):

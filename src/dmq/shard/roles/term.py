@@ -21,7 +21,6 @@ from typing import Any, Final
 import msgspec
 
 from dmq.errors import (
-    Damaged,
     DMQError,
     InvalidRequest,
     NotEnoughReplicas,
@@ -244,7 +243,7 @@ class Term:
             while seat.is_writable and (found := next(frames, None)) is not None:
                 seat.send(*found)
             reading = self._leader.reading(replica, self._post.now())
-        except Damaged as error:
+        except StorageError as error:
             self._cannot_read(seat, error)
             return
         if reading is not None:
@@ -258,19 +257,19 @@ class Term:
             await asyncio.sleep(delay)
         try:
             feed.was_read(await self._post.directory.on_disk(reading.run))
-        except Damaged as error:
+        except StorageError as error:
             feed.was_read([])
             self._cannot_read(seat, error)
         else:
             if self._seats.get(replica) is seat and not self.is_over:
                 self._push_to(replica, seat)
 
-    def _cannot_read(self, seat: Seat, error: Damaged) -> None:
-        """A follower cannot go on before the damage is mended, which begins as soon as it is known."""
-        start = error.detail.get("start", 0)
+    def _cannot_read(self, seat: Seat, error: StorageError) -> None:
+        """A follower cannot go on before damage is mended, which begins as soon as it is known; or starts over, where
+        retention took the segment."""
+        start = error.detail.get("start", -1)
         log.error("the journal cannot be read for a follower", once_for=start, error=error)
-        if start < self._store.queries.visible:
-            self._store.check_unit(start)
+        self._store.check_unit(start)
         seat.close()
 
     # --- what is committed --------------------------------------------------------------------------------------------
