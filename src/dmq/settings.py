@@ -201,7 +201,10 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a broker is a member of a shard; it is one if it has a registry and the shard's name."""
 
     registry_url: (
-        Annotated[str, _text("Registry of the cluster, as dmq://host:9610; none: a broker by itself.")] | None
+        Annotated[
+            str, _text("Registry of the cluster, as dmq://host:9610 or zk://host:2181/dmq; none: a broker by itself.")
+        ]
+        | None
     ) = None
     name: Annotated[str, _text("Shard that the broker is a member of.")] | None = None
     address: Annotated[str, _text("Where clients reach it, as host:port; none: where it listens.")] | None = None

@@ -25,6 +25,7 @@ from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.contents import NodeContent
+from dmq.registry.paths import DEFAULT_ROOT
 from dmq.registry.registry import Registry
 from dmq.registry.url import check_registry_url, open_registry
 from dmq.settings import BrokerSettings, Settings
@@ -83,8 +84,7 @@ class ShardProcess:
         self._settings = settings
         self._dispatcher = dispatcher
         self._ways = ways
-        if ways.open_registry is None:
-            check_registry_url(shard.registry_url)
+        self._root = DEFAULT_ROOT if ways.open_registry is not None else check_registry_url(shard.registry_url)
         self.shard = check_name(shard.name, "shard")
         self.broker = check_name(_name_of(settings), "broker")
         host = shard.replication_host or settings.broker.host
@@ -127,6 +127,7 @@ class ShardProcess:
             address=address,
             replication_address=replication,
             zone=shard.zone or "",
+            root=self._root,
         )
         self._task = asyncio.create_task(self._run(place))
 

@@ -3,5 +3,6 @@
 In reading order: `registry` is the contract, which cluster logic alone knows; `paths` says where things stand in the
 tree, `contents` what is written there. What implementations share: `tree` applies a write to entries in memory, `watch`
 gathers changes for the caller, `tenure` says until when a session surely lives. `memory` is the implementation for
-tests and for a single process; `name_server` has that of name servers over SQL; `url` opens one by its URL.
+tests and for a single process; `name_server` has that of name servers over SQL, `zookeeper` that of ZooKeeper; `url`
+opens one by its URL.
 """

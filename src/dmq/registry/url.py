@@ -1,44 +1,71 @@
 """Where the registry of a cluster is: a URL, checked before anything is opened.
 
-`dmq://ns1:9610,ns2` are name servers. ZooKeeper (`zk://`) is not built yet, and `memory:` lives within one process.
+`dmq://ns1:9610,ns2` are name servers, `zk://h1:2181,h2:2181/dmq` is ZooKeeper; `memory:` lives within one process.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dmq.clock import Clock
 from dmq.errors import InvalidSettings
 from dmq.registry.name_server.client import NameServerClient, parse_name_servers
+from dmq.registry.paths import DEFAULT_ROOT
 from dmq.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from dmq.registry.zookeeper import ZooKeeperUrl
 
 __all__ = ["check_registry_url", "open_registry"]
 
-_EXAMPLE: Final = "dmq://127.0.0.1:9610 for the name server that 'dmq nameserver' runs there"
+_EXAMPLE: Final = "dmq://127.0.0.1:9610 for a name server ('dmq nameserver'), or zk://127.0.0.1:2181/dmq for ZooKeeper"
 
 
-def check_registry_url(url: str) -> None:
-    """Raises InvalidSettings if a URL can never work."""
-    scheme = url.strip().partition(":")[0].lower()
+def check_registry_url(url: str) -> str:
+    """The path in the registry below which the cluster is.
+
+    Raises:
+        InvalidSettings: the URL can never work.
+    """
+    scheme = _scheme(url)
     if scheme == "dmq":
         parse_name_servers(url)
-    elif scheme in ("zk", "zookeeper"):
-        raise InvalidSettings(f"{url!r}: ZooKeeper comes with a later version; use name servers: {_EXAMPLE}", url=url)
-    elif scheme == "memory":
+        return DEFAULT_ROOT
+    if scheme == "zk":
+        return _parse_zookeeper(url).root
+    if scheme == "memory":
         raise InvalidSettings(f"{url!r}: a registry in memory serves one process only; write {_EXAMPLE}", url=url)
-    else:
-        raise InvalidSettings(f"{url!r} names no registry: write {_EXAMPLE}", url=url)
+    raise InvalidSettings(f"{url!r} names no registry: write {_EXAMPLE}", url=url)
 
 
 async def open_registry(url: str, owner: str, *, clock: Clock | None = None) -> Registry:
     """A client with a session.
 
     Parameters:
-        owner: who this is, for people who look into the registry.
+        owner: who this is, for people who look into the database of name servers.
 
     Raises:
         InvalidSettings: the URL can never work.
         RegistryDown: nobody answers there.
     """
     check_registry_url(url)
+    if _scheme(url) == "zk":
+        from dmq.registry.zookeeper import ZooKeeperClient
+
+        place = _parse_zookeeper(url)
+        return await ZooKeeperClient.open(place.addresses, session_seconds=place.session_seconds, clock=clock)
     return await NameServerClient.open(parse_name_servers(url), owner, clock=clock)
+
+
+def _scheme(url: str) -> str:
+    return url.strip().partition(":")[0].lower()
+
+
+def _parse_zookeeper(url: str) -> ZooKeeperUrl:
+    try:
+        from dmq.registry.zookeeper import parse_zookeeper
+    except ModuleNotFoundError as error:
+        raise InvalidSettings(
+            f"{url!r}: ZooKeeper needs a package that is not here ({error.name}): pip install 'dmq[zookeeper]'", url=url
+        ) from error
+    return parse_zookeeper(url)

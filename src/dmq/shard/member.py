@@ -44,6 +44,7 @@ from dmq.protocol.cluster.replication import (
     StandingReply,
 )
 from dmq.registry.contents import NodeContent, hex_id
+from dmq.registry.paths import Paths
 from dmq.registry.registry import Registry
 from dmq.shard.election import Obstacle
 from dmq.shard.follower import Follower
@@ -108,7 +109,7 @@ class Member:
         self._service = service
         settings = settings or MemberSettings()
         clock = directory.clock
-        self._view = ShardView(registry, place.shard)
+        self._view = ShardView(registry, place.shard, Paths(place.root))
         self.heart = Heart(clock, registry.session_seconds / 2)
         self._post = Post(
             place=place,

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from dmq.clock import Clock
+from dmq.registry.paths import DEFAULT_ROOT
 from dmq.settings import StoreSettings
 from dmq.shard.in_sync import LAG_SECONDS
 from dmq.shard.serving_right import PROMISE_SECONDS
@@ -27,6 +28,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         broker: its name, one for each data directory.
         address: where clients reach it.
         replication_address: where other members do.
+        root: the path in the registry below which the cluster is.
     """
 
     broker: str
@@ -34,6 +36,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     replication_address: str
     zone: str = ""
+    root: str = DEFAULT_ROOT
 
 
 class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):

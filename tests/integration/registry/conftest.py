@@ -11,6 +11,7 @@ from dmq.registry.name_server.client import ServerAddress
 from tests.databases import DatabaseServers
 from tests.integration.registry.name_servers import NameServerProcess, NameServerRegistries, sqlite_url
 from tests.integration.registry.registries import MemoryRegistries, Registries
+from tests.integration.registry.zookeeper_registries import ZooKeeperRegistries
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +43,7 @@ def shared_name_servers(database_servers: DatabaseServers) -> Iterator[Callable[
     params=[
         "memory",
         "name server",
+        "zookeeper",
         pytest.param("postgresql", marks=pytest.mark.soak),
         pytest.param("mariadb", marks=pytest.mark.soak),
     ]
@@ -51,6 +53,9 @@ def registries(request: pytest.FixtureRequest) -> Callable[[], Registries]:
     kind = request.param
     if kind == "memory":
         return MemoryRegistries
+    if kind == "zookeeper":
+        address = request.getfixturevalue("zookeeper").address
+        return lambda: ZooKeeperRegistries(address)
     if kind == "name server":
         addresses = [request.getfixturevalue("name_server").address]
     else:

@@ -443,6 +443,7 @@ async def test_a_watch_that_is_read_late_names_little(registries: Registries) ->
         await other.write([Create(f"{root}/{n}", b"") for n in range(start, start + 100)])
 
     await other.write([Create(f"{root}/last", b"")])
+    assert await client.read(f"{root}/last") is not None  # what changed before has been told by now
     named = 0
     while True:
         changes = await watch.next()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -11,13 +13,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from dmq.errors import NotConnected, SessionExpired, WriteUnknown
+from dmq.errors import DMQError, NotConnected, SessionExpired, WriteUnknown
 from dmq.registry.memory import Fate, MemoryClient, MemoryRegistry
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
 from dmq.registry.registry import Operation, Registry
+from dmq.registry.zookeeper import ZooKeeperClient, _transaction
 from dmq.testing.clock import FakeClock
 from tests.integration.registry.name_servers import NameServerProcess, expire
 from tests.integration.registry.registry_model import RegistryMachine
+from tests.integration.registry.zookeeper_registries import expire as expire_zookeeper
+from tests.zookeepers import ZooKeeperProcess
 
 T = TypeVar("T")
 
@@ -112,6 +117,52 @@ class FatefulClient(NameServerClient):
                 continue
 
 
+class ZooKeeperMachine(NameServerMachine):
+    """The same, with ZooKeeper."""
+
+    def connect(self) -> Registry:
+        return self.drive(FatefulZooKeeperClient.open([next(self.ways)], timeout=30.0))
+
+    def expire_session(self, client: Registry) -> None:
+        self.drive(expire_zookeeper(next(self.ways), client))
+
+    def decide(self, client: Registry, fate: Fate) -> None:
+        assert isinstance(client, FatefulZooKeeperClient)
+        client.fate = fate
+
+
+class FatefulZooKeeperClient(ZooKeeperClient):
+    """A client whose connection ends before, or right after, a request is sent; or who does not wait for the answer."""
+
+    fate = Fate.ANSWERED
+
+    async def write(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        fate, self.fate = self.fate, Fate.ANSWERED
+        if fate is Fate.ANSWERED:
+            return await self._write_again(operations)
+        until = asyncio.get_running_loop().time() + 30.0
+        link = await self._ready(until)
+        if fate is Fate.LATE:
+            # On its way, and nobody waits for it.
+            link = await self._take_room(until)
+            link.send(lambda kazoo: _transaction(kazoo, operations)).cancel()
+        else:
+            if fate is Fate.UNANSWERED:
+                with contextlib.suppress(DMQError):
+                    await super().write(operations)
+            with contextlib.suppress(AttributeError, OSError):  # there is none just now
+                link._kazoo._connection._socket.shutdown(socket.SHUT_RDWR)
+        raise WriteUnknown("lost on purpose")
+
+    async def _write_again(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        """A write that is answered."""
+        while True:
+            try:
+                return await super().write(operations)
+            except SessionExpired:
+                continue
+
+
 def machine_settings(examples: int, steps: int) -> settings:
     return settings(
         max_examples=examples,
@@ -133,6 +184,19 @@ def test_a_registry_behind_a_name_server_does_what_the_model_does(
 ) -> None:
     monkeypatch.setattr(NameServerMachine, "addresses", [name_server.address], raising=False)
     run_state_machine_as_test(NameServerMachine, settings=machine_settings(4, 15))
+
+
+def test_zookeeper_does_what_the_model_does(zookeeper: ZooKeeperProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ZooKeeperMachine, "addresses", [zookeeper.address], raising=False)
+    run_state_machine_as_test(ZooKeeperMachine, settings=machine_settings(3, 15))
+
+
+@pytest.mark.soak
+def test_zookeeper_does_what_the_model_does_for_long(
+    zookeeper: ZooKeeperProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ZooKeeperMachine, "addresses", [zookeeper.address], raising=False)
+    run_state_machine_as_test(ZooKeeperMachine, settings=machine_settings(200, 40))
 
 
 @pytest.mark.soak

@@ -155,7 +155,7 @@ async def test_a_registry_that_does_not_answer_is_waited_for(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ({"shard": {"registry_url": "zk://h/dmq"}}, InvalidSettings, "ZooKeeper comes with a later version"),
+        ({"shard": {"registry_url": "zk://h"}}, InvalidSettings, "names no path"),
         ({"shard": {"registry_url": "memory:"}}, InvalidSettings, "serves one process only"),
         ({"shard": {"registry_url": "http://h"}}, InvalidSettings, "names no registry"),
         ({"shard": {"name": "no name"}}, InvalidName, "shard name"),

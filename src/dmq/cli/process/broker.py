@@ -58,7 +58,10 @@ def broker(
     insecure: Insecure = False,
     registry: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Be a member of a shard: the cluster's registry, as dmq://127.0.0.1:9610."),
+        typer.Option(
+            metavar="URL",
+            help="Be a member of a shard: the cluster's registry, as dmq://127.0.0.1:9610 or zk://127.0.0.1:2181/dmq.",
+        ),
     ] = None,
     shard: Annotated[str | None, typer.Option(metavar="NAME", help="The shard to be a member of.")] = None,
     replication_port: Annotated[
