@@ -16,6 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
@@ -44,6 +45,8 @@ log = EventLog(__name__)
 _AGAIN_SECONDS: Final = 0.5
 _NAMELESS: Final = BrokerSettings().name
 _ADDRESSES_MAX: Final = 64
+# A flush, a checkpoint, and what is read for followers that are far behind or for a repair; none waits for another.
+_DISK_THREADS: Final = 8
 
 
 class ShardWays(NamedTuple):
@@ -97,6 +100,7 @@ class ShardProcess:
         self.member: Member | None = None
         self._registry: Registry | None = None
         self._watchdog: Watchdog | None = None
+        self._disk: DiskThreads | None = None
         self._task: asyncio.Task[None] | None = None
         dispatcher.face = self
 
@@ -147,7 +151,8 @@ class ShardProcess:
             lag_seconds=shard.lag_seconds,
             uncommitted_bytes_max=shard.uncommitted_bytes_max,
         )
-        directory = Directory(self._ways.files, self._settings.store, clock)
+        self._disk = DiskThreads(asyncio.get_running_loop(), _DISK_THREADS)
+        directory = Directory(self._ways.files, self._settings.store, clock, on_disk=self._disk.wait_for)
         member = Member(directory, place, registry, self.network, service=self.service, settings=settings)
         self.member = self.network.hearing = member
         self._dispatcher.shards = Operations(member, self.network, clock, self.broker)
@@ -180,6 +185,8 @@ class ShardProcess:
             await asyncio.wait([self._task])
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._disk is not None:
+            self._disk.end()  # a disk that hangs must not keep the process
         await self._dispatcher.finish()
         await self.network.stop()
         if self._registry is not None:

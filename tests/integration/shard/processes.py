@@ -140,12 +140,13 @@ class ShardProcesses:
             process.__exit__(kind, error, trace)
         if error is not None:
             for folder in self.folders:
-                error.add_note(f"the log of {folder.name} ends:\n" + self.log_of(folder)[-2000:])
+                error.add_note(f"the log of {folder.name} ends:\n" + self.log_of(folder)[-4000:])
 
     @staticmethod
     def log_of(folder: Path) -> str:
         log = folder.with_suffix(".log")
-        return log.read_text() if log.exists() else ""
+        lines = log.read_text().splitlines() if log.exists() else []
+        return "\n".join(line for line in lines if "suppressed=" not in line)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

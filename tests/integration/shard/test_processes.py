@@ -17,7 +17,7 @@ import pytest
 
 import dmq
 from tests.fault.broker.torture import GROUPS, QUEUES, TOPIC, Ledger, Workload
-from tests.integration.shard.processes import ShardProcesses
+from tests.integration.shard.processes import SESSION_SECONDS, ShardProcesses
 from tests.sampling import IS_SOAK, SEED, sample_size
 
 pytestmark = pytest.mark.uncounted
@@ -77,6 +77,17 @@ class Trouble:
         self._back(number)
         self._shard.repair(number)
         self._shard.until_whole()
+
+    def lose_registry(self) -> None:
+        """Longer than a session: the members hear each other, and nobody notices."""
+        leader = self._shard.leader()
+        self._shard.name_server.kill()
+        time.sleep(3 * SESSION_SECONDS)
+        self._until_served(time.monotonic())
+        assert self.seconds[-1] < SESSION_SECONDS, "the shard stopped with its registry"
+        self._shard.name_server.start()
+        self._back(None)
+        assert self._shard.leader() == leader, "another member leads, though the first was heard all the time"
 
     def freeze_leader(self) -> None:
         """Past its promise and its session: another one leads when it goes on."""
@@ -159,6 +170,11 @@ def test_nothing_is_lost_when_disks_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_nothing_is_lost_when_a_leader_stands_still(tmp_path: Path) -> None:
     go_through(tmp_path, "leaders frozen", 10, Trouble.freeze_leader)
+
+
+@pytest.mark.soak
+def test_a_registry_that_is_gone_stops_nobody(tmp_path: Path) -> None:
+    go_through(tmp_path, "registry lost", 5, Trouble.lose_registry)
 
 
 @pytest.mark.soak

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from dmq.broker.journal.disk_threads import DiskThreads
 
 
@@ -71,5 +73,25 @@ def test_closing_waits_for_what_is_under_way() -> None:
         threads.close()
         assert work == ["flush"]
         assert await slow is None
+
+    asyncio.run(run())
+
+
+def test_what_work_returns_or_raises_is_waited_for() -> None:
+    async def run() -> None:
+        threads = DiskThreads(asyncio.get_running_loop(), 3)
+        hold = threading.Event()
+        slow = asyncio.ensure_future(threads.wait_for(lambda: hold.wait(30)))
+        given_up = asyncio.ensure_future(threads.wait_for(lambda: hold.wait(30)))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert await threads.wait_for(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await threads.wait_for(lambda: 1 // 0)
+        hold.set()
+        assert await slow is True
+        threads.end()
+        threads.close()
+        assert given_up.cancelled()
 
     asyncio.run(run())

@@ -9,8 +9,9 @@ import pytest
 
 from dmq.model import TopicConfig
 from dmq.settings import StoreSettings
+from dmq.storage.replica import Replica, join
 from dmq.storage.state.events import PositionDropped, PositionSet, Settled
-from dmq.storage.store import MessageStore
+from dmq.storage.store import Leading, MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 from tests.integration.broker.directories import batch
 
@@ -175,3 +176,34 @@ def test_a_crowded_disk_ends_the_last_segment_once_all_of_it_is_past_the_retenti
     kept.fill_disk(0.8)
     assert kept.store.retain() == 1
     assert kept.bounds == (5, 5)
+
+
+def test_a_shards_leader_drops_nothing_before_what_it_carried_out_of_it_is_committed() -> None:
+    """The next leader may not have that: then it is needed where it was."""
+    files, clock = MemoryFiles(), FakeClock()
+    join(files, cluster="c", shard="s")
+    store = MessageStore(Leading(Replica(files, SETTINGS, clock), 1), SETTINGS, clock, checkpoint_inline=False)
+
+    def commit() -> None:
+        store.flush()
+        store.confirm_replicated(store.queries.end)
+
+    store.append([store.creation("orders", TopicConfig(queues=1))])
+    store.append([store.creation("%DLQ%g", TopicConfig(queues=1, carry_for="g"), system=True)])
+    commit()
+    store.append([PositionSet("g", store.queries.topic("%DLQ%g").id, 0, 0)])
+    store.append([batch(b"letter", topic="%DLQ%g")])
+    while store.stats()["segments"] < 3:
+        store.append([batch(bytes(4000))])
+        commit()
+    clock.advance(2 * HOUR)
+    assert store.retain() == 0
+    assert store.wants_quiet, "what was carried is not committed"
+    assert store.queries.start == 0
+    assert store.retain() == 0
+    commit()
+    assert store.retain() > 0
+    assert store.queries.start > 0
+    (letter,) = store.queries.read("%DLQ%g", 0, store.queries.bounds("%DLQ%g", 0)[0]).records()
+    assert bytes(letter.body) == b"letter"
+    store.abandon()
