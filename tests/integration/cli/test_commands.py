@@ -478,4 +478,5 @@ def test_the_tour_shows_what_happened_and_leaves_nothing_behind(tmp_path: Path) 
     assert (tour.returncode, err) == (0, "")
     assert "Published 10,000 orders" in out
     assert "Its lag is now 0." in out
+    assert "200 payments came back, 200 different ones" in out
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import signal
 import subprocess
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="end by itself, instead of keeping the status page open")
     once = parser.parse_args(arguments).once
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    logging.basicConfig(level=logging.ERROR)  # that a leader is lost and found is part of the tour
     try:
         tour(once)
     except KeyboardInterrupt:
