@@ -105,8 +105,8 @@ def dev(
 def _welcome_shard(shard: DevShard, rows: list[dict[str, Any]], form: Format) -> None:
     if form == Format.TABLE:
         typer.echo(f"DMQ is ready: a shard at {shard.url}")
-    show_rows(rows, form, empty="")
-    if form == Format.TABLE:
+        # Ports and pids are names: people copy them, so they have no commas.
+        show_rows([{**row, "port": str(row["port"]), "pid": str(row["pid"])} for row in rows], form, empty="")
         leader = next(row["pid"] for row in rows if row["role"] == "leader")
         typer.echo(
             "In another terminal:\n"
@@ -117,6 +117,8 @@ def _welcome_shard(shard: DevShard, rows: list[dict[str, Any]], form: Format) ->
             "  dmq tail hello --from earliest\n"
             f"Logs are in {shard.folder}. Ctrl-C stops it."
         )
+    else:
+        show_rows(rows, form, empty="")
     typer.get_text_stream("stdout").flush()
 
 
