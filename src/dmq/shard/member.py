@@ -142,7 +142,7 @@ class Member:
     @property
     def leader_address(self) -> str:
         """Where clients reach the leader; empty if that is not known."""
-        if self._term is not None:
+        if self._term is not None and not self._term.is_over:
             return self._place.address if self._term.may_serve() else ""
         return self._view.leader_address
 

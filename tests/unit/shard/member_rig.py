@@ -31,7 +31,7 @@ from dmq.shard.member import Directory, Member, MemberSettings, Place, Role
 from dmq.shard.service import Leadership
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit_draft import Batch
-from dmq.storage.store import MessageStore
+from dmq.storage.store import FlushTicket, MessageStore
 from dmq.testing import MemoryFiles
 
 SETTINGS = StoreSettings(segment_bytes=256 << 10, unit_bytes_max=256 << 10, body_bytes_max=128 << 10, ballast_bytes=0)
@@ -78,11 +78,6 @@ class LoopClock:
         return asyncio.get_running_loop().time()
 
     boottime = monotonic
-
-
-async def inline(work: Callable[[], T], /) -> T:
-    await asyncio.sleep(0.001)
-    return work()
 
 
 class Pipe:
@@ -234,6 +229,7 @@ class Machine:
         self.shard = shard
         self.name = name
         self.address = f"{name}:9613"
+        self.is_stuck = False
         self.files = MemoryFiles(rng=random.Random(name))
         self.place = Place(broker=name, shard=shard_name, address=f"{name}:9600", replication_address=self.address)
         self.registry = shard.registry.connect()
@@ -245,13 +241,20 @@ class Machine:
         rng = self.shard.rng
         self.shop = Shop()
         return Member(
-            Directory(self.files, SETTINGS, self.shard.clock, inline, draw=lambda: rng.getrandbits(64)),
+            Directory(self.files, SETTINGS, self.shard.clock, self.on_disk, draw=lambda: rng.getrandbits(64)),
             self.place,
             self.registry,
             DirectPeers(self.shard.net, self.address),
             self.shop,
             self.shard.settings,
         )
+
+    async def on_disk(self, work: Callable[[], T], /) -> T:
+        """Its disk; one that is stuck does not flush."""
+        await asyncio.sleep(0.001)
+        while self.is_stuck and getattr(work, "__self__", None).__class__ is FlushTicket:
+            await asyncio.sleep(0.05)
+        return work()
 
     def start(self, *, is_connected: bool = False) -> Machine:
         if self.task is not None:

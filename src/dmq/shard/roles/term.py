@@ -370,10 +370,13 @@ class Term:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """What is due by time alone; for ever."""
+        """What is due by time alone; until it is over."""
         while True:
             now = self._post.now()
             self._watch_flush(now)
+            if self.is_over:
+                await self._let_go()  # `run` may wait for the very flush that does not end
+                return
             self._reckon_writes()
             self._push()
             await asyncio.sleep(_TICK_SECONDS)

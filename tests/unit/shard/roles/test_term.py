@@ -79,6 +79,25 @@ def test_a_disk_that_does_not_flush_makes_a_leader_give_way() -> None:
     in_shard(test)
 
 
+def test_a_winner_whose_first_flush_does_not_end_gives_way() -> None:
+    async def test(shard: Shard) -> None:
+        first = await shard.start_with_topic()
+        first.shop.write(3)
+        await shard.level(first)
+        stuck = shard.followers[0]
+        await first.member.hand_over(stuck.name)
+        stuck.is_stuck = True
+        await shard.until(lambda: stuck.role is Role.LEADING)
+        await shard.until(lambda: any(one.serves for one in shard.machines), 30)
+        assert shard.leader is not stuck
+        assert shard.leader.shop.messages == 3
+        assert stuck.member.leader_address == f"{shard.leader.name}:9600"
+        stuck.is_stuck = False
+        await shard.until(lambda: stuck.role is Role.FOLLOWING)
+
+    in_shard(test)
+
+
 def test_a_leader_that_the_record_does_not_name_any_more_ceases_at_once() -> None:
     async def test(shard: Shard) -> None:
         leader = await shard.start()
