@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dmq.errors import LeaseLost
+import pytest
+
+from dmq.deadletters.letter import LetterFilter
+from dmq.errors import DatabaseDown, LeaseLost
 from dmq.model import Durability
 from dmq.protocol import Command, Kind, Status, decode_request, decode_response, request_head
 from dmq.protocol.consume import (
@@ -202,3 +205,10 @@ async def test_a_lease_of_an_earlier_leader_that_is_not_acked_is_lost() -> None:
         await rig.until(lambda: peer.wire.frames)
         (refusal,) = decode_response(peer.wire.frames[0]).refused
         assert refusal.status == Status[LeaseLost.code]
+
+
+@on_a_loop
+async def test_dead_letters_wait_in_the_journal_without_a_database_that_every_member_reaches() -> None:
+    async with leading() as rig:
+        with pytest.raises(DatabaseDown, match=r"wait in its journal .* broker\.dead_letters_url"):
+            await rig.broker.dead_letters.page(LetterFilter(), 0, 10, with_bodies=False)
