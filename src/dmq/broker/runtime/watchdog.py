@@ -62,7 +62,7 @@ class Watchdog:
             is_alive = self._is_alive()
             if was_alive and not is_alive:
                 log.error(
-                    "the event loop, or a flush of the journal, stands still: another member will lead the shard",
+                    "the event loop, or a flush of the journal, stands still: if this member leads, another one will",
                     where=self._where(),
                 )
                 self._on_still()
