@@ -58,6 +58,7 @@ class Adversary:
             self.hand_over: 3,
             self.stop: 3,
             self.flip: 2,
+            self.rot: 2,
             self.blocked_port: 1,
         }
         self._kinds = {kind: weight for kind, weight in kinds.items() if not only or kind.__name__ in only}
@@ -287,6 +288,20 @@ class Adversary:
         process, seconds = self._any(), self._rng.choice((-3600.0, 3600.0, -1.0, 8.0))
         process.clock.step_wall(seconds)
         self._note(f"the wall clock of {process} steps by {seconds} s")
+
+    def rot(self) -> None:
+        """A bit of what a member knows as committed turns; the others have it."""
+        process, turned = self._any(leader_chance=0.4), self._cluster.checker.turned
+        if not self._cluster.survives_without(process):
+            return
+        process.crash()
+        start, known = process.known
+        if start < known:
+            at = self._rng.randrange(start, known)
+            elsewhere = [offset for name, offsets in turned.items() if name != process.name for offset in offsets]
+            if all(abs(offset - at) > self._cluster.store_settings.unit_bytes_max for offset in elsewhere):
+                process.turn(at, self._rng.randrange(8))
+        self._later(self._seconds(0, 1), process.start)
 
     def flip(self) -> None:
         """A bit of what a member does not know as committed turns while the machine is off."""

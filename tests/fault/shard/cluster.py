@@ -267,6 +267,8 @@ class Cluster:
         self.await_progress("whole and committing", lambda: self.is_whole())
         self.clients.is_stopping = True
         self.await_progress("level", self.is_level)
+        if self.checker.turned:
+            self._mend()
         for process in self.processes:
             replica = Replica(process.files.copy(), self.store_settings, process.clock)
             raw = journal_of(replica.journal, replica.start, replica.end)
@@ -274,6 +276,15 @@ class Cluster:
             replica.close()
         if self.checker.violations:
             self.fail(*self.checker.violations)
+
+    def _mend(self) -> None:
+        """Bits were turned: in the end none is left."""
+        for process in self.processes:
+            if process.name in self.checker.turned:
+                process.mend()
+        self.await_progress("mended", lambda: all(process.is_mended for process in self.processes))
+        self.checker.turned.clear()
+        self.await_progress("level again", self.is_level)
 
     def close(self) -> None:
         self.schedule.loops.clear()

@@ -49,6 +49,7 @@ class Process:
         self.disk_seconds = (0.0005, 0.006)
         self.wanted = False
         self.starts = 0
+        self.is_mended = True
         self._flushed = 0
         self._replica: Replica | None = None  # the last that its process had
         self._turned_in = -1  # the life after which a bit of it turned
@@ -119,6 +120,17 @@ class Process:
     def draw(self) -> int:
         """An id that nobody has drawn before."""
         return self._rng.getrandbits(64)
+
+    def mend(self) -> None:
+        """It is asked to look through its journal, and to mend it."""
+        self.is_mended = False
+
+        async def mend(member: Member) -> Any:
+            mended = await member.mend()
+            self.is_mended = not mended.left
+            return mended
+
+        self._run(mend, "mend")
 
     def _run(self, ask: Callable[[Member], Coroutine[Any, Any, Any]], what: str) -> None:
         member, loop = self.member, self.loop
@@ -256,13 +268,21 @@ class Process:
         return member is None or member.doubtful or member.life == self._turned_in
 
     @property
+    def known(self) -> tuple[int, int]:
+        """From where to where its journal goes that it knows as committed; the process is dead."""
+        return self._bounds()[:2]
+
+    @property
     def tail(self) -> tuple[int, int]:
-        """From where to where its journal goes that it does not know as committed; the process is dead."""
+        """From where to where the rest of it goes."""
+        return self._bounds()[1:]
+
+    def _bounds(self) -> tuple[int, int, int]:
         if self.membership is None:
-            return 0, 0
+            return 0, 0, 0
         replica = Replica(self.files.copy(), self._cluster.store_settings, self.clock)
         replica.close()
-        return replica.applied, replica.end
+        return replica.start, replica.applied, replica.end
 
     def turn(self, offset: int, bit: int = 0) -> None:
         """A bit of its journal turns; the process is dead."""
