@@ -1,4 +1,4 @@
-"""A shard of real processes with a name server on SQLite, and what must hold of its disks afterwards.
+"""A shard of real processes with a name server on SQLite, or another registry, and what must hold of its disks afterwards.
 
 Members are killed, stopped, wiped and started again by their number. Clients follow the leader by themselves.
 """
@@ -43,19 +43,27 @@ class ShardProcesses:
 
     Parameters:
         folder: data directories and logs go there.
+        registry: the URL of one that runs; a name server of its own if left out.
     """
 
-    def __init__(self, folder: Path, members: int = 3, settings: Iterable[str] = SETTINGS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        members: int = 3,
+        settings: Iterable[str] = SETTINGS,
+        *,
+        registry: str | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
-        database = f"sqlite:///{folder / 'registry.db'}"
-        self.name_server = ForkedProcess(
-            ["nameserver", "--database", database, "--port", str(port), "--session", f"{SESSION_SECONDS}s"],
-            port,
-            folder / "registry.log",
-        )
+        self.name_servers: list[ForkedProcess] = []
+        if registry is None:
+            port = free_port()
+            registry = f"dmq://127.0.0.1:{port}"
+            database = f"sqlite:///{folder / 'registry.db'}"
+            arguments = ["nameserver", "--database", database, "--port", str(port), "--session", f"{SESSION_SECONDS}s"]
+            self.name_servers.append(ForkedProcess(arguments, port, folder / "registry.log"))
         self.folders = [folder / f"b{number}" for number in range(members)]
-        self.members = [self._member(number, f"dmq://127.0.0.1:{port}", settings) for number in range(members)]
+        self.members = [self._member(number, registry, settings) for number in range(members)]
         self.url = "dmq://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
 
     def _member(self, number: int, registry: str, settings: Iterable[str]) -> ForkedProcess:
@@ -70,9 +78,10 @@ class ShardProcesses:
 
     def start(self) -> None:
         """Start the name server and all members, and wait until one leads and all are in sync."""
-        for process in (self.name_server, *self.members):
+        for process in (*self.name_servers, *self.members):
             process.load()
-        self.name_server.start()
+        for server in self.name_servers:
+            server.start()
         self.start_all()
         self.until_whole()
 
@@ -136,7 +145,7 @@ class ShardProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in (*self.members, self.name_server):
+        for process in (*self.members, *self.name_servers):
             process.__exit__(kind, error, trace)
         if error is not None:
             for folder in self.folders:
