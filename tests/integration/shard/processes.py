@@ -1,4 +1,4 @@
-"""A shard of real processes with a name server on SQLite, or another registry, and what must hold of its disks afterwards.
+"""A shard of real processes, by default with a name server on SQLite, and what must hold of its disks afterwards.
 
 Members are killed, stopped, wiped and started again by their number. Clients follow the leader by themselves.
 """

@@ -81,11 +81,11 @@ class Trouble:
     def lose_registry(self) -> None:
         """Longer than a session: the members hear each other, and nobody notices."""
         leader = self._shard.leader()
-        self._shard.name_server.kill()
+        self._shard.name_servers[0].kill()
         time.sleep(3 * SESSION_SECONDS)
         self._until_served(time.monotonic())
         assert self.seconds[-1] < SESSION_SECONDS, "the shard stopped with its registry"
-        self._shard.name_server.start()
+        self._shard.name_servers[0].start()
         self._back(None)
         assert self._shard.leader() == leader, "another member leads, though the first was heard all the time"
 

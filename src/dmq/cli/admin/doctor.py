@@ -61,6 +61,11 @@ def _machine(config: Path | None, data: str | None, settings: list[str] | None, 
     changed = sum(source != "default" for source in resolved.sources.values())
     yield Finding("settings", State.OK, f"{changed} of {len(resolved.sources)} are not at their default")
     yield from diagnose_machine(resolved.settings, insecure)
+    registry_url = resolved.settings.shard.registry_url
+    if registry_url is not None:
+        from dmq.broker.diagnostics.registry_check import diagnose_registry
+
+        yield from diagnose_registry(registry_url)
 
 
 def _broker(url: str) -> Iterator[Finding]:
