@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,3 +82,18 @@ def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(DMQError, match="a did not start: the port is taken"):
         child.wait_ready()
     child.stop(0.0)
+
+
+def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path, root: Path) -> None:
+    code = (
+        "import pathlib, sys, time; from tests.unit.test_cli_dev_shard import READY, Script;"
+        "child = Script(pathlib.Path(sys.argv[1]), READY); child.start(); child.wait_ready();"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert Path(f"/proc/{child}").exists()
+        parent.kill()
+    eventually(lambda: not Path(f"/proc/{child}").exists())

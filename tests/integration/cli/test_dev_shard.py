@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dmq
 from dmq.testing.processes import DevShardProcess
 from tests.integration.cli.test_commands import children_of
 from tests.patience import eventually
+from tests.sampling import sample_size
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "guide" / "replication.md"
@@ -62,7 +65,12 @@ def consume_payments(client: dmq.Client) -> None:
     assert client.admin.lag("payments", "ledger").total == 0
 
 
-def test_the_guide_shows_what_works_nothing_outlives_a_kill_and_the_shard_is_found_again(tmp_path: Path) -> None:
+def is_gone(pids: list[str]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.sampled
+def test_the_guide_shows_what_works_and_the_shard_is_found_again(tmp_path: Path) -> None:
     soon = ("--set=broker.transaction_first_check_seconds=1", "--set=broker.transaction_check_seconds=1")
     shard = DevShardProcess(tmp_path / "data", arguments=soon).start()
     try:
@@ -73,15 +81,16 @@ def test_the_guide_shows_what_works_nothing_outlives_a_kill_and_the_shard_is_fou
             prepare_payments(client)
             assert run_guide(shard) >= 5
             consume_payments(client)
+        for _ in range(sample_size(share=0, whole=3)):
+            below = children_of(shard.pid)
+            shard.kill()
+            eventually(lambda below=below: is_gone(below))  # type: ignore[misc]
+            shard.start()
+            with dmq.connect(shard.url, timeout=60) as client:
+                assert client.admin.topic("orders").messages == 2
         below = children_of(shard.pid)
         assert len(below) >= 3
-        shard.kill()
-        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
-        shard.start()
-        with dmq.connect(shard.url, timeout=60) as client:
-            assert client.admin.topic("orders").messages == 2
-        below = children_of(shard.pid)
         assert shard.stop() == 0
-        assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+        assert is_gone(below)
     finally:
         shard.stop()
