@@ -386,10 +386,15 @@ class Replica:
             )
         if self._plan is not None:
             self._plan.give_up()
-        found = Recovered()
         self.journal.close()
         log.warning("journal cut", end=end, bytes=self.journal.end - end, committed=self.derived.applied)
-        cut_journal(self.journal, end, found)
+        try:
+            self._cut(end)
+        except StorageError as error:  # the tail is closed, and where the journal ends is not known
+            raise self.journal.flush_failed(error) from error
+
+    def _cut(self, end: int) -> None:
+        cut_journal(self.journal, end, Recovered())
         self._scanner = Scanner(self.journal)
         self.flushed = self.journal.end
         self._tail_epochs = [row for row in self._tail_epochs if row.start < end]

@@ -285,3 +285,17 @@ def test_after_a_failed_flush_nothing_is_taken(rig: ShardRig) -> None:
         replica.flush()
     with pytest.raises(StoreFailed):
         replica.commit(replica.end)
+
+
+def test_a_cut_that_fails_ends_the_replica_with_its_reason(rig: ShardRig) -> None:
+    number, replica = follower_of(rig)
+    rig.append(3)
+    assert rig.store is not None
+    cut = replica.end
+    replica.take(rig.store.journal_bytes(cut, 1 << 20))
+    rig.files[number].fail("sync", 1, errno.EIO)
+    with pytest.raises(StoreFailed):
+        replica.cut(cut)
+    with pytest.raises(StoreFailed):
+        replica.checkpoint()
+    replica.close()
