@@ -266,8 +266,8 @@ class _Link:
         else:
             self._owner.changed(self, paths)
 
-    async def close(self, seconds: float) -> None:
-        """End the session if a server can be told by then, and the threads, now or soon."""
+    def close(self) -> asyncio.Event:
+        """End the session if a server can be told, and the threads, now or soon; the event is set then."""
         over = asyncio.Event()
 
         def stop() -> None:
@@ -278,9 +278,7 @@ class _Link:
             self._post(over.set)
 
         threading.Thread(target=stop, name="zookeeper-close", daemon=True).start()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await over.wait()
+        return over
 
     # --- on kazoo's threads -----------------------------------------------------------------------------------------
 
@@ -481,7 +479,10 @@ class ZooKeeperClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if link is not None:
-            await link.close(self._patience)
+            over = link.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await over.wait()
         self._tenure.end()
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -589,7 +590,8 @@ class ZooKeeperClient:
         self._link = None
         self._tenure.end()
         self._changed.set()
-        self._spawn(self._begin_again(link))
+        link.close()
+        self._spawn(self._begin_again())
 
     def changed(self, link: _Link, paths: dict[str, None]) -> None:
         if link is self._link:
@@ -610,11 +612,10 @@ class ZooKeeperClient:
         hosts = [*map(str, self._addresses)]
         self._link = _Link(self, ",".join(hosts), self._asked_seconds, self._zxid)
 
-    async def _begin_again(self, before: _Link) -> None:
+    async def _begin_again(self) -> None:
         pause, self._pause = self._pause, min(2 * self._pause, _PAUSE_SECONDS_MAX)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         self._begin()
-        await before.close(self._patience)
 
     async def _pull(self) -> None:
         while True:
