@@ -124,7 +124,13 @@ class ZooKeeperMachine(NameServerMachine):
         return self.drive(FatefulZooKeeperClient.open([next(self.ways)], timeout=30.0))
 
     def expire_session(self, client: Registry) -> None:
-        self.drive(expire_zookeeper(next(self.ways), client))
+        self.drive(self._expire(client))
+
+    async def _expire(self, client: Registry) -> None:
+        session = client.session
+        await expire_zookeeper(next(self.ways), client)
+        while client.session in (0, session):  # until it notices, a write is sent into a connection that has ended
+            await asyncio.sleep(0.01)
 
     def decide(self, client: Registry, fate: Fate) -> None:
         assert isinstance(client, FatefulZooKeeperClient)
@@ -150,8 +156,12 @@ class FatefulZooKeeperClient(ZooKeeperClient):
             if fate is Fate.UNANSWERED:
                 with contextlib.suppress(DMQError):
                     await super().write(operations)
+            number = link.number
             with contextlib.suppress(AttributeError, OSError):  # there is none just now
                 link._kazoo._connection._socket.shutdown(socket.SHUT_RDWR)
+            # Until it notices, the next one is sent into a connection that has ended.
+            while link.is_connected and link.number == number:
+                await asyncio.sleep(0.01)
         raise WriteUnknown("lost on purpose")
 
     async def _write_again(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
