@@ -28,6 +28,7 @@ import dmq
 from bench.loads import Spread, machine
 from bench.rows import SEED, Row, verdict
 from bench.shard_cluster import Cluster, LoadProcess, journal_bytes
+from dmq.testing.processes import BrokerProcess
 
 _BATCH: Final = 500
 _BODY_BYTES: Final = 200
@@ -37,6 +38,7 @@ _WARM_SECONDS: Final = 2.0
 _RATE_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 0.005
 _LEVEL_SHARE: Final = 0.95
+_LONE_MESSAGES: Final = 500
 
 
 class ShardBench(NamedTuple):
@@ -166,10 +168,10 @@ def _load_kept(bench: ShardBench, cluster: Cluster) -> tuple[Spread, Spread, lis
     load = LoadProcess(cluster.brokers["a"].url)
     time.sleep(_WARM_SECONDS)
     kept, by_cpu, rounds = [], [], []
-    before = load_rate(cluster, load)
+    before = load_rate(cluster.brokers["a"].pid, load)
     for turn in range(bench.rounds + 1):
         meanwhile = catch_up(cluster, load)
-        after = load_rate(cluster, load)
+        after = load_rate(cluster.brokers["a"].pid, load)
         if turn:
             kept.append(2 * meanwhile.load.messages / (before.messages + after.messages))
             by_cpu.append((before.cpu + after.cpu) / 2 / meanwhile.load.cpu)
@@ -179,9 +181,8 @@ def _load_kept(bench: ShardBench, cluster: Cluster) -> tuple[Spread, Spread, lis
     return Spread(kept), Spread(by_cpu), rounds
 
 
-def load_rate(cluster: Cluster, load: LoadProcess) -> LoadRate:
-    """Over a while, of the member a."""
-    pid = cluster.brokers["a"].pid
+def load_rate(pid: int, load: LoadProcess) -> LoadRate:
+    """Over a while, with the CPU of the broker's process."""
     began, cpu, sent = time.perf_counter(), _cpu(pid), load.sent()
     time.sleep(_RATE_SECONDS)
     messages = load.sent() - sent
@@ -213,7 +214,80 @@ def run_load(url: str, durability: str) -> None:
     client.close()
 
 
+class Served(NamedTuple):
+    """What a broker, or the leader of a shard, did: its load, and the median of a lone send in µs."""
+
+    load: LoadRate
+    send_us: float
+
+
+def served(broker: BrokerProcess, durability: str) -> Served:
+    """Batches from a process of their own, then messages one by one from this one."""
+    load = LoadProcess(broker.url, durability)
+    time.sleep(_WARM_SECONDS)
+    rate = load_rate(broker.pid, load)
+    load.stop()
+    with dmq.connect(broker.url, app="bench") as client:
+        producer, body, took = client.producer(timeout=60.0), random.Random(SEED).randbytes(_BODY_BYTES), []
+        for _ in range(_LONE_MESSAGES):
+            began = time.perf_counter()
+            producer.send("load", body, durability=durability)  # type: ignore[arg-type]
+            took.append(time.perf_counter() - began)
+    return Served(rate, statistics.median(took) * 1e6)
+
+
+def serving(bench: ShardBench) -> list[Row]:
+    """A shard of three members, beside a broker by itself that flushes, in turns."""
+    lone = BrokerProcess(bench.folder / "lone", [], wait=60.0)
+    pairs: list[tuple[Served, Served]] = []
+    with Cluster(bench.folder / "serving", min_in_sync=2) as cluster:
+        lone.start()
+        try:
+            for name in "abc":
+                cluster.start(name)
+            cluster.wait_in_sync("a", 3)
+            for url in (lone.url, cluster.brokers["a"].url):
+                with dmq.connect(url, app="bench") as client:
+                    client.admin.create_topic("load", 4)
+            for turn in range(bench.rounds + 1):
+                alone, leader = served(lone, "flushed"), served(cluster.leader("a"), "replicated")
+                if turn:
+                    pairs.append((alone, leader))
+        finally:
+            lone.kill()
+    rate = Spread([leader.load.messages / alone.load.messages for alone, leader in pairs])
+    cpu = Spread([leader.load.cpu / alone.load.cpu for alone, leader in pairs])
+    send = Spread([leader.send_us / alone.send_us for alone, leader in pairs])
+    figures = {"rounds": [{"lone": alone, "leader": leader} for alone, leader in pairs]}
+    thousands = [statistics.median(pair[at].load.messages for pair in pairs) / 1e3 for at in (0, 1)]
+    micros = [statistics.median(pair[at].send_us for pair in pairs) for at in (0, 1)]
+    return [
+        Row(
+            "replicated throughput of three members, of a lone broker's flushed",
+            ">= 0.6",
+            f"{rate}; {thousands[1]:.0f} k messages/s beside {thousands[0]:.0f} k",
+            verdict(rate.median >= 0.6, rate.values[-1] >= 0.6),
+            figures,
+        ),
+        Row(
+            "the leader's CPU a message, of a lone broker's",
+            "<= 1.35",
+            f"{cpu}",
+            verdict(cpu.median <= 1.35, cpu.values[0] <= 1.35),
+            figures,
+        ),
+        Row(
+            "a lone send, replicated, p50, of a lone broker's flushed",
+            "<= 2.5",
+            f"{send}; {micros[1]:.0f} us beside {micros[0]:.0f}",
+            verdict(send.median <= 2.5, send.values[0] <= 2.5),
+            figures,
+        ),
+    ]
+
+
 ROWS: dict[str, Callable[[ShardBench], list[Row]]] = {
+    "serving": serving,
     "catch-up": catching_up,
 }
 

@@ -81,6 +81,22 @@ class Cluster:
         self.kill(name)
         shutil.rmtree(self.data(name))
 
+    def wait_in_sync(self, name: str, count: int) -> None:
+        """Until so many members are in sync, as one of them tells."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        with self.connect(name) as client:
+            while len(client.admin.shard().in_sync) < count:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"the shard has not {count} members in sync")
+                time.sleep(_LOOK_SECONDS)
+
+    def leader(self, name: str) -> BrokerProcess:
+        """The broker that leads, as a member tells."""
+        with self.connect(name) as client:
+            found = client.admin.shard().leader
+        assert found is not None
+        return self.brokers[found]
+
     def connect(self, name: str) -> dmq.Client:
         """A client, once the shard has a leader."""
         deadline = time.monotonic() + _WAIT_SECONDS
