@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dmq.clock import Clock, SystemClock
 
-__all__ = ["EventLine", "EventLog", "LineLimiter", "tell_suppressed"]
+__all__ = ["EventLine", "EventLog", "LineLimiter", "foreign_log", "tell_suppressed"]
 
 _SUPPRESS_SECONDS: Final = 10.0
 _KINDS_MAX: Final = 1024
@@ -228,3 +228,10 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def foreign_log(name: str) -> logging.Logger:
+    """What to give to a library that writes lines of its own: only its errors are shown."""
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    return logger

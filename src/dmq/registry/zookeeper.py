@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import socket
 import threading
@@ -40,7 +39,7 @@ from kazoo.retry import KazooRetry
 from dmq.clock import Clock, SystemClock
 from dmq.duration import parse_duration
 from dmq.errors import DMQError, InvalidName, InvalidSettings, RegistryDown, SessionExpired, WriteUnknown
-from dmq.event_log import EventLog
+from dmq.event_log import EventLog, foreign_log
 from dmq.net.address import ServerAddress, parse_address
 from dmq.registry.registry import (
     ROOT,
@@ -81,8 +80,7 @@ _NUMBERS: Final = (1 << 64) - 1
 _CONTAINER: Final = 1 << 63  # what ZooKeeper writes where the session of an ephemeral node stands
 
 # What kazoo logs is told by our own lines; what it did not expect is worth its trace.
-_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
-_kazoo_log.setLevel(logging.ERROR)
+_kazoo_log = foreign_log(f"{__name__}.kazoo")
 
 
 class ZooKeeperUrl(NamedTuple):

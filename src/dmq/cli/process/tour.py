@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import random
 import signal
 import subprocess
@@ -18,7 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dmq.cli.process.server_process import set_up_logs
 from dmq.errors import DMQError
+from dmq.settings import LogSettings
 
 if TYPE_CHECKING:
     from dmq.client.client import Client
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="end by itself, instead of keeping the status page open")
     once = parser.parse_args(arguments).once
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    logging.basicConfig(level=logging.ERROR)  # that a leader is lost and found is part of the tour
+    set_up_logs(LogSettings(level="error"))  # that a leader is lost and found is part of the tour
     try:
         tour(once)
     except KeyboardInterrupt:
