@@ -191,8 +191,8 @@ class Replica:
 
     @property
     def start(self) -> int:
-        """The first journal offset kept."""
-        return self.journal.start
+        """The first journal offset kept; where the first unit will be, if there is none."""
+        return self.journal.start if self.journal.segments else self.journal.end
 
     @property
     def end(self) -> int:

@@ -172,6 +172,17 @@ def test_a_member_that_shares_no_epoch_and_has_nothing_committed_starts_over(pai
     assert journal_of(one.files) == journal_of(two.files)
 
 
+def test_a_member_that_began_anew_and_has_nothing_yet_follows_the_next_leader(pair: tuple[Member, Member]) -> None:
+    """It began where another leader's journal did, and that one died before it had sent anything."""
+    one, two = pair
+    leader = one.lead(1)
+    write(leader, 3)
+    two.replica.start_over(174_685)
+    assert two.replica.start == two.replica.end == 174_685
+    exchange(leader, two, two.follow(leader))
+    assert journal_of(one.files) == journal_of(two.files)
+
+
 def test_a_member_never_cuts_what_is_committed_unless_the_shard_was_promoted_with_loss(
     pair: tuple[Member, Member],
 ) -> None:
