@@ -234,6 +234,12 @@ class Cluster:
             return False
         return {*record.in_sync} == {self.replica_of(process) for process in self.processes}
 
+    def is_a_person_needed(self) -> bool:
+        """Whether no member of the in-sync set is left without doubts: then none may be elected."""
+        record = self.record
+        sure = {self.replica_of(process) for process in self.processes if not process.is_doubtful}
+        return record is not None and self.leader is None and not sure & {*record.in_sync}
+
     def is_level(self) -> bool:
         """Whether they also have answered everything and have the same."""
         leader = self.leader
@@ -264,7 +270,11 @@ class Cluster:
             Violation: something is wrong.
         """
         self.heal()
-        self.await_progress("whole and committing", lambda: self.is_whole())
+        if not self.pass_time(_PROGRESS_SECONDS, self.is_whole):
+            if self.is_a_person_needed():
+                self.note("", "nobody can be elected: the disks that had all were lost, or are in doubt")
+                return
+            self.await_progress("whole and committing", self.is_whole)
         self.clients.is_stopping = True
         self.await_progress("level", self.is_level)
         if self.checker.turned:
