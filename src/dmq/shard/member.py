@@ -77,6 +77,7 @@ T = TypeVar("T")
 
 _BEAT_SECONDS: Final = 0.25
 _AGAIN_SECONDS: Final = 0.2
+_FULL_SECONDS: Final = 2.0  # a full disk is not tried, and logged, at every chance
 
 
 class _Target(NamedTuple):
@@ -250,7 +251,10 @@ class Member:
         while True:
             replica, record = self._replica, self._view.record
             if replica is not None and record is not None and record.revision > replica.membership.revision:
-                await self._post.note(self._note_revision)
+                try:
+                    await self._post.note(self._note_revision)
+                except DiskFull as error:  # a full disk ends no member: it is noted when there is space
+                    log.error("no space to note a revision", once_for=(), shard=self._place.shard, error=error)
             await self._view.wait(1.0)
 
     def _note_revision(self) -> None:
@@ -478,7 +482,7 @@ class Member:
             return
         self._view.ask()
         if ended is not IntakeEnd.OUTDATED:
-            await self._wait_again()
+            await self._wait_again(_FULL_SECONDS if ended is IntakeEnd.NO_SPACE else _AGAIN_SECONDS)
 
     async def _take_over(self, replica: Replica, epoch: int) -> None:
         """The leader of an epoch has handed over to us: stand now, if that is still the last epoch."""
@@ -493,10 +497,10 @@ class Member:
             return
         await self._stand(at_once=True)
 
-    async def _wait_again(self) -> None:
+    async def _wait_again(self, seconds: float = _AGAIN_SECONDS) -> None:
         self._view.ask()
         if not self._stopping.is_set():
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(seconds)
 
     # --- leading ----------------------------------------------------------------------------------------------------
 

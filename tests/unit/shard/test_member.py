@@ -267,3 +267,19 @@ def test_a_member_that_stops_hands_over_first() -> None:
         assert first.name not in shard.leader.member.view.nodes
 
     in_shard(test)
+
+
+def test_a_follower_whose_disk_is_full_goes_on_when_it_has_space() -> None:
+    async def test(shard: Shard) -> None:
+        first = await shard.start_with_topic()
+        full = next(one for one in shard.machines if one is not first)
+        full.files.capacity_bytes = 1
+        first.shop.write(7)
+        await shard.until(lambda: full.name not in first.member.report().in_sync)  # the record changes, too
+        first.shop.write(7)
+        await asyncio.sleep(5.0)
+        assert full.role is Role.WAITING
+        full.files.capacity_bytes = None
+        await shard.until(lambda: full.name in first.member.report().in_sync)
+
+    in_shard(test)
