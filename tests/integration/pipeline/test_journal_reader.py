@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -134,3 +135,17 @@ def test_records_that_nobody_can_read_are_rows_as_far_as_they_go(served: ServedB
             assert len(rows) == 5
             assert [row["body"] for row in rows[::2]] == [b"body"] * 3
             assert [row.get("key") for row in rows[::2]] in (GOOD, [None] * 3)
+
+
+def test_a_store_that_closes_under_a_request_ends_the_connection_instead_of_failing_it(served: ServedBroker) -> None:
+    publish(served, 10)
+    with JournalReader(served.url) as reader:
+        offsets = reader.offsets("orders")
+        served.loop.call_soon_threadsafe(served.broker.store.queries.close)
+        back = threading.Timer(0.3, served.restart)
+        back.start()
+        try:
+            fetched = reader.fetch(offsets.first_journal_offset)
+        finally:
+            back.join()
+        assert fetched.end > fetched.start

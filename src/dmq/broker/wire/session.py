@@ -20,7 +20,7 @@ from dmq.broker.delivery.client import Client
 from dmq.broker.delivery.waiters import Handed
 from dmq.broker.publish.publisher import PublishRequest
 from dmq.broker.publish.straight_path import sender_at
-from dmq.errors import DMQError, NotConnected
+from dmq.errors import DMQError, NotConnected, StoreClosed
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import Command, error_frame, one_way_head, produce_answer, request_head, response_head
@@ -55,8 +55,12 @@ T = TypeVar("T")
 
 
 def refuse_request(connection: Connection, frame: Frame, error: BaseException) -> None:
-    """Answer that a request did not work; with NotConnected there is no answer, and the connection ends."""
-    if isinstance(error, NotConnected):
+    """Answer that a request did not work.
+
+    NotConnected and StoreClosed get no answer, and the connection ends. The store closes under a request only while
+    the broker stops: an error would fail what the client's next connection, to the broker when it is back, can do.
+    """
+    if isinstance(error, NotConnected | StoreClosed):
         connection.close()
     elif frame.kind == Kind.REQUEST:
         connection.send(error_frame(error, frame.command, frame.correlation))
