@@ -54,6 +54,7 @@ __all__ = [
     "SessionExpired",
     "ShardConflict",
     "StaleEpoch",
+    "StaleRoute",
     "StorageError",
     "StoreClosed",
     "StoreFailed",
@@ -284,6 +285,13 @@ class NotLeader(DMQError):
     """This member of a shard does not lead it now; nothing was done. `leader` in the detail is where to ask."""
 
     code = "NOT_LEADER"
+    retriable = True
+
+
+class StaleRoute(DMQError):
+    """The queue was chosen by old slots of the topic; nothing was stored. Ask for its route anew."""
+
+    code = "STALE_ROUTE"
     retriable = True
 
 

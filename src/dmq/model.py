@@ -48,6 +48,9 @@ __all__ = [
     "dead_letter_topic_name",
     "delay_level",
     "parse_broadcast_name",
+    "place_of",
+    "place_queue",
+    "place_shard",
     "result_topic_name",
     "retry_topic_name",
     "retry_topic_parts",
@@ -61,7 +64,7 @@ DEFAULT_PRIORITY = 4
 PRIORITIES = 10  # 0 to 9; a topic that goes by priority has a queue for each
 NAME_BYTES_MAX = 255
 GROUP_BYTES_MAX = 230  # system topics are named after groups
-QUEUES_MAX = 255  # ids 0-254; 255 is kept free as "no queue"
+QUEUES_MAX = 255  # of a topic in a shard: ids 0-254; 255 is kept free as "no queue"
 
 SYSTEM_PREFIX: Final = "%"  # of every name that is DMQ's own
 SCHEDULE_TOPIC: Final = "%SCHEDULE%"  # delayed messages and retries until they are due
@@ -187,6 +190,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     queue: int
     offset: int
     durability: str
+    shard: int = 0  # its number; 0 of a lone broker
 
 
 class Durability(IntEnum):
@@ -244,6 +248,22 @@ def check_name(name: str, what: str, *, system: bool = False) -> str:
         f"{what} name {name!r} is not allowed: use letters, digits, '.', '_' and '-' (names with % are DMQ's own)",
         name=name,
     )
+
+
+def place_of(queue: int, shard: int) -> int:
+    """The one number that stands for a queue of a shard: its place. A lone broker is shard 0, so that there a queue is
+    its own place."""
+    return shard << 8 | queue
+
+
+def place_queue(place: int) -> int:
+    """The queue within its shard."""
+    return place & 0xFF
+
+
+def place_shard(place: int) -> int:
+    """The number of the shard."""
+    return place >> 8
 
 
 def retry_topic_name(group: str, topic_id: int) -> str:

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
-from dmq.protocol.cluster import registry, replication, shard
+from dmq.protocol.cluster import registry, replication, route, shard
 from dmq.protocol.frame import (
     CRC,
     CRC_BYTES,
@@ -131,6 +131,10 @@ class Command(IntEnum):
     SHARD_HANDOVER = 0x0084
     SHARD_REPAIR = 0x0085
 
+    # where clients find what they look for
+    ROUTE = 0x0100
+    ROUTE_CHANGED = 0x0101
+
     # a registry, asked of a name server
     REGISTRY_SESSION = 0x0110
     REGISTRY_BEAT = 0x0111
@@ -225,6 +229,8 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SHARD_PROMOTE: Spec(Way.ASK, shard.ShardPromote, shard.ShardChange),
     Command.SHARD_HANDOVER: Spec(Way.ASK, shard.ShardHandover, shard.ShardChange),
     Command.SHARD_REPAIR: Spec(Way.ASK, shard.ShardRepair, shard.ShardRepairReply),
+    Command.ROUTE: Spec(Way.ASK, route.Route, route.RouteReply),
+    Command.ROUTE_CHANGED: Spec(Way.PUSH, route.RouteChanged),
     Command.REGISTRY_SESSION: Spec(Way.ASK, registry.RegistrySession, registry.RegistrySessionReply),
     Command.REGISTRY_BEAT: Spec(Way.ASK, registry.RegistryBeat),
     Command.REGISTRY_CLOSE: Spec(Way.ASK, registry.RegistryClose),

@@ -91,6 +91,7 @@ class ShardInfo(Header, frozen=True):
     is_leader: bool = False  # it serves everything; else only what needs no leader
     leader: Text = ""  # where clients reach the leader; "" while none is known
     members: Annotated[list[Text], Meta(max_length=64)] = []  # where clients reach the members that are known
+    number: U32 = 0  # of the shard: given once, never used again; 0 while it is not known
 
 
 class HelloReply(Header, frozen=True):

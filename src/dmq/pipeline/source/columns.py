@@ -24,10 +24,11 @@ from pyspark.sql.types import (
 )
 
 from dmq.errors import InvalidSettings
+from dmq.model import place_of
 from dmq.pipeline.decode import rows as made
 from dmq.pipeline.decode.arrow import numbers
 from dmq.pipeline.decode.units import UnitRows
-from dmq.pipeline.source.offsets import partition_of
+from dmq.pipeline.source.offsets import SHARD
 
 __all__ = ["ALL_COLUMNS", "check_schema", "column_kind", "default_schema", "record_batch", "table_columns"]
 
@@ -47,7 +48,7 @@ def _same(name: str, kind: DataType) -> _Column:
 
 
 def _partition(rows: UnitRows) -> pa.Array:
-    return numbers(partition_of(0) + rows.queue().astype(np.int32), pa.int32())
+    return numbers(place_of(0, SHARD) + rows.queue().astype(np.int32), pa.int32())
 
 
 def _timestamp_type(rows: UnitRows) -> pa.Array:

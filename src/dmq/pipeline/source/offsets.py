@@ -14,6 +14,7 @@ import json
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.errors import InvalidSettings
+from dmq.model import place_shard
 
 __all__ = [
     "EARLIEST",
@@ -25,16 +26,12 @@ __all__ = [
     "TopicShard",
     "offsets_dict",
     "parse_offsets",
-    "partition_of",
-    "queue_of",
-    "shard_of",
 ]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
 _INCARNATION: Final = "incarnation"
-_QUEUES: Final = 256  # of a shard; queue ids are below it
 SHARD: Final = 0  # until brokers form shards, every queue is of this one
 
 
@@ -64,27 +61,12 @@ class StreamOffsets(NamedTuple):
 
     def incarnation_of(self, place: TopicPartition) -> int | None:
         """The incarnation that a place is of; None if it is not known."""
-        return self.incarnations.get(TopicShard(place.topic, shard_of(place.partition)))
+        return self.incarnations.get(TopicShard(place.topic, place_shard(place.partition)))
 
     def is_anew(self, place: TopicPartition, since: StreamOffsets) -> bool:
         """Whether the topic was deleted and created again between earlier offsets and these."""
         mine, before = self.incarnation_of(place), since.incarnation_of(place)
         return mine is not None and before is not None and mine != before
-
-
-def partition_of(queue: int, shard: int = SHARD) -> int:
-    """The one number that stands for a queue of a shard."""
-    return shard * _QUEUES + queue
-
-
-def queue_of(partition: int) -> int:
-    """The queue a number stands for."""
-    return partition % _QUEUES
-
-
-def shard_of(partition: int) -> int:
-    """The shard a number stands for."""
-    return partition // _QUEUES
 
 
 def offsets_dict(offsets: StreamOffsets) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
 from dmq.event_log import EventLog
-from dmq.model import SYSTEM_PREFIX
+from dmq.model import SYSTEM_PREFIX, place_of, place_queue
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.filters import FilterBounds
 from dmq.pipeline.source.offsets import (
@@ -25,8 +25,6 @@ from dmq.pipeline.source.offsets import (
     StreamOffsets,
     TopicPartition,
     TopicShard,
-    partition_of,
-    queue_of,
 )
 from dmq.pipeline.source.options import SourceOptions, check_partitions
 from dmq.pipeline.source.partition_plan import Piece, QueueRange, Wanted, plan
@@ -95,8 +93,8 @@ class Resolver:
                 continue
             count = found[name].config.queues
             for partition in partitions:
-                if partition != partition_of(queue_of(partition)) or queue_of(partition) >= count:
-                    there = f"{partition_of(0)} to {partition_of(count - 1)}"
+                if partition != place_of(place_queue(partition), SHARD) or place_queue(partition) >= count:
+                    there = f"{place_of(0, SHARD)} to {place_of(count - 1, SHARD)}"
                     raise UnknownTopic(f"topic {name!r} has partitions {there}, not {partition}", topic=name)
         return found
 
@@ -114,7 +112,7 @@ class Resolver:
             # A broker that does not say of which incarnation the queues are had only this one a moment ago.
             found.incarnations[TopicShard(topic, SHARD)] = reply.topic_id or info.topic_id
             for queue in reply.queues:
-                partition = partition_of(queue.queue)
+                partition = place_of(queue.queue, SHARD)
                 if assigned is None or partition in assigned:
                     found.queues[TopicPartition(topic, partition)] = queue
         return found
@@ -271,7 +269,7 @@ class Resolver:
             high = self._queues(wanted, Point(PointKind.TIME, bounds.until_ms)).queues
         found: list[QueueRange] = []
         for part in ranges:
-            place = TopicPartition(part.topic, partition_of(part.queue))
+            place = TopicPartition(part.topic, place_of(part.queue, SHARD))
             start = max(part.start, bounds.from_offset, low[place].at if place in low else 0)
             end = min(part.end, bounds.until_offset, high[place].at if place in high else part.end)
             if start < end:

@@ -1,5 +1,5 @@
 """Headers that the processes of a cluster use among themselves, and those about them.
 
 `registry` has those of brokers and name servers, `replication` those of the members of a shard, `shard` what people ask
-of its members.
+of its members, `route` where clients find a topic.
 """

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from dmq.errors import InvalidSettings
+from dmq.model import place_of, place_queue, place_shard
 from dmq.pipeline import DmqDataSource
 from dmq.pipeline.source.columns import ALL_COLUMNS, check_schema, column_kind, default_schema
 from dmq.pipeline.source.filters import FilterBounds, bounds_of
@@ -36,9 +37,6 @@ from dmq.pipeline.source.offsets import (
     TopicShard,
     offsets_dict,
     parse_offsets,
-    partition_of,
-    queue_of,
-    shard_of,
 )
 from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
 
@@ -129,7 +127,7 @@ def test_headers_are_an_option_of_the_columns() -> None:
 @given(st.dictionaries(st.tuples(st.text(max_size=3), st.integers(0, 300)), st.integers(0, 2**62), max_size=20))
 def test_equal_places_are_equal_texts(raw: dict[tuple[str, int], int]) -> None:
     places = {TopicPartition(*key): offset for key, offset in raw.items()}
-    incarnations = {TopicShard(place.topic, shard_of(place.partition)): offset for place, offset in places.items()}
+    incarnations = {TopicShard(place.topic, place_shard(place.partition)): offset for place, offset in places.items()}
     offsets = StreamOffsets(places, incarnations)
     text = json.dumps(offsets_dict(offsets))
     other = StreamOffsets(dict(reversed(places.items())), dict(reversed(incarnations.items())))
@@ -153,7 +151,7 @@ def test_incarnations_stand_beside_the_partitions_by_shard() -> None:
 
 
 def test_a_partition_stands_for_a_shard_and_a_queue() -> None:
-    assert (partition_of(7), partition_of(7, 2), queue_of(partition_of(7, 2))) == (7, 519, 7)
+    assert (place_of(7, 0), place_of(7, 2), place_queue(519), place_shard(519)) == (7, 519, 7, 2)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
