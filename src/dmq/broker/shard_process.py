@@ -28,7 +28,7 @@ from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.contents import NodeContent
 from dmq.registry.paths import DEFAULT_ROOT
 from dmq.registry.registry import Registry
-from dmq.registry.url import check_registry_url, open_registry
+from dmq.registry.url import check_registry_url, open_registry, shown_url
 from dmq.settings import BrokerSettings, Settings
 from dmq.shard.admin.operations import Operations
 from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
@@ -172,7 +172,9 @@ class ShardProcess:
                 return await open_registry(url, self.broker, clock=self._dispatcher.clock)
             except RegistryDown as error:
                 if not is_told:
-                    log.warning("the registry does not answer: this member waits for it", url=url, error=error)
+                    log.warning(
+                        "the registry does not answer: this member waits for it", url=shown_url(url), error=error
+                    )
                 is_told = True
             await asyncio.sleep(_AGAIN_SECONDS)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -48,6 +48,7 @@ __all__ = [
     "Put",
     "Reason",
     "Registry",
+    "Trouble",
     "check_path",
     "check_write",
     "conflict",
@@ -127,6 +128,13 @@ class Reason(StrEnum):
     VERSION = "version"  # the entry is there in another one
     CHILDREN = "children"  # the entry to be deleted has some
     EPHEMERAL = "ephemeral"  # the parent of one to be created is
+
+
+class Trouble(NamedTuple):
+    """Something that is not as it should be, though the registry answers."""
+
+    what: str
+    advice: str
 
 
 class Registry(Protocol):

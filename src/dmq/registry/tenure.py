@@ -28,6 +28,13 @@ class Tenure:
         self.deadline = NO_DEADLINE
         self._ephemeral: set[str] = set()  # those that answered writes have made
 
+    def grant(self, session_seconds: float) -> None:
+        """The registry lets our session live so long without a sign of us, from now on."""
+        half_seconds = session_seconds / 2
+        if half_seconds < self._half_seconds:
+            self.deadline -= self._half_seconds - half_seconds
+        self._half_seconds = half_seconds
+
     def begin(self, session: int) -> None:
         """Our session is this one; nothing changes if it was before."""
         if session != self.session:

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import importlib.util
+from typing import Final
 
 from dmq.clock import Clock
 from dmq.errors import InvalidSettings
 from dmq.registry.name_server.client import NameServerClient, parse_name_servers
 from dmq.registry.paths import DEFAULT_ROOT
-from dmq.registry.registry import Registry
+from dmq.registry.registry import Registry, Trouble
+from dmq.registry.zookeeper.ensemble import Ensemble, parse_ensemble, shown_url
 
-if TYPE_CHECKING:
-    from dmq.registry.zookeeper import ZooKeeperUrl
-
-__all__ = ["check_registry_url", "open_registry"]
+__all__ = ["check_registry_url", "open_registry", "registry_troubles", "shown_url"]
 
 _EXAMPLE: Final = "dmq://127.0.0.1:9610 for a name server ('dmq nameserver'), or zk://127.0.0.1:2181/dmq for ZooKeeper"
 
@@ -50,10 +49,9 @@ async def open_registry(url: str, owner: str, *, clock: Clock | None = None) -> 
     """
     check_registry_url(url)
     if _scheme(url) == "zk":
-        from dmq.registry.zookeeper import ZooKeeperClient
+        from dmq.registry.zookeeper.client import ZooKeeperClient
 
-        place = _parse_zookeeper(url)
-        return await ZooKeeperClient.open(place.addresses, session_seconds=place.session_seconds, clock=clock)
+        return await ZooKeeperClient.open(_parse_zookeeper(url), clock=clock)
     return await NameServerClient.open(parse_name_servers(url), owner, clock=clock)
 
 
@@ -61,11 +59,21 @@ def _scheme(url: str) -> str:
     return url.strip().partition(":")[0].lower()
 
 
-def _parse_zookeeper(url: str) -> ZooKeeperUrl:
-    try:
-        from dmq.registry.zookeeper import parse_zookeeper
-    except ModuleNotFoundError as error:
+def _parse_zookeeper(url: str) -> Ensemble:
+    ensemble = parse_ensemble(url)
+    if importlib.util.find_spec("kazoo") is None:
         raise InvalidSettings(
-            f"{url!r}: ZooKeeper needs a package that is not here ({error.name}): pip install 'dmq[zookeeper]'", url=url
-        ) from error
-    return parse_zookeeper(url)
+            f"{shown_url(url)!r}: ZooKeeper needs a package that is not here (kazoo): pip install 'dmq[zookeeper]'",
+            url=shown_url(url),
+        )
+    return ensemble
+
+
+async def registry_troubles(registry: Registry) -> list[Trouble]:
+    """What is not as it should be with a registry that answers, as far as its client can tell.
+
+    Raises:
+        RegistryDown: nobody answers.
+    """
+    troubles = getattr(registry, "troubles", None)
+    return [] if troubles is None else await troubles()

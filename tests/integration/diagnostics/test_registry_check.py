@@ -9,7 +9,8 @@ from dmq.broker.diagnostics.registry_check import diagnose_registry
 from dmq.registry.contents import NodeContent, encode_content
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Create
-from dmq.registry.zookeeper import ZooKeeperClient
+from dmq.registry.zookeeper.client import ZooKeeperClient
+from dmq.registry.zookeeper.ensemble import Ensemble
 from tests.zookeepers import ZooKeeperProcess
 
 
@@ -21,7 +22,7 @@ def test_a_registry_is_looked_at(zookeeper: ZooKeeperProcess) -> None:
     assert "no cluster at /doctor" in found[1].what
 
     async def write(*operations: Create) -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq"), timeout=30.0)
         await client.write(operations)
         await client.close()
 

@@ -17,7 +17,9 @@ from dmq.errors import DMQError, NotConnected, SessionExpired, WriteUnknown
 from dmq.registry.memory import Fate, MemoryClient, MemoryRegistry
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
 from dmq.registry.registry import Operation, Registry
-from dmq.registry.zookeeper import ZooKeeperClient, _transaction
+from dmq.registry.zookeeper.client import ZooKeeperClient
+from dmq.registry.zookeeper.ensemble import Ensemble
+from dmq.registry.zookeeper.multi import send_multi
 from dmq.testing.clock import FakeClock
 from tests.integration.registry.name_servers import NameServerProcess, expire
 from tests.integration.registry.registry_model import RegistryMachine
@@ -121,7 +123,7 @@ class ZooKeeperMachine(NameServerMachine):
     """The same, with ZooKeeper."""
 
     def connect(self) -> Registry:
-        return self.drive(FatefulZooKeeperClient.open([next(self.ways)], timeout=30.0))
+        return self.drive(FatefulZooKeeperClient.open(Ensemble((next(self.ways),), "/dmq"), timeout=30.0))
 
     def expire_session(self, client: Registry) -> None:
         self.drive(self._expire(client))
@@ -151,7 +153,7 @@ class FatefulZooKeeperClient(ZooKeeperClient):
         if fate is Fate.LATE:
             # On its way, and nobody waits for it.
             link = await self._take_room(until)
-            link.send(lambda kazoo: _transaction(kazoo, operations)).cancel()
+            link.send(lambda kazoo: send_multi(kazoo, operations)).cancel()
         else:
             if fate is Fate.UNANSWERED:
                 with contextlib.suppress(DMQError):

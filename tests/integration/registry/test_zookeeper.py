@@ -16,18 +16,17 @@ from kazoo.security import make_acl
 from dmq.clock import SystemClock
 from dmq.errors import (
     InvalidName,
-    InvalidSettings,
     RegistryDown,
     SessionExpired,
     UnknownEntry,
     WriteUnknown,
     WrongFormat,
 )
-from dmq.net.address import ServerAddress
 from dmq.registry.contents import NodeContent, decode_content
 from dmq.registry.registry import Check, Create, Delete, Put
-from dmq.registry.url import check_registry_url, open_registry
-from dmq.registry.zookeeper import ZooKeeperClient, parse_zookeeper
+from dmq.registry.url import open_registry
+from dmq.registry.zookeeper.client import ZooKeeperClient
+from dmq.registry.zookeeper.ensemble import Ensemble
 from dmq.testing.processes import free_port
 from tests.integration.registry.registries import eventually, new_root
 from tests.zookeepers import ZooKeeperProcess
@@ -55,45 +54,12 @@ def shell(zookeeper: ZooKeeperProcess) -> Iterator[KazooClient]:
         client.close()
 
 
-# --- the URL ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_url_names_servers_a_root_and_how_long_a_session_lives() -> None:
-    found = parse_zookeeper("zk://h1:2181,h2,[::1]:2182,h2/prod/dmq/?session=2500ms")
-    servers = (ServerAddress("h1", 2181), ServerAddress("h2", 2181), ServerAddress("::1", 2182))
-    assert found == (servers, "/prod/dmq", 2.5)
-    assert check_registry_url("zk://h1/dmq") == "/dmq"
-    assert check_registry_url("dmq://h1") == "/dmq"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "zk://",
-        "zk://h1",
-        "zk://h1/",
-        "zk:///dmq",
-        "zk://h1:0/dmq",
-        "zk://h1:x/dmq",
-        "zk://h1/a//b",
-        "zk://u:p@h1/dmq",
-        "zk://h1/dmq?session=1h",
-        "zk://h1/dmq?session=",
-        "zk://h1/dmq?timeout=4s",
-        "zookeeper://h1/dmq",
-    ],
-)
-def test_a_url_that_can_never_work_is_refused(url: str) -> None:
-    with pytest.raises(InvalidSettings):
-        check_registry_url(url)
-
-
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_session_lives_as_long_as_the_server_grants(zookeeper: ZooKeeperProcess) -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], session_seconds=60.0, timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq", 60.0), timeout=30.0)
         assert client.session_seconds == 10.0, "20 ticks"
         root = await new_root(client)
         before = SystemClock().boottime()
@@ -106,7 +72,7 @@ def test_a_session_lives_as_long_as_the_server_grants(zookeeper: ZooKeeperProces
 
 def test_a_loop_that_stands_still_loses_its_session(zookeeper: ZooKeeperProcess) -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], session_seconds=2.0, timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq", 2.0), timeout=30.0)
         root = await new_root(client)
         await client.write([Create(f"{root}/e", b"", ephemeral=True)])
         session = client.session
@@ -129,7 +95,7 @@ def test_a_loop_that_stands_still_loses_its_session(zookeeper: ZooKeeperProcess)
 
 def test_a_session_outlives_a_pause_of_its_loop_and_many_beats(zookeeper: ZooKeeperProcess) -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], session_seconds=2.0, timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq", 2.0), timeout=30.0)
         root = await new_root(client)
         await client.write([Create(f"{root}/e", b"", ephemeral=True)])
         session = client.session
@@ -147,7 +113,7 @@ def test_a_session_outlives_a_pause_of_its_loop_and_many_beats(zookeeper: ZooKee
 
 def test_a_zookeeper_that_is_stopped_killed_and_back_loses_nothing() -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([server.address], session_seconds=6.0, timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((server.address,), "/dmq", 6.0), timeout=30.0)
         watch = client.watch("/dmq")
         await client.write([Create("/dmq", b"0"), Create("/dmq/e", b"", ephemeral=True)])
         session = client.session
@@ -201,7 +167,7 @@ def test_nobody_at_the_address_is_told_with_what_to_do() -> None:
 def test_a_member_without_its_quorum_is_told() -> None:
     async def test() -> None:
         with pytest.raises(RegistryDown, match=r"no quorum: start the other servers"):
-            await ZooKeeperClient.open([alone.address], timeout=2.0)
+            await ZooKeeperClient.open(Ensemble((alone.address,), "/dmq"), timeout=2.0)
 
     peers = [f"server.{n}=127.0.0.1:{free_port()}:{free_port()}" for n in (1, 2, 3)]
     alone = ZooKeeperProcess("initLimit=5", "syncLimit=2", *peers)
@@ -215,7 +181,7 @@ def test_a_member_without_its_quorum_is_told() -> None:
 
 def test_nodes_whose_acl_is_for_others_are_told(zookeeper: ZooKeeperProcess) -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq"), timeout=30.0)
         root = await new_root(client)
         with shell(zookeeper) as other:
             other.create(f"{root}/closed", b"1", acl=[make_acl("digest", "other:x", all=True)])
@@ -236,7 +202,7 @@ def test_nodes_whose_acl_is_for_others_are_told(zookeeper: ZooKeeperProcess) -> 
 
 def test_what_others_wrote_and_deleted_is_told(zookeeper: ZooKeeperProcess) -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq"), timeout=30.0)
         root = await new_root(client)
         with client.watch(root) as watch, shell(zookeeper) as other:
             assert (await watch.next()).is_all
@@ -261,7 +227,7 @@ def test_what_others_wrote_and_deleted_is_told(zookeeper: ZooKeeperProcess) -> N
 
 def test_a_name_that_zookeeper_does_not_take_is_told(zookeeper: ZooKeeperProcess) -> None:
     async def test() -> None:
-        client = await ZooKeeperClient.open([zookeeper.address], timeout=30.0)
+        client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq"), timeout=30.0)
         root = await new_root(client)
         with pytest.raises(InvalidName, match="ZooKeeper takes no path"):
             await client.write([Create(f"{root}/🐘", b"")])

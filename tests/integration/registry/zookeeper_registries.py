@@ -10,7 +10,8 @@ from kazoo.protocol.serialization import Close, Connect, int_struct
 from dmq.clock import SystemClock
 from dmq.net.address import ServerAddress
 from dmq.registry.registry import Registry
-from dmq.registry.zookeeper import ZooKeeperClient
+from dmq.registry.zookeeper.client import ZooKeeperClient
+from dmq.registry.zookeeper.ensemble import Ensemble
 from dmq.testing.proxy import ChaosProxy
 
 PATIENCE_S = 30.0
@@ -27,7 +28,9 @@ class ZooKeeperRegistries:
 
     async def connect(self) -> Registry:
         proxy = ChaosProxy(self._address)
-        client = await ZooKeeperClient.open([ServerAddress("127.0.0.1", proxy.port)], timeout=PATIENCE_S)
+        client = await ZooKeeperClient.open(
+            Ensemble((ServerAddress("127.0.0.1", proxy.port),), "/dmq"), timeout=PATIENCE_S
+        )
         self._proxies[id(client)] = proxy
         self._clients.append(client)
         return client

@@ -14,7 +14,7 @@ from dmq.net.address import parse_address
 from dmq.registry.contents import NodeContent, decode_content
 from dmq.registry.paths import Paths, name_of
 from dmq.registry.registry import Registry
-from dmq.registry.url import check_registry_url, open_registry
+from dmq.registry.url import check_registry_url, open_registry, registry_troubles
 
 __all__ = ["diagnose_registry"]
 
@@ -42,6 +42,7 @@ async def _look(url: str) -> list[Finding]:
         milliseconds = (time.perf_counter() - began) * 1000
         what = f"answers within {milliseconds:.1f} ms; a session lives {registry.session_seconds:g} s"
         findings = [Finding("registry", State.OK, what)]
+        findings += [Finding("registry", State.WARNING, *trouble) for trouble in await registry_troubles(registry)]
         if cluster is None:
             what, advice = (
                 f"there is no cluster at {paths.root}",
