@@ -26,11 +26,12 @@ from typing import IO, Any, Self
 
 from dmq.errors import DMQError
 
-__all__ = ["BrokerProcess", "DevShardProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
+__all__ = ["BrokerProcess", "DevClusterProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
 
 _URL = re.compile(r"dmq://\S+:\d+")
 _SCHEDULED = 2  # the kind of CPU clock that counts nanoseconds, on Linux
 _LOG_CHARACTERS_MAX = 1 << 20
+_CLUSTER_SECONDS = 90.0  # until it is ready
 _PAGE = re.compile(r"status page\D+(http://\S+:\d+/)")
 
 
@@ -167,23 +168,33 @@ class BrokerProcess:
         self.stop()
 
 
-class DevShardProcess:
-    """A shard as `dmq dev --shards 1` runs it: some brokers and a name server, each a process, and one above them.
+class DevClusterProcess:
+    """A cluster as `dmq dev --shards` runs it: some brokers and a name server, each a process, and one above them.
 
     Parameters:
         folder: its data.
+        replicas: members of each shard.
         session: how long a member that is dead is taken for alive.
         arguments: more of them for `dmq dev`.
     """
 
-    def __init__(self, folder: Path, *, session: str = "2s", arguments: Sequence[str] = (), wait: float = 90.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shards: int = 1,
+        replicas: int = 3,
+        session: str = "2s",
+        arguments: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
-        self._session = session
+        self._size = ("--shards", str(shards), "--replicas", str(replicas), "--session", session)
         self._arguments = arguments
-        self._wait = wait
         self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        """Names every member."""
         self.rows: list[dict[str, Any]] = []
-        """What it said of each process when it was ready: name, shard, role, port and pid."""
+        """What it said of each member when it was ready: name, shard, role, port and pid."""
 
     @property
     def pid(self) -> int:
@@ -191,14 +202,10 @@ class DevShardProcess:
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def url(self) -> str:
-        """Names every member."""
-        return "dmq://" + ",".join(f"127.0.0.1:{row['port']}" for row in self.rows if row["shard"])
-
-    def kill_leader(self) -> str:
-        """End the process that led when all were ready with kill -9; its name. It is started again after a while."""
-        leader = next(row for row in self.rows if row["role"] == "leader")
+    def kill_leader(self, shard: str = "s1") -> str:
+        """End the process that led a shard when all were ready with kill -9; its name. It is started again after a
+        while."""
+        leader = next(row for row in self.rows if row["role"] == "leader" and row["shard"] == shard)
         os.kill(leader["pid"], signal.SIGKILL)
         return str(leader["name"])
 
@@ -208,8 +215,8 @@ class DevShardProcess:
         Raises:
             DMQError: it did not start; the message is what it said.
         """
-        ports = ("--port", "0", "--metrics-port", "0")
-        command = ("dev", "--shards", "1", "--format", "json", "--data", str(self.folder), "--session", self._session)
+        ports = ("--port", "0", "--metrics-port", "0", "--telnet-port", "none", "--console-port", "0")
+        command = ("dev", *self._size, "--format", "json", "--data", str(self.folder))
         with tempfile.TemporaryFile() as errors:
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", "dmq.cli", *command, *ports, *self._arguments],
@@ -218,16 +225,14 @@ class DevShardProcess:
                 env=_environment(),
             )
             assert process.stdout is not None
-            told, deadline = "", time.monotonic() + self._wait
-            while not told.endswith("]\n"):
-                line = read_line(process.stdout, deadline)
-                if line is None:
-                    self.stop()
-                    errors.seek(0)
-                    reason = errors.read().decode(errors="replace").strip().removeprefix("dmq: ")
-                    raise DMQError(reason or f"no shard was ready within {self._wait:g} s")
-                told += line
-        self.rows = json.loads(told)
+            told = read_line(process.stdout, time.monotonic() + _CLUSTER_SECONDS)
+            if told is None:
+                self.stop()
+                errors.seek(0)
+                reason = errors.read().decode(errors="replace").strip().removeprefix("dmq: ")
+                raise DMQError(reason or f"no cluster was ready within {_CLUSTER_SECONDS:g} s")
+        facts = json.loads(told)
+        self.url, self.rows = facts["url"], facts["members"]
         return self
 
     def kill(self) -> None:

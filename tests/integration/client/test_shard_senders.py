@@ -19,7 +19,7 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.testing.processes import DevShardProcess
+from dmq.testing.processes import DevClusterProcess
 from tests.integration.cli.test_commands import children_of
 from tests.patience import eventually
 from tests.sampling import SEED
@@ -158,7 +158,7 @@ class Readers:
             thread.join(SECONDS)
 
 
-def pid_of(shard: DevShardProcess, member: str) -> int:
+def pid_of(shard: DevClusterProcess, member: str) -> int:
     """The process that is this member now."""
     for pid in children_of(shard.pid):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
@@ -189,7 +189,7 @@ def check_stored(client: dmq.Client, topic: str, acked: list[int]) -> None:
 @pytest.mark.uncounted
 def test_every_way_to_send_survives_its_leaders(tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    with DevShardProcess(tmp_path / "shard") as shard, dmq.connect(shard.url, timeout=SECONDS) as client:
+    with DevClusterProcess(tmp_path / "shard") as shard, dmq.connect(shard.url, timeout=SECONDS) as client:
         senders = Senders(shard.url, tmp_path)
         topics = [way.__name__ for way in senders.ways]
         for topic in topics:

@@ -35,21 +35,22 @@ class ServiceManager:
 
     def ready(self) -> None:
         """The broker takes messages; from now on the loop gives signs of life."""
-        self._tell("READY=1")
+        self.tell("READY=1")
         self._ping()
 
     def stopping(self) -> None:
         """The broker finishes what is under way."""
         if self._timer is not None:
             self._timer.cancel()
-        self._tell("STOPPING=1")
+        self.tell("STOPPING=1")
 
     def _ping(self) -> None:
         if self.ping_seconds:
-            self._tell("WATCHDOG=1")
+            self.tell("WATCHDOG=1")
             self._timer = asyncio.get_running_loop().call_later(self.ping_seconds, self._ping)
 
-    def _tell(self, word: str) -> None:
+    def tell(self, word: str) -> None:
+        """Send a word of the protocol."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:

@@ -1,5 +1,6 @@
 """Commands that run something until it is told to end.
 
-In reading order: `server_process` is what they share (logs, signals); `broker`, `dev` with `dev_shard`, and `tour` run
-brokers; `nameserver` runs a name server; `bench` measures.
+In reading order: `server_process` is what they share (logs, signals), `child_process` a process that one of them
+starts; `broker` with `broker_group`, `dev` with `dev_cluster`, and `tour` run brokers;
+`nameserver` runs a name server; `bench` measures.
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,11 +29,29 @@ from dmq.errors import TimedOut
 
 if TYPE_CHECKING:
     from dmq.broker.server import BrokerServer
+    from dmq.cli.process.child_process import ChildProcess
     from dmq.client.admin.reports import DrainReport
+    from dmq.settings import ResolvedSettings
 
 __all__ = ["app"]
 
 _LOOK_SECONDS = 0.2
+
+RegistryUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Be a member of a shard: the cluster's registry, as dmq://127.0.0.1:9610 or zk://127.0.0.1:2181/dmq.",
+    ),
+]
+MinInSync = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Members that must have a message, in a shard that it creates.  [default: 2]"),
+]
+Shards = Annotated[
+    int,
+    typer.Option(min=0, max=64, metavar="N", help="With --registry: run a member of each of N shards, for more cores."),
+]
 
 # Without arguments it runs a broker, so no help then; the callback's own text is the help.
 app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
@@ -56,13 +75,7 @@ def broker(
     config: ConfigFile = None,
     settings: Settings = None,
     insecure: Insecure = False,
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Be a member of a shard: the cluster's registry, as dmq://127.0.0.1:9610 or zk://127.0.0.1:2181/dmq.",
-        ),
-    ] = None,
+    registry: RegistryUrl = None,
     shard: Annotated[str | None, typer.Option(metavar="NAME", help="The shard to be a member of.")] = None,
     replication_port: Annotated[
         int | None, typer.Option(metavar="N", help="Port for other members; 0 takes any free one.  [default: 9613]")
@@ -70,10 +83,8 @@ def broker(
     replicas: Annotated[
         int | None, typer.Option(metavar="N", help="Members of a shard that it creates.  [default: 3]")
     ] = None,
-    min_in_sync: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Members that must have a message, in a shard that it creates.  [default: 2]"),
-    ] = None,
+    min_in_sync: MinInSync = None,
+    shards: Shards = 0,
     log_level: LogLevelOption = None,
     log_format: Logs = None,
 ) -> None:
@@ -81,6 +92,9 @@ def broker(
 
     With --registry and --shard it is a member of a shard, which keeps every message on several brokers. Each member has
     a --name and a --data directory of its own.
+
+    With --shards N it runs N processes: NAME-1 is a member of the shard SHARD-1 with its data in DIR/SHARD-1, NAME-2 of
+    SHARD-2, and so on. Their ports are 10 apart, those of metrics and status page 1.
 
     Settings come from the file, from DMQ_* variables and from flags, the last being the strongest; `dmq config show`
     tells which are in force.
@@ -104,7 +118,33 @@ def broker(
     }
     resolved = resolve(config, flags, settings)
     set_up_logs(resolved.settings.log)
+    if shards:
+        arguments = (*_handed_on(flags, config, settings), *(("--insecure",) if insecure else ()))
+        _run_group(resolved, shards, console_port, arguments)
+        return
     serve(resolved, insecure=insecure, status_port=console_port, on_ready=_announce)
+
+
+def _handed_on(flags: Mapping[str, object], config: Path | None, pairs: Sequence[str] | None) -> tuple[str, ...]:
+    """What was given and is the same for each process; the environment reaches them as it reaches this one."""
+    same = ("broker.auto_create", "broker.host", "shard.registry_url", "shard.replicas", "shard.min_in_sync")
+    given = {key: flags[key] for key in (*same, "log.level", "log.format") if flags[key] is not None}
+    texts = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in given.items()}
+    return (
+        *(("--config", str(config)) if config else ()),
+        *(f"--set={pair}" for pair in pairs or ()),
+        *(f"--set={key}={text}" for key, text in texts.items()),
+    )
+
+
+def _run_group(resolved: ResolvedSettings, count: int, console_port: int | None, arguments: tuple[str, ...]) -> None:
+    from dmq.cli.process.broker_group import BrokerGroup, GroupOptions
+
+    def announce(children: list[ChildProcess]) -> None:
+        typer.echo(f"listening on dmq://{','.join(child.address for child in children)}")
+        typer.get_text_stream("stdout").flush()
+
+    BrokerGroup(GroupOptions(resolved.settings, count, console_port, arguments)).run(announce)
 
 
 def _announce(server: BrokerServer) -> None:

@@ -1,7 +1,8 @@
-"""`dmq dev`: everything in one process, on embedded defaults; or a shard of several processes."""
+"""`dmq dev`: everything in one process, on embedded defaults; or a cluster of several processes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from dmq.cli.options import ConfigFile, Format, Formatted, Settings, make_app, parse_seconds
 from dmq.cli.output import show_rows
-from dmq.cli.process.dev_shard import SESSION, DevShard, DevShardOptions, check_lone
+from dmq.cli.process.dev_cluster import SESSION, SHARDS_MAX, DevCluster, DevClusterOptions, DevPorts, check_lone
 from dmq.cli.process.server_process import (
     DataFolder,
     Host,
@@ -42,14 +43,14 @@ def dev(
     settings: Settings = None,
     insecure: Insecure = False,
     shards: Annotated[
-        int, typer.Option(min=0, max=1, metavar="N", help="Run a shard of several brokers instead; 1 for now.")
+        int, typer.Option(min=0, max=SHARDS_MAX, metavar="N", help="Run a cluster of so many shards instead.")
     ] = 0,
     replicas: Annotated[
         int | None,
-        typer.Option(min=1, max=7, metavar="N", help="In a shard: how many brokers it has.  [default: 3]"),
+        typer.Option(min=1, max=7, metavar="N", help="In a cluster: how many brokers a shard has.  [default: 3]"),
     ] = None,
     session: Annotated[
-        str, typer.Option(metavar="TIME", help="In a shard: how long a dead broker is taken for alive.")
+        str, typer.Option(metavar="TIME", help="In a cluster: how long a dead broker is taken for alive.")
     ] = SESSION,
     form: Formatted = Format.TABLE,
 ) -> None:
@@ -57,8 +58,9 @@ def dev(
 
     Topics are created when they are first used. The data stays in DIR: the next start finds it again.
 
-    With --shards 1 it runs a shard: --replicas brokers that keep every message, each a process, and a name server. One
-    that dies is started again. Port 0 takes free ports; else the brokers have PORT, PORT + 10 and so on.
+    With --shards it runs a cluster: of each shard --replicas brokers that keep every message, each a process, and a
+    name server. One that dies is started again. Port 0 takes free ports; else the brokers have PORT, PORT + 10 and so
+    on.
     """
     flags = {
         "broker.data": data,
@@ -77,21 +79,21 @@ def dev(
     if shards:
         broker = resolved.settings.broker
         pairs = (*(f"{key}={value}".lower() for key, value in own.items()), *(settings or ()))
-        options = DevShardOptions(
+        options = DevClusterOptions(
             folder=folder,
             host=broker.host,
-            port=broker.port,
-            metrics_port=broker.metrics_port,
+            ports=DevPorts(broker.port, broker.metrics_port, broker.telnet_port, console_port),
+            shards=shards,
             replicas=replicas or 3,
             session=parse_seconds(session),
             is_insecure=insecure,
             arguments=(*(("--config", str(config)) if config else ()), *(f"--set={pair}" for pair in pairs)),
         )
-        DevShard(options).run(lambda shard, rows: _welcome_shard(shard, rows, form))
+        DevCluster(options).run(lambda cluster, rows: _welcome_cluster(cluster, rows, form))
         typer.echo(f"stopped; the messages are kept in {folder}", err=form == Format.JSON)
         return
     if replicas is not None:
-        raise typer.BadParameter("--replicas goes with --shards 1")
+        raise typer.BadParameter("--replicas goes with --shards")
     check_lone(folder)
     serve(
         resolved,
@@ -102,23 +104,25 @@ def dev(
     typer.echo(f"stopped; the messages are kept in {folder}")
 
 
-def _welcome_shard(shard: DevShard, rows: list[dict[str, Any]], form: Format) -> None:
+def _welcome_cluster(cluster: DevCluster, rows: list[dict[str, Any]], form: Format) -> None:
     if form == Format.TABLE:
-        typer.echo(f"DMQ is ready: a shard at {shard.url}")
+        typer.echo(f"DMQ is ready: a cluster at {cluster.url}")
         # Ports and pids are names: people copy them, so they have no commas.
-        show_rows([{**row, "port": str(row["port"]), "pid": str(row["pid"])} for row in rows], form, empty="")
+        processes = [*rows, {"name": "", "shard": "", "role": "nameserver", **cluster.registry_facts}]
+        show_rows([{**row, "port": str(row["port"]), "pid": str(row["pid"])} for row in processes], form, empty="")
         leader = next(row["pid"] for row in rows if row["role"] == "leader")
         typer.echo(
             "In another terminal:\n"
-            f"  export DMQ_URL={shard.url}\n"
+            f"  export DMQ_URL={cluster.url}\n"
             '  dmq send hello "my first message" --durability replicated\n'
-            "  dmq shard show\n"
-            f"  kill -9 {leader}    # the leader: another member leads soon, and nothing is lost\n"
+            "  dmq shard list\n"
+            f"  kill -9 {leader}    # a leader: another member leads soon, and nothing is lost\n"
             "  dmq tail hello --from earliest\n"
-            f"Logs are in {shard.folder}. Ctrl-C stops it."
+            f"Logs are in {cluster.folder}. Ctrl-C stops it."
         )
     else:
-        show_rows(rows, form, empty="")
+        # On one line: a program that started this reads a line.
+        typer.echo(json.dumps({"url": cluster.url, "members": rows, "registry": cluster.registry_facts}))
     typer.get_text_stream("stdout").flush()
 
 

@@ -154,10 +154,10 @@ def archive(url: str, folder: Path, message_id: str) -> Path:
 def replicate(folder: Path) -> None:
     """Run a shard of three brokers, kill its leader while somebody sends, and count."""
     import dmq
-    from dmq.testing.processes import DevShardProcess
+    from dmq.testing.processes import DevClusterProcess
 
     say("9. Starting a shard: three brokers that keep every message, and a name server, each a process …")
-    with DevShardProcess(folder) as shard, dmq.connect(shard.url, app="demo", timeout=60) as client:
+    with DevClusterProcess(folder) as shard, dmq.connect(shard.url, app="demo", timeout=60) as client:
         for row in shard.rows:
             say(f"   {row['name']:<10}  {row['role']:<10}  port {row['port']}, pid {row['pid']}")
         client.admin.create_topic("payments")

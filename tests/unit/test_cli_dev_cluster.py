@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dmq.cli import main
-from dmq.cli.process.dev_shard import ChildProcess, DevShardOptions, check_lone
+from dmq.cli.process.child_process import ChildProcess
+from dmq.cli.process.dev_cluster import DevClusterOptions, DevPorts, check_lone
 from dmq.errors import DMQError, InvalidSettings
 from tests.patience import eventually
 
@@ -20,15 +21,15 @@ from tests.patience import eventually
 def test_the_data_of_a_broker_and_of_a_shard_do_not_mix(tmp_path: Path) -> None:
     (tmp_path / "STORE").touch()
     with pytest.raises(InvalidSettings, match="leave --shards out"):
-        DevShardOptions(tmp_path, "127.0.0.1", 0, 0, replicas=3, session=6.0)
+        DevClusterOptions(tmp_path, "127.0.0.1", DevPorts(), shards=1, replicas=3, session=6.0)
     check_lone(tmp_path)
     (tmp_path / "registry.sqlite").touch()
-    with pytest.raises(InvalidSettings, match="add --shards 1"):
+    with pytest.raises(InvalidSettings, match="add --shards"):
         check_lone(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--replicas", "3"), ("--shards", "2"), ("--shards", "1", "--replicas", "8"), ("--shards", "-1")]
+    "arguments", [("--replicas", "3"), ("--shards", "17"), ("--shards", "1", "--replicas", "8"), ("--shards", "-1")]
 )
 def test_a_wrong_call_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -86,7 +87,7 @@ def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path, root: Path) -> None:
     code = (
-        "import pathlib, sys, time; from tests.unit.test_cli_dev_shard import READY, Script;"
+        "import pathlib, sys, time; from tests.unit.test_cli_dev_cluster import READY, Script;"
         "child = Script(pathlib.Path(sys.argv[1]), READY); child.start(); child.wait_ready();"
         "print(child.pid, flush=True); time.sleep(600)"
     )
@@ -97,3 +98,10 @@ def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path, root: Pa
         assert Path(f"/proc/{child}").exists()
         parent.kill()
     eventually(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_every_member_has_ports_of_its_own() -> None:
+    ports = DevPorts(client=9611, metrics=9690, telnet=9612, console=9680)
+    assert ports.of(0) == ports
+    assert ports.of(4) == DevPorts(client=9651, metrics=9694, telnet=9652, console=9684)
+    assert DevPorts().of(3) == DevPorts()

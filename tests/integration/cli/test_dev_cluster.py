@@ -1,4 +1,4 @@
-"""`dmq dev --shards 1`: a shard on one machine, and what the guide shows of it."""
+"""`dmq dev --shards`: a cluster on one machine, and what the guide shows of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dmq
-from dmq.testing.processes import DevShardProcess
+from dmq.testing.processes import DevClusterProcess
 from tests.integration.cli.test_commands import children_of
 from tests.patience import eventually
 from tests.sampling import sample_size
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 URL = "dmq://127.0.0.1:9611,127.0.0.1:9621,127.0.0.1:9631"
 
 
-def run_guide(shard: DevShardProcess) -> int:
+def run_guide(shard: DevClusterProcess) -> int:
     """Run the blocks of the guide in their order; how many were run."""
     names: dict[str, Any] = {"__name__": __name__}
     text, count = GUIDE.read_text(), 0
@@ -72,11 +72,11 @@ def is_gone(pids: list[str]) -> bool:
 @pytest.mark.sampled
 def test_the_guide_shows_what_works_and_the_shard_is_found_again(tmp_path: Path) -> None:
     soon = ("--set=broker.transaction_first_check_seconds=1", "--set=broker.transaction_check_seconds=1")
-    shard = DevShardProcess(tmp_path / "data", arguments=soon).start()
+    shard = DevClusterProcess(tmp_path / "data", arguments=soon).start()
     try:
-        assert [row["name"] for row in shard.rows] == ["a", "b", "c", "nameserver"]
-        assert sorted(row["role"] for row in shard.rows) == ["follower", "follower", "leader", "nameserver"]
-        assert {row["shard"] for row in shard.rows} == {"s1", ""}
+        assert [row["name"] for row in shard.rows] == ["a", "b", "c"]
+        assert sorted(row["role"] for row in shard.rows) == ["follower", "follower", "leader"]
+        assert {row["shard"] for row in shard.rows} == {"s1"}
         with dmq.connect(shard.url, app="shop", timeout=60) as client:
             prepare_payments(client)
             assert run_guide(shard) >= 5
