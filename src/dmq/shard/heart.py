@@ -1,8 +1,10 @@
 """The heart of a member: how a thread beside the event loop sees that the loop, or a leader's flush, stands still.
 
 A loop that stands still cannot see that itself, and its leader must give way all the same: the process has a thread
-that asks `is_beating` several times a second, and ends the member's session in the registry when it does not. Then
-`/leader` goes, and followers, who hear nothing either, elect another one.
+that asks `is_beating` several times a second, and a session in the registry that ends with the loop. Then `/leader`
+goes, and followers, who hear nothing either, elect another one. While only a flush stands still, the loop turns: the
+leader then gives up `/leader` itself, and ceases when the registry has answered that, since without the registry nobody
+could be elected in its place.
 
 What always holds: one thread writes, the event loop's; reading takes no lock.
 """
@@ -46,7 +48,7 @@ class Heart:
 
     @property
     def is_beating(self) -> bool:
-        """False if the loop, or a leader's flush, has not reported for half a session: its session is to be ended."""
+        """False if the loop, or a leader's flush, has not reported for half a session: it is to give way."""
         beat_at = self._beat_at
         is_late = beat_at is not None and self._clock.boottime() - beat_at > self._limit_seconds
         return not (is_late or self.is_flush_stuck)

@@ -82,6 +82,15 @@ def never_stuck_in_a_flush(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Heart, "is_flush_stuck", property(lambda heart: False))
 
 
+def give_way_to_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Cease for a flush that does not end, whether or not somebody can be elected."""
+
+    async def give_way(term: Term) -> None:
+        term.cease("a flush of its disk does not end")
+
+    patch.setattr(Term, "_give_way", give_way)
+
+
 def never_deaf(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leader, "is_deaf", lambda leader, now, registered: False)
 
@@ -206,6 +215,11 @@ RULES = {
         Rule("the clock of promises counts suspended time", sleep_uncounted, Storm(1, ("suspend",))),
         Rule("a leader whose loop hangs gives way", never_stuck, scenario.a_loop_hangs),
         Rule("a leader whose flush hangs gives way", never_stuck_in_a_flush, scenario.a_flush_hangs),
+        Rule(
+            "a leader whose flush hangs gives way to somebody",
+            give_way_to_nobody,
+            scenario.a_flush_is_slow_without_a_registry,
+        ),
         Rule("a leader that hears no member gives way", never_deaf, scenario.a_port_is_blocked),
         Rule("a member leaves the union after the answer", shrink_before_the_answer, scenario.a_set_shrinks_unheard),
         Rule("commit counts the union of all sets", commit_by_the_recorded, scenario.a_set_grows_unanswered),

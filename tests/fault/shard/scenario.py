@@ -133,6 +133,21 @@ def a_flush_hangs(cluster: Cluster) -> None:
     leader.crash()
 
 
+def a_flush_is_slow_without_a_registry(cluster: Cluster) -> None:
+    """Nobody can be elected: who leads goes on when its disk does."""
+    leader, _, _ = roles(cluster)
+    for process in cluster.processes:
+        process.line.loses_requests = process.line.loses_answers = True
+    cluster.note("!", "the registry is down")
+    cluster.pass_time(2 * cluster.registry.session_seconds)
+    leader.disk_seconds = (8.0, 8.0)
+    cluster.pass_time(12)
+    leader.disk_seconds = (0.0005, 0.006)
+    must_lead(cluster, "led on without a registry, after a flush that was slow", leader)
+    for process in cluster.processes:
+        process.line.mend()
+
+
 def a_port_is_blocked(cluster: Cluster) -> None:
     leader, one, other = roles(cluster)
     cut(cluster, leader, one)
@@ -369,6 +384,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_follower_starts_again,
     a_loop_hangs,
     a_flush_hangs,
+    a_flush_is_slow_without_a_registry,
     a_port_is_blocked,
     a_leader_is_alone,
     a_set_shrinks_unheard,

@@ -382,7 +382,7 @@ class Term:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _watch_flush(self, now: float) -> None:
-        """A flush that does not end must not keep a leader in its place."""
+        """A flush that does not end must not keep a leader in its place; see `_give_way`."""
         queries, heart = self._store.queries, self._post.heart
         if queries.flushed >= queries.end:
             self._flush_since = None
@@ -390,8 +390,6 @@ class Term:
             self._flush_since = now
         self._flushed = queries.flushed
         heart.flush_waits(self._flush_since)
-        if heart.is_flush_stuck:
-            self.cease("a flush of its disk does not end")
 
     async def _mend_found(self) -> None:
         """Mend what reads have found to be damaged; for ever."""
@@ -440,6 +438,9 @@ class Term:
         is_known = self._look()
         if self.is_over or self._is_held:
             return
+        if self._post.heart.is_flush_stuck and self._has_heir():
+            await self._try(self._give_way)
+            return
         if not self._view.is_down and self._leader.is_deaf(now, self._registered_long(now)):
             self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
             return
@@ -450,6 +451,20 @@ class Term:
         elif now - self._renewed_at >= _RENEW_SECONDS:
             await self._try(self._renew)
         await self._try(self._change_set)
+
+    def _has_heir(self) -> bool:
+        """Whether somebody else could be elected, as far as is known."""
+        others = self._in_sync.recorded - {self._replica.membership.replica_id}
+        return not others.isdisjoint(self._view.registered)
+
+    async def _give_way(self) -> None:
+        """A flush does not end: cease, if the registry answers that `/leader` is free.
+
+        Without the registry nobody can be elected, and to cease would stop the shard for a disk that is merely slow.
+        """
+        await self.give_up()
+        if self._post.heart.is_flush_stuck:
+            self.cease("a flush of its disk does not end")
 
     def _registered_long(self, now: float) -> Iterator[int]:
         """Members that have had the time to follow us, if they could."""

@@ -79,6 +79,56 @@ def test_a_disk_that_does_not_flush_makes_a_leader_give_way() -> None:
     in_shard(test)
 
 
+def test_a_disk_that_does_not_flush_makes_nobody_give_way_while_nobody_can_be_elected() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        assert leader.shop.store is not None
+        for one in shard.machines:
+            one.registry.cut()
+        leader.shop.store.append([leader.shop.store.creation("u")])
+        await asyncio.sleep(15)
+        assert leader.serves, "it leads on by the promises of the others"
+        assert leader.shop.dropped == 0
+        for one in shard.machines:
+            one.registry.mend()
+        await shard.until(lambda: any(one.serves and one is not leader for one in shard.machines), 30)
+        assert leader.shop.dropped == 1
+
+    in_shard(test)
+
+
+def test_a_flush_that_ends_at_last_leaves_the_leader_in_its_place() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        assert leader.shop.store is not None
+        epoch = record_of(shard).epoch
+        for one in shard.machines:
+            one.registry.cut()
+        leader.shop.store.append([leader.shop.store.creation("u")])
+        await asyncio.sleep(15)
+        leader.shop.store.flush()
+        for one in shard.machines:
+            one.registry.mend()
+        await shard.until(lambda: leader.member.report().right == "session", 30)
+        assert (leader.serves, record_of(shard).epoch) == (True, epoch)
+
+    in_shard(test)
+
+
+def test_a_leader_without_an_heir_does_not_give_way_for_its_disk() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        assert leader.shop.store is not None
+        for one in shard.followers:
+            await one.kill()
+        await asyncio.sleep(10)
+        leader.shop.store.append([leader.shop.store.creation("u")])
+        await asyncio.sleep(15)
+        assert leader.role is Role.LEADING
+
+    in_shard(test)
+
+
 def test_a_winner_whose_first_flush_does_not_end_gives_way() -> None:
     async def test(shard: Shard) -> None:
         first = await shard.start_with_topic()
