@@ -343,7 +343,9 @@ class Member:
         if why is Obstacle.NONE:
             await self._stand()
             return
-        self._tell_obstacle("the registry has no record of the shard" if why is None else str(why))
+        self._tell_obstacle(
+            self._view.trouble or ("the registry has no record of the shard" if why is None else str(why))
+        )
         promised = self._post.promise.until - self._post.now()
         await self._view.wait(min(_AGAIN_SECONDS, promised) if promised > 0 else _AGAIN_SECONDS)
 

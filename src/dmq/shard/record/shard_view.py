@@ -47,6 +47,7 @@ class ShardView:
         leader, leader_entry: who holds `/leader`; None if nobody does.
         nodes: brokers that run, by name.
         is_down: the registry did not answer the last time.
+        trouble: what is wrong with our entries, though it answers, and what to do; empty if nothing is.
     """
 
     def __init__(self, registry: Registry, shard: str, paths: Paths | None = None) -> None:
@@ -60,6 +61,7 @@ class ShardView:
         self.leader_entry: Entry | None = None
         self.nodes: dict[str, NodeContent] = {}
         self.is_down = False
+        self.trouble = ""
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_wanted = asyncio.Event()
@@ -148,12 +150,25 @@ class ShardView:
             nodes = await registry.children(paths.nodes)
         except UnknownEntry:
             nodes = []
-        self.cluster = _decoded(ClusterContent, cluster)
-        self.record = _decoded(ShardContent, record)
+        found_cluster, found_record = _decoded(ClusterContent, cluster), _decoded(ShardContent, record)
+        gone = _gone(self.cluster, found_cluster, paths.cluster) or _gone(
+            self.record, found_record, paths.shard(self.shard)
+        )
+        self.cluster, self.record = found_cluster, found_record
         self.version = 0 if record is None else record.version
-        self.leader = _decoded(LeaderContent, leader)
         self.leader_entry = leader
+        self.leader, unread = _leader_of(leader)
         self.nodes = dict(_nodes_of(nodes))
+        is_still_gone = found_cluster is None or found_record is None
+        self._found(gone or (self.trouble if is_still_gone else unread))
+
+    def _found(self, trouble: str) -> None:
+        """Tell what is wrong with our entries, once, and when it is not any more."""
+        if trouble and trouble != self.trouble:
+            log.error("the registry's entries are not right", shard=self.shard, why=trouble)
+        elif self.trouble and not trouble:
+            log.info("the registry's entries are right again", shard=self.shard)
+        self.trouble = trouble
 
     async def write(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
         """As `Registry.write`. After a conflict everything has been read again."""
@@ -183,6 +198,10 @@ class ShardView:
             except RegistryDown as error:
                 self._is_there(error)
                 raise
+            except WrongFormat as error:
+                self._is_there(None)
+                self._found(str(error))
+                raise
             except DMQError:
                 raise
             else:
@@ -198,6 +217,30 @@ class ShardView:
 
 def _decoded(kind: type[C], entry: Entry | None) -> C | None:
     return None if entry is None else decode_content(kind, entry.value, entry.path)
+
+
+def _gone(before: Content | None, now: Content | None, path: str) -> str:
+    """The sentence for an entry that was there, and is not; an absent entry deletes nothing."""
+    if before is None or now is not None:
+        return ""
+    return (
+        f"{path} is gone from the registry, and somebody must have deleted it: members that hear each other go on, and "
+        "nobody can be elected; put it back with 'dmq cluster import --from-members', or from an export"
+    )
+
+
+def _leader_of(entry: Entry | None) -> tuple[LeaderContent | None, str]:
+    """Who holds `/leader`, and what is wrong with it. One that cannot be read is held by somebody, all the same."""
+    if entry is None:
+        return None, ""
+    if not entry.is_ephemeral:
+        why = f"{entry.path} was not created by a broker, and keeps all of them from being elected: delete it"
+    else:
+        why = ""
+    try:
+        return decode_content(LeaderContent, entry.value, entry.path), why
+    except WrongFormat as error:
+        return None, why or f"{error.message}; the leader writes it again"
 
 
 def _nodes_of(entries: Iterable[Entry]) -> Iterable[tuple[str, NodeContent]]:

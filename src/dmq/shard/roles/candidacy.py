@@ -66,7 +66,7 @@ class Candidacy:
             Situation(
                 replica=member.replica_id,
                 record=view.record,
-                is_led=view.leader is not None,
+                is_led=view.leader_entry is not None,
                 is_promised=not post.promise.is_over(post.now()),
                 is_following=is_following,
                 is_doubtful=member.doubtful,

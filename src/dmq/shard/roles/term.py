@@ -535,8 +535,9 @@ class Term:
             _, version = await self._view.write([self._still_led, Put(self._path, self._content, self._version)])
         except RegistryConflict:
             entry = self._view.leader_entry
-            if entry is not None and self._holds_entry and entry.session == self._registry.session == self._session:
-                self._version = entry.version  # our own write, whose answer was lost
+            is_ours = self._holds_entry or self._view.leader is None  # what cannot be read is written over
+            if entry is not None and is_ours and entry.session == self._registry.session == self._session:
+                self._version = entry.version  # our own write, whose answer was lost; or somebody wrote by hand
             else:
                 self._session = 0
             raise
