@@ -13,19 +13,22 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
-from dmq.errors import InvalidSettings, RegistryDown
+from dmq.errors import DMQError, InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
+from dmq.protocol.cluster.route import RouteReply, ShardRoute
 from dmq.protocol.session import BrokerInfo, ShardInfo
+from dmq.registry.cluster_view import ClusterView, ViewChange
 from dmq.registry.contents import NodeContent
+from dmq.registry.metadata import Metadata
 from dmq.registry.paths import DEFAULT_ROOT
 from dmq.registry.registry import Registry
 from dmq.registry.url import check_registry_url, open_registry, shown_url
@@ -43,6 +46,7 @@ __all__ = ["ShardProcess", "ShardWays"]
 log = EventLog(__name__)
 
 _AGAIN_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 1.0
 _NAMELESS: Final = BrokerSettings().name
 _ADDRESSES_MAX: Final = 64
 # A flush, a checkpoint, and what is read for followers that are far behind or for a repair; none waits for another.
@@ -73,6 +77,7 @@ class ShardProcess:
 
     Attributes:
         member: None until the registry has answered for the first time.
+        cluster: the view of the whole cluster, from then on.
         failed: set when the store of a leader failed.
         stop_asked: set when an operator wants the process to stop.
 
@@ -98,6 +103,7 @@ class ShardProcess:
         self.service = ShardService(dispatcher, ways.letters)
         self.failed, self.stop_asked = self.service.failed, self.service.stop_asked
         self.member: Member | None = None
+        self.cluster: ClusterView | None = None
         self._registry: Registry | None = None
         self._watchdog: Watchdog | None = None
         self._disk: DiskThreads | None = None
@@ -158,7 +164,17 @@ class ShardProcess:
         self._dispatcher.shards = Operations(member, self.network, clock, self.broker)
         self._watchdog = Watchdog(lambda: member.heart.is_beating)
         self._watchdog.start()
-        await member.run()
+        self.cluster = cluster = ClusterView(registry, member.view.paths, clock)
+        cluster.listeners.append(self._routes_changed)
+        metadata = Metadata(registry, member.view.paths, member.view.write)
+        works = [cluster.keep(), self._tell_own(member), self._announce(metadata)]
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            await member.run()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _open_registry(self) -> Registry:
         """A client of the registry, however long that takes: a member that starts waits for it."""
@@ -177,6 +193,49 @@ class ShardProcess:
                     )
                 is_told = True
             await asyncio.sleep(_AGAIN_SECONDS)
+
+    # --- routes -------------------------------------------------------------------------------------------------------
+
+    def _routes_changed(self, change: ViewChange) -> None:
+        if change.is_all or change.has_shards:
+            self._dispatcher.tell_routes()
+        if change.topics and not change.is_all:
+            self._dispatcher.tell_routes(change.topics)
+
+    async def _tell_own(self, member: Member) -> None:
+        """Tell clients when our shard has another leader; for ever."""
+        before = self.info()
+        while True:
+            await member.view.wait(_LOOK_SECONDS)
+            if (now := self.info()) != before:
+                before = now
+                self._dispatcher.tell_routes()
+
+    async def _announce(self, metadata: Metadata) -> None:
+        """Have the other shards read our record whenever this member begins to lead; for ever."""
+        while True:
+            await self.service.began.wait()
+            self.service.began.clear()
+            while True:
+                try:
+                    await metadata.touch(metadata.paths.shard(self.shard))
+                    break
+                except (DMQError, TimeoutError) as error:
+                    log.debug("leader not announced", error=error)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+
+    def routes(self, topics: Sequence[str]) -> RouteReply:
+        """The shards of the cluster, and where these topics are."""
+        info, broker = self.info(), self._dispatcher.broker
+        own = ShardRoute(info.number, info.shard, info.epoch, leader=info.leader, members=info.members)
+        if self.cluster is None:
+            return RouteReply(0, [own])
+        reply = self.cluster.reply(topics, own if info.number else None)
+        if broker is not None:  # a topic that is only in our journal yet
+            known = {row.topic for row in reply.topics}
+            rows = [broker.catalog.route(name, info.number) for name in topics if name not in known]
+            reply.topics.extend(row for row in rows if row is not None)
+        return reply
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Hand over if this member leads, leave the shard, and close everything but the clients' connections."""
@@ -215,12 +274,14 @@ class ShardProcess:
         if member is None:
             return ShardInfo(self.shard)
         report = member.report()
+        record = member.view.record
         return ShardInfo(
             self.shard,
             report.epoch,
             is_leader=report.is_serving,
             leader=report.leader_address,
             members=[node.address for node in self._nodes(member).values()][:_ADDRESSES_MAX],
+            number=0 if record is None else record.number,
         )
 
     def brokers(self) -> list[BrokerInfo]:

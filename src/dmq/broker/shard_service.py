@@ -34,6 +34,7 @@ class ShardService:
         failed: set when the store of a Broker failed.
         stop_asked: set when an operator wants the process to stop.
         begun: how many Brokers it has made.
+        began: set whenever it has made one.
     """
 
     def __init__(self, dispatcher: Dispatcher, letters: Callable[[], DeadLetterStore] | None) -> None:
@@ -42,6 +43,7 @@ class ShardService:
         self.failed, self.stop_asked = asyncio.Event(), asyncio.Event()
         self._writer: ShardWriter | None = None
         self.begun = 0
+        self.began = asyncio.Event()
 
     async def begin(self, store: MessageStore, leadership: Leadership) -> None:
         """The start of our epoch is committed: serve clients with this store."""
@@ -59,6 +61,7 @@ class ShardService:
         self._writer = broker.writer
         dispatcher.attach(broker)
         self.begun += 1
+        self.began.set()
         if self._letters is not None:
             broker.dead_letters.start(at_once=True)
 

@@ -46,6 +46,7 @@ __all__ = [
     "request_head",
     "response_head",
     "sealed_produce_answer",
+    "shard_produce_answer",
 ]
 
 
@@ -283,6 +284,9 @@ def response_head(command: int, header: Header, correlation: int, body_bytes: in
 _REPLY: Final = struct.Struct(">BBBBQBQBB")
 _ANSWER: Final = struct.Struct(HEAD.format + _REPLY.format[1:])
 _ANSWER_LENGTH: Final = _ANSWER.size - LENGTH_BYTES
+# That of a shard's leader has two more, u32 each.
+_SHARD_REPLY: Final = struct.Struct(_REPLY.format + "BIBI")
+_SHARD_ANSWER: Final = struct.Struct(HEAD.format + _SHARD_REPLY.format[1:])
 _pack_answer: Final = _ANSWER.pack
 _pack_crc: Final = CRC.pack
 _RESPONSE: Final = int(Kind.RESPONSE)
@@ -304,6 +308,23 @@ def produce_answer(
     return _ANSWER.pack(
         _ANSWER_LENGTH, WIRE_FORMAT, _RESPONSE, _PRODUCE, 0, 0, correlation, _REPLY.size,
         0x95, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC3 if is_duplicate else 0xC2,
+    )  # fmt: skip
+
+
+def shard_produce_answer(
+    correlation: int, placed: tuple[int, int, int], durability: int, *, is_duplicate: bool, shard: tuple[int, int]
+) -> bytes:
+    """`produce_answer` of a shard's leader.
+
+    Parameters:
+        placed: queue, first offset and journal offset.
+        shard: its number, and the epoch.
+    """
+    queue, first_offset, journal_offset = placed
+    return _SHARD_ANSWER.pack(
+        _SHARD_ANSWER.size - LENGTH_BYTES, WIRE_FORMAT, _RESPONSE, _PRODUCE, 0, 0, correlation, _SHARD_REPLY.size,
+        0x97, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC3 if is_duplicate else 0xC2,
+        0xCE, shard[0], 0xCE, shard[1],
     )  # fmt: skip
 
 

@@ -82,8 +82,8 @@ class ProduceReply(Header, frozen=True):
     journal_offset: Amount  # of the unit that holds the batch
     durability: Durability  # reached
     is_duplicate: bool = False  # it was there already; this is the first one's place
-    shard: U32 = 0  # reserved: which shard has it; 0 is a broker that is in none
-    epoch: U32 = 0  # reserved: of the shard's leader
+    shard: U32 = 0  # which shard has it; 0 is a broker that is in none
+    epoch: U32 = 0  # of the shard's leader
 
 
 class ProducerStates(Header, frozen=True):

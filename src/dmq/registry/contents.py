@@ -40,6 +40,8 @@ U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 
 _UNKNOWN: Final = "unknown"
 MEMBERS_MAX: Final = 7
+WEIGHT_MAX: Final = 10_000
+PATHS_MAX: Final = 64
 
 
 def hex_id(number: int) -> str:
@@ -103,6 +105,7 @@ class ShardContent(Content, frozen=True, kw_only=True):
         leader: the replica that won `epoch`.
         in_sync: replicas that have everything committed.
         unsafe: the epoch of the last promotion that accepted a loss; 0 for none.
+        weight: its share of the messages that may go to any shard; 100 is usual.
     """
 
     number: U32
@@ -118,6 +121,7 @@ class ShardContent(Content, frozen=True, kw_only=True):
     replicas: Annotated[int, Meta(ge=1, le=MEMBERS_MAX)] = 3
     state: ShardState = ShardState.OPEN
     unsafe: U32 = 0
+    weight: Annotated[int, Meta(ge=0, le=WEIGHT_MAX)] = 100
 
 
 class LeaderContent(Content, frozen=True, kw_only=True):
@@ -140,15 +144,17 @@ class TopicContent(Content, frozen=True, kw_only=True):
     Attributes:
         incarnation: a topic of the same name that is created later has another one.
         slots: shards, each with its number of queues.
-        slots_version: raised by every change of `slots`.
+        slots_version: raised by every change of `slots` and `removed`.
+        removed: shards whose slots take no more messages, and go when they are empty.
     """
 
     incarnation: HexId
     settings: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     slots: list[tuple[str, Count]] = []
-    slots_version: Count = 0
+    slots_version: U32 = 0
     state: TopicState = TopicState.OPEN
+    removed: list[str] = []
 
 
 class ConsumerContent(Content, frozen=True, kw_only=True):
@@ -185,9 +191,21 @@ class KeyContent(Content, frozen=True, kw_only=True):
 
 
 class ChangeContent(Content, frozen=True, kw_only=True):
-    """`/dmq/change`: its version counts the writes of metadata."""
+    """`/dmq/change`: what was written last of what brokers keep a view of.
 
-    path: str = ""  # the last one, for people
+    Attributes:
+        path: the last path that was written, for people.
+        count: of all writes that touched this entry, whatever its version says.
+        paths: of the last writes, the newest last; one that needs more of them reads everything.
+    """
+
+    path: str = ""
+    count: Count = 0
+    paths: Annotated[list[str], Meta(max_length=PATHS_MAX)] = []
+
+    def touched(self, path: str) -> Self:
+        """The entry after a write at a path."""
+        return msgspec.structs.replace(self, path=path, count=self.count + 1, paths=[*self.paths, path][-PATHS_MAX:])
 
 
 C = TypeVar("C", bound=Content)

@@ -67,8 +67,12 @@ class Watch:
         self._something.clear()
         return changes
 
+    async def wait(self) -> None:
+        """Until there is something to take."""
+        await self._something.wait()
+
     async def next(self) -> Changes:
-        """Wait until there is something."""
+        """Wait until there is something, and take it."""
         while True:
             await self._something.wait()
             changes = self.take()

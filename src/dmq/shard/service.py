@@ -19,6 +19,11 @@ class Leadership(Protocol):
     @property
     def epoch(self) -> int: ...
 
+    @property
+    def shard(self) -> int:
+        """The shard's number."""
+        ...
+
     def may_serve(self) -> bool:
         """Whether we may answer and hand out at this moment. Called before each answer: must be quick."""
         ...

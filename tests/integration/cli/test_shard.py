@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from dmq import aio
 from dmq.client.client import connect
 from dmq.errors import NotInCluster, ShardConflict
+from dmq.protocol.cluster.route import RouteReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.contents import hex_id
 from tests.integration.broker_thread import ServedBroker
@@ -55,6 +56,9 @@ class FaceOfStarting:
 
     def figures(self) -> dict[str, float]:
         return {}
+
+    def routes(self, topics: Sequence[str]) -> RouteReply:
+        return RouteReply(0, [])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from dmq.broker.shard_service import ShardService
@@ -14,6 +14,7 @@ from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import NotEnoughReplicas, NotLeader
 from dmq.model import TopicConfig
+from dmq.protocol.cluster.route import RouteReply, ShardRoute
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.settings import BrokerSettings, Settings, StoreSettings
 from dmq.storage.replica import Replica, join
@@ -46,6 +47,9 @@ class FollowersFace:
     def figures(self) -> dict[str, float]:
         return {}
 
+    def routes(self, topics: Sequence[str]) -> RouteReply:
+        return RouteReply(1, [ShardRoute(1, "s", leader="127.0.0.1:1")])
+
 
 class SaidLeadership:
     """Answers as the test says.
@@ -55,6 +59,7 @@ class SaidLeadership:
     """
 
     epoch = 1
+    shard = 1
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store

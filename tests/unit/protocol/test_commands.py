@@ -34,7 +34,7 @@ from dmq.protocol import (
     response_head,
 )
 from dmq.protocol.admin import TopicCreate, changed_config
-from dmq.protocol.commands import produce_answer
+from dmq.protocol.commands import produce_answer, shard_produce_answer
 from dmq.protocol.consume import Pull
 from dmq.protocol.header import encode_header
 from dmq.protocol.produce import Produce, ProduceReply
@@ -265,3 +265,24 @@ def test_the_quick_answer_to_a_produce_says_the_same(
     assert frame.correlation == correlation
     assert frame.body == b""
     assert decode_response(frame) == ProduceReply(queue, first, journal, durability, is_duplicate)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.tuples(st.integers(0, 255), st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)),
+    st.sampled_from(Durability),
+    st.booleans(),
+    st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+)
+def test_the_quick_answer_of_a_shard_says_the_same(
+    correlation: int,
+    placed: tuple[int, int, int],
+    durability: Durability,
+    is_duplicate: bool,
+    shard: tuple[int, int],
+) -> None:
+    answer = shard_produce_answer(correlation, placed, durability, is_duplicate=is_duplicate, shard=shard)
+    (frame,) = FrameParser().feed(answer)
+    assert (frame.kind, frame.command, frame.status, frame.flags) == (Kind.RESPONSE, Command.PRODUCE, 0, 0)
+    assert frame.correlation == correlation
+    assert decode_response(frame) == ProduceReply(*placed, durability, is_duplicate, *shard)

@@ -32,6 +32,7 @@ from dmq.model import (
     retry_topic_parts,
     topic_of_results,
 )
+from dmq.protocol.cluster.route import SlotRoute, TopicRoute
 from dmq.settings import BrokerSettings
 from dmq.storage.queries import Queries
 from dmq.storage.state.events import PositionSet, TopicDropped
@@ -125,6 +126,14 @@ class Catalog:
             and (system or not topic.name.startswith(SYSTEM_PREFIX))
         ]
         return chosen[:limit], len(chosen) > limit
+
+    def route(self, name: str, shard: int, slots_version: int = 0) -> TopicRoute | None:
+        """A topic that is in this shard alone, for clients; None if there is none."""
+        topic = self._queries.find_topic(name)
+        if topic is None:
+            return None
+        slots = [SlotRoute(shard, topic.config.queues)]
+        return TopicRoute(name, topic.id, slots, slots_version, is_priority=topic.config.priority)
 
     def amounts(self, topic: Topic) -> tuple[int, int]:
         """How many messages of a topic are kept, and how many were stored since it was created."""

@@ -28,6 +28,7 @@ COMMANDS: Final[dict[int, CommandEntry]] = {
     Command.STATS: CommandEntry(connection.stats, needs_broker=False),
     Command.CLUSTER: CommandEntry(connection.cluster, needs_broker=False),
     Command.DRAIN: CommandEntry(connection.drain),
+    Command.ROUTE: CommandEntry(connection.route, needs_broker=False),
     Command.PRODUCE: CommandEntry(produce.produce),
     Command.TRANSACTION_END: CommandEntry(schedule.end_transactions),
     Command.TRANSACTION_LIST: CommandEntry(schedule.list_transactions),

@@ -1,4 +1,4 @@
-"""HELLO, HEARTBEAT, STATS, CLUSTER, DRAIN. All but DRAIN are answered without a Broker."""
+"""HELLO, HEARTBEAT, STATS, CLUSTER, ROUTE, DRAIN. All but DRAIN are answered without a Broker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from dmq.errors import InvalidRequest
 from dmq.net.connection import Connection
 from dmq.net.hello import accept_hello
 from dmq.protocol import session as headers
+from dmq.protocol.cluster.route import Route, RouteReply, ShardRoute
 from dmq.protocol.commands import Command, response_head
 from dmq.protocol.frame import Frame
 
-__all__ = ["cluster", "drain", "heartbeat", "hello", "stats"]
+__all__ = ["cluster", "drain", "heartbeat", "hello", "route", "stats"]
 
 _STANDBY = "standby"  # the state of a server that has no Broker
 
@@ -89,6 +90,21 @@ def cluster(dispatcher: Dispatcher, session: Session, frame: Frame, asked: heade
     )
     others = [] if dispatcher.face is None else dispatcher.face.brokers()
     session.answer(frame, headers.ClusterReply([me, *others]))
+
+
+def route(dispatcher: Dispatcher, session: Session, frame: Frame, asked: Route) -> None:
+    if asked.is_watched:
+        dispatcher.route_watchers.add(session)
+    face = dispatcher.face
+    session.answer(frame, _lone_routes(dispatcher, asked) if face is None else face.routes(asked.topics))
+
+
+def _lone_routes(dispatcher: Dispatcher, asked: Route) -> RouteReply:
+    """A broker by itself: shard 0, of no cluster."""
+    broker, address = dispatcher.broker, dispatcher.address
+    row = ShardRoute(0, "", leader="" if broker is None else address, members=[address])
+    rows = [] if broker is None else [broker.catalog.route(name, shard=0) for name in asked.topics]
+    return RouteReply(0, [row], [one for one in rows if one is not None])
 
 
 def drain(broker: Broker, session: Session, frame: Frame, asked: headers.Drain) -> None:

@@ -12,7 +12,7 @@ changes apart, which have a bound of their own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -26,6 +26,7 @@ from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest, NotLeader
 from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
+from dmq.protocol.cluster.route import TOPICS_MAX, RouteChanged, RouteReply
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.session import BLOCKS, FRAME_CRC, BrokerInfo, ServerHealth, ServerReboot, ShardInfo
@@ -77,6 +78,10 @@ class ShardFace(Protocol):
         """Gauges and counters, by name."""
         ...
 
+    def routes(self, topics: Sequence[str]) -> RouteReply:
+        """The shards of the cluster, and where these topics are."""
+        ...
+
 
 class Dispatcher:
     """The connections of one server, and the Broker they are served by, if there is one.
@@ -89,6 +94,7 @@ class Dispatcher:
         face: the shard that the server is a member of, for its clients; None of a lone broker.
         outbox: what is sent in one turn goes out together.
         shards: what can be done to the shards of the cluster; None in a broker that belongs to none.
+        route_watchers: clients that want to hear when a route becomes another.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class Dispatcher:
         self.shards: Operations | None = None
         self._tasks: Tasks | None = None
         self.sessions: set[Session] = set()
+        self.route_watchers: set[Session] = set()
         self.counters = dict.fromkeys(("connections", "requests", "errors", "frames_damaged"), 0)
 
     @property
@@ -142,6 +149,8 @@ class Dispatcher:
         session.client = Client(
             broker.channels, session.client_id, session.app, session.address, voice=SessionVoice(session)
         )
+        leadership = broker.leadership
+        session.shard = None if leadership is None else (leadership.shard, leadership.epoch)
         session.client.takes_blocks = BLOCKS in session.features
         if broker.straight.is_on and FRAME_CRC in session.features:
             session.connection.straight = partial(broker.straight.take, session)
@@ -285,6 +294,7 @@ class Dispatcher:
         if not isinstance(session, Session):
             return
         self.sessions.discard(session)
+        self.route_watchers.discard(session)
         if self.broker is not None:
             self.broker.transactions.leave(session)
             grace_ms = int(self.settings.broker.grace_seconds * 1000)
@@ -322,6 +332,13 @@ class Dispatcher:
     def tell_back(self) -> None:
         """The broker is back in use."""
         self._tell(one_way_head(Command.SERVER_HEALTH, ServerHealth(self.settings.broker.name, self.address)))
+
+    def tell_routes(self, topics: Iterable[str] = ()) -> None:
+        """The routes of these topics have become others; those of the shards if none is named."""
+        names = sorted(topics)
+        head = one_way_head(Command.ROUTE_CHANGED, RouteChanged(names if len(names) <= TOPICS_MAX else []))
+        for session in self.route_watchers:
+            session.connection.send(head)
 
     def _tell(self, head: bytes) -> None:
         for session in self.sessions:

@@ -23,7 +23,15 @@ from dmq.broker.publish.straight_path import sender_at
 from dmq.errors import DMQError, NotConnected, StoreClosed
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
-from dmq.protocol.commands import Command, error_frame, one_way_head, produce_answer, request_head, response_head
+from dmq.protocol.commands import (
+    Command,
+    error_frame,
+    one_way_head,
+    produce_answer,
+    request_head,
+    response_head,
+    shard_produce_answer,
+)
 from dmq.protocol.consume import GroupMembers, Push, SubscriptionEnded
 from dmq.protocol.consume import Lease as WireLease
 from dmq.protocol.frame import Buffer, Frame, Kind
@@ -93,6 +101,7 @@ class Session:
         subscribing: subscriptions that wait for a change.
         sender: the client's address, as units and records have it.
         features: in force on the connection, by the names of `dmq.protocol.session`.
+        shard: number and epoch of what the broker leads; None of a lone broker.
     """
 
     client: Client
@@ -108,6 +117,7 @@ class Session:
         self.working = 0
         self.subscribing: dict[int | None, Change] = {}
         self.features: frozenset[str] = frozenset()
+        self.shard: tuple[int, int] | None = None
         self.address16, self.port = _packed_address(connection.address)
         self.sender = sender_at(self.address16, self.port)
 
@@ -153,6 +163,16 @@ class Session:
         session, frame = request.context
         if placement is None:
             session.refuse(frame, error)
+        elif frame.kind == _REQUEST and session.shard is not None:
+            session.connection.send(
+                shard_produce_answer(
+                    frame.correlation,
+                    (placement.queue, placement.first_offset, placement.unit_start),
+                    request.asked.durability,
+                    is_duplicate=placement.duplicate,
+                    shard=session.shard,
+                )
+            )
         elif frame.kind == _REQUEST:
             session.connection.send(
                 produce_answer(

@@ -83,7 +83,7 @@ class Term:
         self._replica = replica  # its journal is the store's now; it still keeps what the directory notes of itself
         self._own = hex_id(member.replica_id)
         record, self._session = victory  # the session in which /leader is ours; 0 while it may not be
-        self._epoch = record.epoch
+        self._epoch, self._number = record.epoch, record.number
         in_sync = InSyncSet(
             member.replica_id,
             [int(one, 16) for one in record.in_sync],
@@ -125,6 +125,10 @@ class Term:
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    @property
+    def shard(self) -> int:
+        return self._number
 
     def may_serve(self) -> bool:
         if self.is_over:

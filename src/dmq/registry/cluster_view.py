@@ -1,0 +1,348 @@
+"""The view of a cluster: its brokers, shards and topics as the registry has them, and the routes that follow from that.
+
+Every member of a cluster keeps one, and so may a name server or a client that reads the registry itself. Brokers are
+watched. `/dmq/change` is watched, and read every 3 seconds in case a watch is told late: it names what was written
+last, so that one read says what else to read. The records of shards are also read when a broker of theirs comes or
+goes, and every 30 seconds; everything is read at the start, once an hour, and whenever the names in `/dmq/change` do
+not reach back far enough. `/dmq/shard/<shard>/leader`, which every leader writes every second, is not looked at.
+
+What always holds: what was known stays known while the registry does not answer; an entry that cannot be read stays as
+it was known. A shard's leader is who won the epoch of its record, as long as that broker is registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
+
+from dmq.clock import Clock
+from dmq.errors import RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat
+from dmq.event_log import EventLog
+from dmq.model import topic_of_results
+from dmq.protocol.cluster.route import SLOTS_MAX, RouteReply, ShardRoute, SlotRoute, TopicRoute
+from dmq.registry.contents import (
+    ChangeContent,
+    ClusterContent,
+    Content,
+    NodeContent,
+    ShardContent,
+    ShardState,
+    TopicContent,
+    TopicState,
+    decode_content,
+)
+from dmq.registry.paths import Paths, name_of
+from dmq.registry.registry import Entry, Registry
+from dmq.registry.watch import Watch
+
+__all__ = ["ClusterView", "ViewChange"]
+
+log = EventLog(__name__)
+
+C = TypeVar("C", bound=Content)
+
+_UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
+_READ_SECONDS: Final = 3.0
+_SHARDS_SECONDS: Final = 30.0
+_PULL_SECONDS: Final = 3600.0
+_AGAIN_SECONDS: Final = 0.5
+_ADDRESSES_MAX: Final = 64
+
+
+class ViewChange(NamedTuple):
+    """What has become another route.
+
+    Attributes:
+        topics: those whose entry has changed.
+        has_shards: some shard has another leader, other members, another state or weight.
+        is_all: any topic may have changed.
+    """
+
+    topics: frozenset[str] = frozenset()
+    has_shards: bool = False
+    is_all: bool = False
+
+
+class ClusterView:
+    """One cluster, as one process sees it.
+
+    Attributes:
+        cluster: its id; 0 while that is not known.
+        nodes: brokers that run, by name.
+        shards: records, by name.
+        topics: by name, with the tombstones of deleted ones.
+        is_known: everything was read at least once.
+        is_down: the registry did not answer the last time.
+        listeners: told of each change, after it.
+    """
+
+    def __init__(self, registry: Registry, paths: Paths, clock: Clock) -> None:
+        self._registry = registry
+        self._paths = paths
+        self._clock = clock
+        self.cluster = 0
+        self.nodes: dict[str, NodeContent] = {}
+        self.shards: dict[str, ShardContent] = {}
+        self.topics: dict[str, TopicContent] = {}
+        self.is_known = False
+        self.is_down = False
+        self.listeners: list[Callable[[ViewChange], None]] = []
+        self._seen: tuple[int, int] | None = None  # version and count of /dmq/change
+        self._pulled_at = self._shards_at = float("-inf")
+        self._stale_nodes: set[str] | None = None  # paths of brokers to be read; None: all of them
+        self._lock = asyncio.Lock()
+        self._is_wanted = asyncio.Event()
+
+    # --- keeping it -------------------------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Read what changes; for ever."""
+        registry, paths = self._registry, self._paths
+        with registry.watch(paths.nodes) as nodes, registry.watch(paths.change) as change:
+            while True:
+                taken = nodes.take()
+                if taken is not None and taken.is_all:
+                    self._stale_nodes = None
+                elif taken is not None and self._stale_nodes is not None:
+                    self._stale_nodes.update(taken.paths)
+                try:
+                    await self.refresh()
+                except _UNAVAILABLE as error:
+                    log.debug("cluster not read", error=error)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                    continue
+                await self._something(nodes, change)
+
+    async def _something(self, nodes: Watch, change: Watch) -> None:
+        waits = [asyncio.ensure_future(one) for one in (nodes.wait(), change.wait(), self._is_wanted.wait())]
+        try:
+            await asyncio.wait(waits, timeout=_READ_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        change.take()
+        self._is_wanted.clear()
+
+    def ask(self) -> None:
+        """Have what has changed read soon: somebody knows more than we do."""
+        self._is_wanted.set()
+
+    async def refresh(self) -> None:
+        """Read what has changed since the last time.
+
+        Raises:
+            RegistryDown, …: what was known stays known.
+        """
+        async with self._lock:
+            try:
+                found = await self._read()
+            except RegistryDown:
+                self.is_down = True
+                raise
+            self.is_down = False
+        if found != ViewChange():
+            for listener in self.listeners:
+                listener(found)
+
+    async def _read(self) -> ViewChange:
+        routes = self._shard_rows()
+        now = self._clock.monotonic()
+        if not self.cluster:
+            await self._read_cluster()
+        concerned = await self._read_nodes()
+        entry = await self._registry.read(self._paths.change)
+        change = ChangeContent() if entry is None else _decoded(ChangeContent, entry) or ChangeContent()
+        seen = (-1 if entry is None else entry.version, change.count)
+        paths = self._news(seen, change)
+        is_all = paths is None or now - self._pulled_at >= _PULL_SECONDS
+        topics: set[str] = set()
+        if is_all:
+            topics = await self._pull()
+            self._pulled_at = self._shards_at = now
+        else:
+            is_due = now - self._shards_at >= _SHARDS_SECONDS
+            if is_due:
+                await self._read_shards()
+                self._shards_at = now
+            for path in dict.fromkeys([*(() if is_due else map(self._paths.shard, concerned)), *(paths or ())]):
+                topics |= await self._read_path(path)
+        is_first, self.is_known, self._seen = not self.is_known, True, seen
+        return ViewChange(frozenset(topics), self._shard_rows() != routes or is_first, is_first)
+
+    def _news(self, seen: tuple[int, int], change: ChangeContent) -> Iterable[str] | None:
+        """The paths that were written since the last time; None if that cannot be told."""
+        if self._seen is None:
+            return None
+        versions, counts = seen[0] - self._seen[0], seen[1] - self._seen[1]
+        if versions == 0 and counts == 0:
+            return ()
+        if versions != counts or not 0 < counts <= len(change.paths):
+            return None
+        return change.paths[-counts:]
+
+    async def _read_cluster(self) -> None:
+        entry = await self._registry.read(self._paths.cluster)
+        found = None if entry is None else _decoded(ClusterContent, entry)
+        self.cluster = 0 if found is None else int(found.id, 16)
+
+    async def _read_nodes(self) -> set[str]:
+        """Read the brokers that have changed; returns the names of their shards."""
+        stale, before = self._stale_nodes, dict(self.nodes)
+        if stale is None:
+            entries = await self._registry.children(self._paths.nodes)
+            self.nodes = _all_decoded(NodeContent, entries, self.nodes)
+        else:
+            for path in stale - {self._paths.nodes}:
+                await self._read_one(NodeContent, path, self.nodes)
+        self._stale_nodes = set()
+        changed = {name for name in before.keys() | self.nodes.keys() if before.get(name) != self.nodes.get(name)}
+        known = [node for name in changed for node in (before.get(name), self.nodes.get(name)) if node is not None]
+        return {node.shard for node in known if node.shard}
+
+    async def _read_shards(self) -> None:
+        entries = await self._registry.children(self._paths.shards)
+        self.shards = _all_decoded(ShardContent, entries, self.shards)
+
+    async def _pull(self) -> set[str]:
+        """Read all shards and topics; returns the names of topics that have changed."""
+        before = self.topics
+        await self._read_shards()
+        topics = await self._registry.children(self._paths.topics)
+        self.topics = _all_decoded(TopicContent, topics, self.topics)
+        return {name for name in before.keys() | self.topics.keys() if before.get(name) != self.topics.get(name)}
+
+    async def _read_path(self, path: str) -> set[str]:
+        """Read what was written at a path; returns the name of the topic if it is one's and has changed."""
+        folder, _, _ = path.rpartition("/")
+        if folder == self._paths.shards:
+            await self._read_one(ShardContent, path, self.shards)
+        elif folder == self._paths.topics and await self._read_one(TopicContent, path, self.topics):
+            return {name_of(path)}
+        return set()
+
+    async def _read_one(self, kind: type[C], path: str, known: dict[str, C]) -> bool:
+        """Take one entry over; returns whether it was another."""
+        entry, name = await self._registry.read(path), name_of(path)
+        before = known.get(name)
+        if entry is None:
+            known.pop(name, None)
+        elif (found := _decoded(kind, entry)) is not None:
+            known[name] = found
+        return known.get(name) != before
+
+    def saw_topic(self, name: str, content: TopicContent | None) -> None:
+        """Somebody in this process has written a topic, or read it."""
+        before = self.topics.get(name)
+        if content is None:
+            self.topics.pop(name, None)
+        else:
+            self.topics[name] = content
+        if content != before:
+            for listener in self.listeners:
+                listener(ViewChange(frozenset({name})))
+
+    # --- routes -----------------------------------------------------------------------------------------------------
+
+    def leader_of(self, shard: str) -> tuple[str, NodeContent] | None:
+        """The broker that leads a shard, as far as is known."""
+        record = self.shards.get(shard)
+        if record is None or record.leader is None:
+            return None
+        for name, node in self.nodes.items():
+            if node.shard == shard and node.replica == record.leader:
+                return name, node
+        return None
+
+    def reply(self, topics: Iterable[str], own: ShardRoute | None = None) -> RouteReply:
+        """The routes of these topics, those that there are, and all shards.
+
+        Parameters:
+            own: the shard of the member that answers, which knows more of it than this view.
+        """
+        shards = self._shard_rows()
+        if own is not None:
+            before = next((row for row in shards if row.number == own.number), None)
+            if before is None or own.epoch >= before.epoch:
+                weight = 100 if before is None else before.weight
+                shards = [row for row in shards if row is not before]
+                shards.append(_merged(own, weight, is_writable=before is None or before.is_writable))
+        rows = [row for name in topics if (row := self.topic_route(name)) is not None]
+        return RouteReply(self.cluster, sorted(shards, key=_number)[:SLOTS_MAX], rows)
+
+    def topic_route(self, name: str) -> TopicRoute | None:
+        """The route of a topic; that of a topic's results has one queue in each of its shards."""
+        of = topic_of_results(name)
+        content = self.topics.get(name if of is None else of)
+        if content is None or content.state is not TopicState.OPEN:
+            return None
+        slots = [
+            SlotRoute(record.number, queues if of is None else 1, is_writable=shard not in content.removed)
+            for shard, queues in content.slots
+            if (record := self.shards.get(shard)) is not None
+        ]
+        return TopicRoute(
+            name,
+            int(content.incarnation, 16),
+            slots[:SLOTS_MAX],
+            slots_version=content.slots_version,
+            is_priority=of is None and bool(content.settings.get("priority", False)),
+        )
+
+    def _shard_rows(self) -> list[ShardRoute]:
+        members: dict[str, list[NodeContent]] = {}
+        for _, node in sorted(self.nodes.items()):
+            members.setdefault(node.shard, []).append(node)
+        return [_shard_row(name, record, members.get(name, [])) for name, record in self.shards.items()]
+
+
+def _shard_row(name: str, record: ShardContent, nodes: list[NodeContent]) -> ShardRoute:
+    leader = next((node for node in nodes if record.leader is not None and node.replica == record.leader), None)
+    addresses = [node.address for node in nodes]
+    if leader is not None:
+        addresses = [leader.address, *(one for one in addresses if one != leader.address)]
+    return ShardRoute(
+        record.number,
+        name,
+        record.epoch,
+        leader="" if leader is None else leader.address,
+        members=addresses[:_ADDRESSES_MAX],
+        is_writable=record.state is ShardState.OPEN,
+        weight=record.weight * (100 if leader is None else leader.weight) // 100,
+    )
+
+
+def _merged(own: ShardRoute, weight: int, *, is_writable: bool) -> ShardRoute:
+    return ShardRoute(
+        own.number,
+        own.name,
+        own.epoch,
+        leader=own.leader,
+        members=own.members,
+        is_writable=is_writable,
+        weight=weight,
+    )
+
+
+def _number(row: ShardRoute) -> int:
+    return row.number
+
+
+def _decoded(kind: type[C], entry: Entry) -> C | None:
+    """What an entry holds; None if it cannot be read, which is logged."""
+    try:
+        return decode_content(kind, entry.value, entry.path)
+    except WrongFormat as error:
+        log.error("an entry of the registry cannot be read: what was known stays", once_for=entry.path, error=error)
+        return None
+
+
+def _all_decoded(kind: type[C], entries: Iterable[Entry], known: dict[str, C]) -> dict[str, C]:
+    found: dict[str, C] = {}
+    for entry in entries:
+        name = name_of(entry.path)
+        content = _decoded(kind, entry) or known.get(name)
+        if content is not None:
+            found[name] = content
+    return found
