@@ -1,4 +1,4 @@
-"""The archive job: a broker's journal, batch by batch, into the tables.
+"""The archive job: the journal of a broker, or of a shard, batch by batch, into the tables.
 
 A batch is a range of the journal. Spark's tasks write its rows as files (`extract`); the driver commits them table by
 table, joins the settlements with the messages (`settlement_join`), commits those, and at last tells the broker how far
@@ -20,20 +20,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyarrow import fs
 
-from dmq.client.client import connect
 from dmq.pipeline.archive.batch import Batch, next_batch, split
 from dmq.pipeline.archive.extract import Extracted, Task, extract
 from dmq.pipeline.archive.settlement_join import resolved
-from dmq.pipeline.decode.journal_reader import JournalReader, server_url
+from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.jobs.job import JobResult, Progress, no_progress
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dmq.client.admin.reports import ArchiveReport
     from dmq.pipeline.archive.parquet import Written
     from dmq.pipeline.archive.table_store import Archive
+    from dmq.protocol.read import ArchivedReply
 
 __all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "app_id_of"]
 
@@ -67,10 +66,10 @@ class ArchiveOptions(NamedTuple):
 
 
 class ArchiveJob:
-    """Archives the journal of one broker.
+    """Archives one journal.
 
     Parameters:
-        servers: where the broker is, as `JournalReader` takes it.
+        servers: where the broker is, or the members of its shard are, as `JournalReader` takes it.
         progress: is told how far it is.
         step: is told what was just done, in a word; a test ends the process there.
     """
@@ -150,7 +149,7 @@ class ArchiveJob:
         app_id = app_id_of(journal_id)
         return {name: self._archive.table(name).version_of(app_id) for name in TABLES}
 
-    def _next(self, report: ArchiveReport) -> Batch | None:
+    def _next(self, report: ArchivedReply) -> Batch | None:
         versions = self._versions(report.journal_id)
         size, accept_loss = self._options
         batch = next_batch(versions, report.first, report.flushed, size, accept_loss=accept_loss)
@@ -159,14 +158,11 @@ class ArchiveJob:
 
     # --- the broker -------------------------------------------------------------------------------------------------
 
-    def _ask(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
-        # A broker that never was there is an error at once; one that goes away is waited for.
-        patience = _CALL_SECONDS if offset else None
-        with connect(server_url(self._servers), app="dmq-archive", timeout=patience) as client:
-            client.admin.timeout = _CALL_SECONDS
-            return client.admin.archived(journal_id, offset)
+    def _ask(self, journal_id: int = 0, offset: int = 0) -> ArchivedReply:
+        with JournalReader(self._servers, app="dmq-archive", timeout=_CALL_SECONDS) as reader:
+            return reader.archived(journal_id, offset)
 
-    def _acknowledge(self, report: ArchiveReport, offset: int) -> None:
+    def _acknowledge(self, report: ArchivedReply, offset: int) -> None:
         """Tell the broker, unless it knows: it may have been killed before we were."""
         if offset > max(report.archived, self._acknowledged.get(report.journal_id, 0)):
             self._ask(report.journal_id, offset)
@@ -234,5 +230,5 @@ class ArchiveJob:
             self._commit(CONSUME_EVENT, files, journal_id, batch)
             return sum(file.rows for file in files), {file.dt for file in files}
 
-    def _show(self, step: str, report: ArchiveReport, begin: int, at: int, rows: int) -> None:
+    def _show(self, step: str, report: ArchivedReply, begin: int, at: int, rows: int) -> None:
         self._progress(Progress(_NAME, step, rows, at - begin, total=report.flushed - begin, unit="bytes"))

@@ -1,4 +1,4 @@
-"""A whole run: the archive job for every broker, then the jobs on its tables; once, or until it is told to end.
+"""A whole run: the archive job for every journal, then the jobs on its tables; once, or until it is told to end.
 
 What always holds: a signal to end lets the current batch end, and nothing after it begins. The jobs are told which days
 changed, so that they need not look for them.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dmq.errors import InvalidSettings
 from dmq.pipeline.archive.job import BATCH_BYTES, ArchiveJob, ArchiveOptions
 from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.decode.cluster_reader import shard_servers
 from dmq.pipeline.jobs.job import Job, JobContext, JobResult, Progress, check_options, no_progress
 from dmq.pipeline.spark_session import spark_session
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ARCHIVE", "Run", "RunOptions", "job_names", "progress_line", "result_lines", "stopping"]
 
 ARCHIVE: Final = "archive"
+_APP: Final = "dmq-archive"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Run:
         self._options = options
         self._progress = progress
         self._archive = Archive.create(options.tables)
+        self._is_begun = False
 
     def run(self, over: threading.Event | None = None, *, spark: SparkSession | None = None) -> list[JobResult]:
         """Run once, or until `over` is set.
@@ -104,16 +107,16 @@ class Run:
     def _run(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
         options = self._options
         chosen = ArchiveOptions(options.batch_bytes, options.accept_loss)
-        archives = [
-            ArchiveJob(spark, self._archive, broker, chosen, progress=self._progress) for broker in options.brokers
-        ]
+        archives: dict[str, ArchiveJob] = {}
         derived_at = -options.derive_seconds
         while True:
             looked_at = time.monotonic()
             if ARCHIVE in self._names:
                 every: dict[str, JobResult] = {}
-                for job in archives:
-                    _add(every, job.run(over.is_set))
+                for servers in self._journals():
+                    if servers not in archives:
+                        archives[servers] = ArchiveJob(spark, self._archive, servers, chosen, progress=self._progress)
+                    _add(every, archives[servers].run(over.is_set))
                 _add(results, every[ARCHIVE], keep_notes=False)
             is_time = not options.is_continuous or looked_at - derived_at >= options.derive_seconds
             if is_time and not over.is_set():
@@ -121,6 +124,13 @@ class Run:
                 derived_at = looked_at
             if not options.is_continuous or over.wait(max(0.0, looked_at + options.every_seconds - time.monotonic())):
                 return
+
+    def _journals(self) -> list[str]:
+        """Where each journal is: the brokers that were named, and all shards of the clusters that they belong to."""
+        # A broker that never was there is an error at once; one that goes away is waited for.
+        found = [shard_servers(broker, _APP, is_patient=self._is_begun) for broker in self._options.brokers]
+        self._is_begun = True
+        return list(dict.fromkeys(where for shards in found for where in shards.values()))
 
     def _derive(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
         changed: frozenset[date] | None = results[ARCHIVE].dts if ARCHIVE in results else None

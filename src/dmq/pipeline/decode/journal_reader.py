@@ -25,7 +25,7 @@ from dmq.errors import OffsetGone
 from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
 from dmq.protocol.admin import TopicInfo, TopicList
 from dmq.protocol.consume import Point, PointKind
-from dmq.protocol.read import Fetch, Offsets, OffsetsReply, Peek, PeekReply
+from dmq.protocol.read import Archived, ArchivedReply, Fetch, Offsets, OffsetsReply, Peek, PeekReply
 from dmq.records import ANY_QUEUE
 from dmq.storage.journal.unit import HEADER_BYTES
 
@@ -103,6 +103,16 @@ class JournalReader:
 
     def _ask(self, command: Command, header: Header) -> Frame:
         return self._router.home.request(command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS)
+
+    def archived(self, journal_id: int = 0, offset: int = 0) -> ArchivedReply:
+        """How far the journal is archived; given an offset, record first that it is archived so far.
+
+        Raises:
+            OffsetGone: the journal has no such offset.
+            InvalidRequest: the broker has another journal.
+        """
+        reply: ArchivedReply = decode_response(self._ask(Command.ARCHIVED, Archived(journal_id, offset)))
+        return reply
 
     def topics(self, *, system: bool = False) -> list[TopicInfo]:
         """All topics by name, with id (`topic_id`) and `config.queues`; ours, too, with `system`."""

@@ -28,7 +28,6 @@ from dmq.model import place_of
 from dmq.pipeline.decode import rows as made
 from dmq.pipeline.decode.arrow import numbers
 from dmq.pipeline.decode.units import UnitRows
-from dmq.pipeline.source.offsets import SHARD
 
 __all__ = ["ALL_COLUMNS", "check_schema", "column_kind", "default_schema", "record_batch", "table_columns"]
 
@@ -40,30 +39,38 @@ class _Column(NamedTuple):
 
     kind: DataType
     table_column: str
-    make: Callable[[UnitRows], pa.Array]
+    make: Callable[[UnitRows, int], pa.Array]  # of rows and the shard that they are of
+
+
+def _of_rows(make: Callable[[UnitRows], pa.Array]) -> Callable[[UnitRows, int], pa.Array]:
+    return lambda rows, shard: make(rows)
 
 
 def _same(name: str, kind: DataType) -> _Column:
-    return _Column(kind, name, made.COLUMNS[name])
+    return _Column(kind, name, _of_rows(made.COLUMNS[name]))
 
 
-def _partition(rows: UnitRows) -> pa.Array:
-    return numbers(place_of(0, SHARD) + rows.queue().astype(np.int32), pa.int32())
+def _shard(rows: UnitRows, shard: int) -> pa.Array:
+    return numbers(np.full(len(rows), shard, np.int32), pa.int32())
 
 
-def _timestamp_type(rows: UnitRows) -> pa.Array:
+def _partition(rows: UnitRows, shard: int) -> pa.Array:
+    return numbers(place_of(0, shard) + rows.queue().astype(np.int32), pa.int32())
+
+
+def _timestamp_type(rows: UnitRows, shard: int) -> pa.Array:
     return numbers(np.full(len(rows), _LOG_APPEND_TIME, np.int32), pa.int32())
 
 
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _KAFKA: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 _COLUMNS: Final[dict[str, _Column]] = {
-    "key": _Column(BinaryType(), "key", made.keys),
-    "value": _Column(BinaryType(), "body", made.COLUMNS["body"]),
+    "key": _Column(BinaryType(), "key", _of_rows(made.keys)),
+    "value": _Column(BinaryType(), "body", _of_rows(made.COLUMNS["body"])),
     "topic": _same("topic", StringType()),
     "partition": _Column(IntegerType(), "queue", _partition),
-    "offset": _Column(LongType(), "queue_offset", made.COLUMNS["queue_offset"]),
-    "timestamp": _Column(TimestampType(), "stored_at", made.COLUMNS["stored_at"]),
+    "offset": _Column(LongType(), "queue_offset", _of_rows(made.COLUMNS["queue_offset"])),
+    "timestamp": _Column(TimestampType(), "stored_at", _of_rows(made.COLUMNS["stored_at"])),
     "timestampType": _Column(IntegerType(), "flags", _timestamp_type),
     "headers": _same("headers", _HEADERS),
     "tag": _same("tag", StringType()),
@@ -79,6 +86,7 @@ _COLUMNS: Final[dict[str, _Column]] = {
     "flags": _same("flags", IntegerType()),
     "client": _same("client", StringType()),
     "body_crc": _same("body_crc", LongType()),
+    "shard": _Column(IntegerType(), "queue", _shard),
 }
 ALL_COLUMNS: Final = tuple(_COLUMNS)
 
@@ -125,10 +133,10 @@ def table_columns(names: Sequence[str]) -> frozenset[str]:
     return frozenset(_COLUMNS[name].table_column for name in names)
 
 
-def record_batch(rows: UnitRows, schema: Any) -> pa.RecordBatch:
-    """Rows with exactly the columns and types of an Arrow schema."""
+def record_batch(rows: UnitRows, schema: Any, shard: int = 0) -> pa.RecordBatch:
+    """Rows of a shard with exactly the columns and types of an Arrow schema."""
     arrays = []
     for field in schema:
-        array = _COLUMNS[field.name].make(rows)
+        array = _COLUMNS[field.name].make(rows, shard)
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

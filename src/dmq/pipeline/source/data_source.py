@@ -33,7 +33,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.decode.cluster_reader import ClusterReader
 from dmq.pipeline.source.columns import check_schema, default_schema
 from dmq.pipeline.source.filters import FilterBounds, bounds_of
 from dmq.pipeline.source.offsets import StreamOffsets, offsets_dict, parse_offsets
@@ -104,7 +104,7 @@ class BatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        with JournalReader(self._options.servers) as reader:
+        with ClusterReader(self._options.servers) as reader:
             pieces = Resolver(reader, self._options).batch(self._bounds)
         return [PiecePartition(piece) for piece in pieces]
 
@@ -151,14 +151,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._target: StreamOffsets | None = None  # how far an AvailableNow query reads
-        self._reader: JournalReader | None = None
+        self._reader: ClusterReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
 
     def _resolver(self) -> Resolver:
         if self._reader is None:
-            self._reader = JournalReader(self._options.servers)
+            self._reader = ClusterReader(self._options.servers)
         return Resolver(self._reader, self._options)
 
     # Spark's names, and dicts where it has JSON.
@@ -180,9 +180,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begun = parse_offsets(start, "the checkpoint")
-        ends = self._resolver().ends() if self._target is None else self._target
-        starts = self._resolver().existing_starts(begun, ends)
+        resolver = self._resolver()
+        begun = resolver.adopted(parse_offsets(start, "the checkpoint"))
+        ends = resolver.ends() if self._target is None else self._target
+        starts = resolver.existing_starts(begun, ends)
         if isinstance(limit, ReadMaxRows):
             ends = ends._replace(places=share_out(starts, ends.places, limit.max_rows))
         return offsets_dict(ends)
@@ -191,8 +192,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_dict(self._resolver().ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begun, ended = parse_offsets(start, "the checkpoint"), parse_offsets(end, "the checkpoint")
-        return [PiecePartition(piece) for piece in self._resolver().pieces(begun, ended)]
+        resolver = self._resolver()
+        begun, ended = (resolver.adopted(parse_offsets(offsets, "the checkpoint")) for offsets in (start, end))
+        return [PiecePartition(piece) for piece in resolver.pieces(begun, ended)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schema, self._options)

@@ -11,10 +11,11 @@ texts: Spark compares the texts, and another order would never end a run.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.errors import InvalidSettings
-from dmq.model import place_shard
+from dmq.model import place_of, place_queue, place_shard
 
 __all__ = [
     "EARLIEST",
@@ -26,13 +27,13 @@ __all__ = [
     "TopicShard",
     "offsets_dict",
     "parse_offsets",
+    "renumbered",
 ]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
 _INCARNATION: Final = "incarnation"
-SHARD: Final = 0  # until brokers form shards, every queue is of this one
 
 
 class TopicPartition(NamedTuple):
@@ -67,6 +68,23 @@ class StreamOffsets(NamedTuple):
         """Whether the topic was deleted and created again between earlier offsets and these."""
         mine, before = self.incarnation_of(place), since.incarnation_of(place)
         return mine is not None and before is not None and mine != before
+
+
+def renumbered(offsets: StreamOffsets, numbers: Mapping[str, int]) -> StreamOffsets:
+    """Offsets of a lone broker, as those of the shard that it became.
+
+    Parameters:
+        numbers: of that shard, by topic; a topic that is not named has no such offsets any more.
+    """
+    found = StreamOffsets({}, {})
+    for place, offset in offsets.places.items():
+        shard = place_shard(place.partition)
+        number = numbers.get(place.topic, shard) if shard == 0 else shard
+        found.places[TopicPartition(place.topic, place_of(place_queue(place.partition), number))] = offset
+    for part, incarnation in offsets.incarnations.items():
+        number = numbers.get(part.topic, part.shard) if part.shard == 0 else part.shard
+        found.incarnations[TopicShard(part.topic, number)] = incarnation
+    return found
 
 
 def offsets_dict(offsets: StreamOffsets) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dmq.pipeline.source.offsets import PartitionOffsets, TopicPartition
 
-__all__ = ["JournalPiece", "Piece", "QueuePiece", "QueueRange", "Wanted", "plan", "share_out"]
+__all__ = ["JournalPiece", "Piece", "QueuePiece", "QueueRange", "Wanted", "plan", "plan_shard", "share_out"]
 
 PIECE_BYTES: Final = 32 << 20
 PIECES_MAX: Final = 10_000
@@ -32,6 +32,7 @@ class QueueRange(NamedTuple):
     queue: int
     start: int
     end: int
+    shard: int = 0
 
 
 class Wanted(NamedTuple):
@@ -48,11 +49,15 @@ class Wanted(NamedTuple):
 
 
 class JournalPiece(NamedTuple):
-    """Records that stand in this range of the journal, and which of them are wanted."""
+    """Records that stand in this range of a shard's journal, and which of them are wanted."""
 
     start: int
     end: int
     ranges: tuple[QueueRange, ...]
+
+    @property
+    def shard(self) -> int:
+        return self.ranges[0].shard
 
 
 class QueuePiece(NamedTuple):
@@ -60,12 +65,31 @@ class QueuePiece(NamedTuple):
 
     range: QueueRange
 
+    @property
+    def shard(self) -> int:
+        return self.range.shard
+
 
 Piece: TypeAlias = JournalPiece | QueuePiece
 
 
 def plan(wanted: Sequence[Wanted], partitions_min: int = 1, *, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """The pieces of a read.
+    """The pieces of a read, shard by shard; each has its part of the pieces that there shall be at least."""
+    total = sum(part.bytes for part in wanted)
+    pieces: list[Piece] = []
+    for _, of_shard in itertools.groupby(sorted(wanted, key=_shard), key=_shard):
+        parts = [*of_shard]
+        share = sum(part.bytes for part in parts) / total
+        pieces += plan_shard(parts, math.ceil(partitions_min * share), piece_bytes=piece_bytes)
+    return pieces
+
+
+def _shard(wanted: Wanted) -> int:
+    return wanted.range.shard
+
+
+def plan_shard(wanted: Sequence[Wanted], partitions_min: int = 1, *, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """The pieces of a read of one shard.
 
     Parameters:
         wanted: what is to be read; none of it empty.

@@ -17,6 +17,7 @@ import pyarrow as pa
 from dmq.errors import Damaged, DMQError, OffsetGone, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.pipeline.decode.bodies import raw_sizes
+from dmq.pipeline.decode.cluster_reader import shard_reader
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.units import UnitRows, decode_fetched, decode_peeked
 from dmq.pipeline.source.columns import record_batch, table_columns
@@ -34,14 +35,14 @@ _BODIES: Final = frozenset(("body", "body_crc"))
 def read_piece(servers: str, piece: Piece, schema: Any, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a piece, with the columns of an Arrow schema."""
     columns = table_columns(schema.names)
-    with JournalReader(servers) as reader:
+    with shard_reader(servers, piece.shard) as reader:
         if isinstance(piece, JournalPiece):
             found = _of_journal(reader, piece, columns, fail_on_data_loss)
         else:
             found = _of_queue(reader, piece.range, columns, fail_on_data_loss)
         for rows in found:
             for part in _in_steps(rows):
-                yield record_batch(part, schema)
+                yield record_batch(part, schema, piece.shard)
 
 
 def _in_steps(rows: UnitRows) -> Iterator[UnitRows]:

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
 from dmq.event_log import EventLog
-from dmq.model import SYSTEM_PREFIX, place_of, place_queue
-from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.model import SYSTEM_PREFIX, place_of, place_shard
+from dmq.pipeline.decode.cluster_reader import LONE, ClusterReader
 from dmq.pipeline.source.filters import FilterBounds
 from dmq.pipeline.source.offsets import (
     EARLIEST,
     LATEST,
-    SHARD,
     Incarnations,
     PartitionOffsets,
     StreamOffsets,
     TopicPartition,
     TopicShard,
+    renumbered,
 )
 from dmq.pipeline.source.options import SourceOptions, check_partitions
 from dmq.pipeline.source.partition_plan import Piece, QueueRange, Wanted, plan
@@ -39,6 +39,9 @@ log = EventLog(__name__)
 
 _NAMED: Final = 20  # topics in an error message
 
+Topic: TypeAlias = dict[int, TopicInfo]
+"""A topic: what each shard has of it, by the shard's number."""
+
 
 class _Queues(NamedTuple):
     """What exists of the queues that are read, and of which incarnations they are."""
@@ -52,20 +55,28 @@ class _Queues(NamedTuple):
 
 
 class Resolver:
-    """Answers for one read, over one connection.
+    """Answers for one read, over one connection to each shard.
 
     Parameters:
-        reader: the connection.
+        reader: the connections.
         options: what the user chose.
     """
 
-    def __init__(self, reader: JournalReader, options: SourceOptions) -> None:
+    def __init__(self, reader: ClusterReader, options: SourceOptions) -> None:
         self._reader = reader
         self._options = options
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
-    def topics(self, *, may_lack: bool = False) -> dict[str, TopicInfo]:
+    def _present(self, *, system: bool) -> dict[str, Topic]:
+        """All topics by name, with what each shard has of them."""
+        found: dict[str, Topic] = {}
+        for shard in sorted(self._reader.shards):
+            for info in self._reader.of(shard).topics(system=system):
+                found.setdefault(info.topic, {})[shard] = info
+        return found
+
+    def topics(self, *, may_lack: bool = False) -> dict[str, Topic]:
         """The topics that are read, by name.
 
         Parameters:
@@ -77,10 +88,10 @@ class Resolver:
         options = self._options
         names = options.topics or tuple(options.assigned or ())
         is_ours = any(name.startswith(SYSTEM_PREFIX) for name in (*names, options.pattern or ""))
-        present = {info.topic: info for info in self._reader.topics(system=is_ours)}
+        present = self._present(system=is_ours)
         if options.pattern is not None:
             matches = re.compile(options.pattern).fullmatch
-            return {name: info for name, info in present.items() if matches(name)}
+            return {name: parts for name, parts in present.items() if matches(name)}
         for name in names:
             if name not in present and may_lack:
                 log.warning("data was lost", reason="the topic does not exist", topic=name)
@@ -91,36 +102,50 @@ class Resolver:
         for name, partitions in (options.assigned or {}).items():
             if name not in found:
                 continue
-            count = found[name].config.queues
+            counts = {shard: info.config.queues for shard, info in found[name].items()}
+            there = ", ".join(f"{place_of(0, shard)} to {place_of(n - 1, shard)}" for shard, n in counts.items())
+            known = {place_of(queue, shard) for shard, count in counts.items() for queue in range(count)}
             for partition in partitions:
-                if partition != place_of(place_queue(partition), SHARD) or place_queue(partition) >= count:
-                    there = f"{place_of(0, SHARD)} to {place_of(count - 1, SHARD)}"
+                if partition not in known:
                     raise UnknownTopic(f"topic {name!r} has partitions {there}, not {partition}", topic=name)
         return found
 
-    def _queues(self, topics: Mapping[str, TopicInfo], at: Point | None = None) -> _Queues:
+    def _queues(self, topics: Mapping[str, Topic], at: Point | None = None) -> _Queues:
         """What each queue that is read has, and where a point lies in it."""
         found = _Queues({}, {})
-        for topic, info in topics.items():
+        parts = [(topic, shard, info) for topic, infos in topics.items() for shard, info in infos.items()]
+        for topic, shard, info in parts:
             assigned = None if self._options.assigned is None else self._options.assigned.get(topic, ())
             try:
-                reply = self._reader.offsets(topic, at)
+                reply = self._reader.of(shard).offsets(topic, at)
             except UnknownTopic:
                 if self._options.pattern is None and self._options.fail_on_data_loss:
                     raise
                 continue  # deleted since it was listed
             # A broker that does not say of which incarnation the queues are had only this one a moment ago.
-            found.incarnations[TopicShard(topic, SHARD)] = reply.topic_id or info.topic_id
+            found.incarnations[TopicShard(topic, shard)] = reply.topic_id or info.topic_id
             for queue in reply.queues:
-                partition = place_of(queue.queue, SHARD)
+                partition = place_of(queue.queue, shard)
                 if assigned is None or partition in assigned:
                     found.queues[TopicPartition(topic, partition)] = queue
         return found
 
     def ends(self) -> StreamOffsets:
-        """How far each queue goes now."""
+        """How far each queue goes now, also in shards that are new."""
+        self._reader.refresh()
         found = self._queues(self.topics(may_lack=not self._options.fail_on_data_loss))
         return found.at({place: queue.next_offset for place, queue in found.queues.items()})
+
+    def adopted(self, offsets: StreamOffsets) -> StreamOffsets:
+        """Offsets of a checkpoint that was begun with a lone broker, which is a shard of a cluster now."""
+        if LONE in self._reader.shards or all(place_shard(place.partition) for place in offsets.places):
+            return offsets
+        numbers: dict[str, int] = {}
+        for topic, parts in self._present(system=True).items():
+            known = offsets.incarnations.get(TopicShard(topic, LONE))
+            same = [shard for shard, info in parts.items() if info.topic_id == known]
+            numbers[topic] = min(same or parts)
+        return renumbered(offsets, numbers)
 
     def existing_starts(self, begun: StreamOffsets, ends: StreamOffsets) -> PartitionOffsets:
         """Where the next batch begins: without the offsets of queues that exist no more.
@@ -214,17 +239,18 @@ class Resolver:
             begun = 0 if end.is_anew(place, start) else start.places.get(place, 0)
             first, last = self._existing(place, queue, begun, end.places[place])
             if first < last:
-                topic_id = incarnations[TopicShard(place.topic, SHARD)]
-                ranges.append(QueueRange(place.topic, topic_id, queue.queue, first, end=last))
+                shard = place_shard(place.partition)
+                topic_id = incarnations[TopicShard(place.topic, shard)]
+                ranges.append(QueueRange(place.topic, topic_id, queue.queue, first, end=last, shard=shard))
         if bounds is not None:
             ranges = self._bounded(ranges, topics, bounds)
         return plan([wanted for part in ranges if (wanted := self._placed(part))], self._options.partitions_min)
 
-    def topics_of(self, places: Iterable[TopicPartition]) -> dict[str, TopicInfo]:
+    def topics_of(self, places: Iterable[TopicPartition]) -> dict[str, Topic]:
         """The topics of some places that exist; those that do not are lost."""
         names = {place.topic for place in places}
         is_ours = any(name.startswith(SYSTEM_PREFIX) for name in names)
-        present = {info.topic: info for info in self._reader.topics(system=is_ours)} if names else {}
+        present = self._present(system=is_ours) if names else {}
         for name in sorted(names - set(present)):
             self._lost(f"topic {name!r} is gone")
         return {name: present[name] for name in sorted(names & set(present))}
@@ -256,9 +282,7 @@ class Resolver:
             )
         log.warning("data was lost", reason=what)
 
-    def _bounded(
-        self, ranges: list[QueueRange], topics: Mapping[str, TopicInfo], bounds: FilterBounds
-    ) -> list[QueueRange]:
+    def _bounded(self, ranges: list[QueueRange], topics: Mapping[str, Topic], bounds: FilterBounds) -> list[QueueRange]:
         """Ranges without the offsets that filters leave out, by number and by time."""
         low: dict[TopicPartition, QueueOffsets] = {}
         high: dict[TopicPartition, QueueOffsets] = {}
@@ -269,7 +293,7 @@ class Resolver:
             high = self._queues(wanted, Point(PointKind.TIME, bounds.until_ms)).queues
         found: list[QueueRange] = []
         for part in ranges:
-            place = TopicPartition(part.topic, place_of(part.queue, SHARD))
+            place = TopicPartition(part.topic, place_of(part.queue, part.shard))
             start = max(part.start, bounds.from_offset, low[place].at if place in low else 0)
             end = min(part.end, bounds.until_offset, high[place].at if place in high else part.end)
             if start < end:
@@ -294,7 +318,7 @@ class Resolver:
     def _record_at(self, part: QueueRange, offset: int) -> tuple[int, int]:
         """Where a message stands in the journal, and its size."""
         try:
-            peeked = self._reader.peek(part.topic, part.queue, offset, 1, max_bytes=1)
+            peeked = self._reader.of(part.shard).peek(part.topic, part.queue, offset, 1, max_bytes=1)
             peeked.check_incarnation(part.topic, part.topic_id)
         except Damaged as error:
             # The reader of the piece decides what to do about it.

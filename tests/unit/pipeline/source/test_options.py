@@ -37,6 +37,7 @@ from dmq.pipeline.source.offsets import (
     TopicShard,
     offsets_dict,
     parse_offsets,
+    renumbered,
 )
 from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
 
@@ -152,6 +153,15 @@ def test_incarnations_stand_beside_the_partitions_by_shard() -> None:
 
 def test_a_partition_stands_for_a_shard_and_a_queue() -> None:
     assert (place_of(7, 0), place_of(7, 2), place_queue(519), place_shard(519)) == (7, 519, 7, 2)
+
+
+def test_offsets_of_a_lone_broker_become_those_of_the_shard_that_it_is_now() -> None:
+    begun = StreamOffsets(
+        {TopicPartition("a", 1): 5, TopicPartition("a", 513): 6, TopicPartition("gone", 0): 7}, {TopicShard("a", 0): 9}
+    )
+    found = renumbered(begun, {"a": 3})
+    assert found.places == {TopicPartition("a", 769): 5, TopicPartition("a", 513): 6, TopicPartition("gone", 0): 7}
+    assert found.incarnations == {TopicShard("a", 3): 9}
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

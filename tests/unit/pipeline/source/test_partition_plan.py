@@ -48,6 +48,18 @@ def test_as_many_partitions_as_are_asked_for() -> None:
     assert len(plan([wanted(0, 3, 0, 10**9)], 7)) == 3, "a message is not divided"
 
 
+def test_each_shard_is_divided_by_itself_and_has_its_part_of_the_pieces() -> None:
+    parts = [wanted(queue, 1000, 0, 400_000) for queue in range(4)]
+    others = [part._replace(range=part.range._replace(shard=2)) for part in parts]
+    pieces = plan([*others, *parts], 6)
+    assert [piece.shard for piece in pieces] == [0, 0, 0, 2, 2, 2]
+    assert all(
+        {part.shard for part in piece.ranges} == {piece.shard} for piece in pieces if isinstance(piece, JournalPiece)
+    )
+    few = plan([wanted(0, 100, 0, 10**9), *others], 1)
+    assert [(piece.shard, type(piece)) for piece in few] == [(0, QueuePiece), (2, JournalPiece)]
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 10**6), st.integers(1, 10**6)), min_size=1, max_size=6),
     st.integers(1, 40),

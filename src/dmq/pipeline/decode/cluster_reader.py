@@ -1,0 +1,124 @@
+"""A reader of all journals of a cluster: one `JournalReader` for each shard, found by asking any of its brokers.
+
+What always holds: shards are known by their numbers; a lone broker is shard 0. A shard that has no leader for a while
+is waited for, as long as the timeout says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.router import OneBroker, Router
+from dmq.client.connection.session import make_hello
+from dmq.client.connection.url import parse_url
+from dmq.clock import Clock, SystemClock
+from dmq.errors import OffsetGone
+from dmq.pipeline.decode.journal_reader import TIMEOUT, JournalReader, server_url
+from dmq.protocol import Command, decode_response
+from dmq.protocol.cluster.route import Route, RouteReply
+
+__all__ = ["LONE", "ClusterReader", "shard_reader", "shard_servers"]
+
+LONE = 0  # the shard that a broker by itself is
+
+
+class ClusterReader:
+    """Connections to all shards, each made when it is first used. A context manager; used by one thread.
+
+    Parameters:
+        servers, app, timeout: as of `JournalReader`; the servers may be members of any shard.
+        is_patient: whether the first connection is waited for; else it is an error at once if nobody answers.
+
+    Raises:
+        NotConnected: nobody answered within the timeout.
+        InvalidSettings: the addresses make no sense.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        app: str = "dmq-spark",
+        timeout: float = TIMEOUT,
+        *,
+        is_patient: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._app = app
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+        self._guide: Router | None = Router(
+            OneBroker(parse_url(server_url(servers))),
+            PoolSettings(make_hello(app, None), self._clock, timeout=timeout if is_patient else None, any_member=True),
+        )
+        self._guide.open()
+        self._readers: dict[int, JournalReader] = {}
+        if self._guide.home.connection().reply.shard is None:
+            self._guide.close()
+            self._guide = None
+        self._shards: Mapping[int, str] = {LONE: servers}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask which shards there are now."""
+        if self._guide is None:
+            return
+        reply: RouteReply = decode_response(
+            self._guide.home.request(Command.ROUTE, Route(), timeout=self._timeout, answer_seconds=self._timeout)
+        )
+        # A member that nobody hears of now may be the one that comes back: what was known of a shard stays.
+        found = {shard.number: ",".join(shard.members) for shard in reply.shards if shard.members}
+        self._shards = {**(self._shards if LONE not in self._shards else {}), **found}
+
+    @property
+    def shards(self) -> Mapping[int, str]:
+        """Where the members of each shard are, by its number, as `JournalReader` takes it."""
+        return self._shards
+
+    def of(self, shard: int) -> JournalReader:
+        """The reader of a shard's journal.
+
+        Raises:
+            OffsetGone: there is no such shard.
+            NotConnected: it has no leader, and got none within the timeout.
+        """
+        reader = self._readers.get(shard)
+        if reader is None:
+            where = self._shards.get(shard)
+            if where is None:
+                there = ", ".join(map(str, sorted(self._shards)))
+                raise OffsetGone(f"shard {shard} is not in the cluster: there are {there}", shard=shard)
+            reader = self._readers[shard] = JournalReader(where, self._app, self._timeout, clock=self._clock)
+        return reader
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        if self._guide is not None:
+            self._guide.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def shard_servers(servers: str, app: str, *, is_patient: bool = True) -> Mapping[int, str]:
+    """Where the members of each shard are, by its number; of a lone broker, where it is."""
+    with ClusterReader(servers, app, is_patient=is_patient) as reader:
+        return reader.shards
+
+
+def shard_reader(servers: str, shard: int, app: str = "dmq-spark") -> JournalReader:
+    """A reader of one shard of a cluster, known by any of its brokers; errors as of `ClusterReader`."""
+    if shard == LONE:
+        return JournalReader(servers, app)
+    where = shard_servers(servers, app).get(shard)
+    if where is None:
+        raise OffsetGone(f"shard {shard} is not in the cluster any more", shard=shard)
+    return JournalReader(where, app)
