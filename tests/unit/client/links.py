@@ -64,7 +64,8 @@ class FakeLink:
     client_id = "me"
     is_member = False
 
-    def __init__(self, host: str = "one") -> None:
+    def __init__(self, host: str = "one", shard: int = 0) -> None:
+        self.shard = shard
         self.address = Address(host, 9611)
         self.limits = LIMITS
         self.features: frozenset[str] = frozenset()

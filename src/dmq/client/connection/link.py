@@ -154,6 +154,12 @@ class Peer(Generic[C]):
         return self.reply.shard is not None
 
     @property
+    def shard(self) -> int:
+        """The number of the broker's shard; 0 of a lone broker."""
+        shard = self.reply.shard
+        return 0 if shard is None else shard.number
+
+    @property
     def is_usable(self) -> bool:
         """Whether a request may still be submitted."""
         session = self._session

@@ -27,7 +27,15 @@ from dmq.client.consumer.leases import extension
 from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage, T, parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
-from dmq.client.consumer.puller import PASSING, TURN_SECONDS, Ask, Puller, unreached
+from dmq.client.consumer.puller import (
+    LATE_SECONDS,
+    PASSING,
+    REFUSED_SECONDS,
+    TURN_SECONDS,
+    Ask,
+    Puller,
+    unreached,
+)
 from dmq.client.consumer.subscriber import Subscriber
 from dmq.client.consumer.subscription import (
     ALL,
@@ -35,10 +43,11 @@ from dmq.client.consumer.subscription import (
     LAST_WORDS_SECONDS,
     Subscription,
     check_extended,
+    partly_moved,
     refused_of,
 )
 from dmq.clock import Clock
-from dmq.errors import DMQError, InvalidRequest, NotConnected, UnknownGroup
+from dmq.errors import DMQError, InvalidRequest, NotConnected, TimedOut, UnknownGroup, UnknownTopic
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
@@ -84,7 +93,10 @@ class Consumer(Generic[T]):
 
     @property
     def queues(self) -> tuple[int, ...] | None:
-        """The queues it takes by its strategy now; None without one, since brokers then share out messages."""
+        """The queues it takes by its strategy now; None without one, since brokers then share out messages.
+
+        In a cluster each is the number of its shard times 256 and its own number there.
+        """
         return self._subscriptions.queues
 
     # --- one by one -------------------------------------------------------------------------------------------------
@@ -156,14 +168,14 @@ class Consumer(Generic[T]):
         Parameters:
             max_messages: how many at most.
             wait: seconds to wait for the first one; the batch is empty if none comes.
-            queue: take messages of this queue only.
+            queue: take messages of this queue only; of several shards, of the queue with this number in each.
 
         Raises:
             DMQError: there is no connection, or the broker refuses.
         """
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
-        one = self._puller.asked_alone(ask)
+        one = self._puller.asked_alone()
         if one is not None:
             self._ahead()
         parts = self._puller.from_stock(ask)
@@ -177,9 +189,9 @@ class Consumer(Generic[T]):
             self._previous = batch
         return batch
 
-    def _ahead(self, is_enough: Callable[[], object] = lambda: False) -> None:
+    def _ahead(self, is_enough: Callable[[], object] = lambda: False, seconds: float = ANSWER_SECONDS) -> None:
         """Wait for what is being read ahead, or until there is enough."""
-        puller, deadline = self._puller, time.monotonic() + ANSWER_SECONDS
+        puller, deadline = self._puller, time.monotonic() + seconds
         while puller.is_under_way() and not is_enough() and (left := deadline - time.monotonic()) > 0:
             self._subscriber.wait(lambda: not puller.is_under_way() or is_enough(), left)
 
@@ -221,15 +233,16 @@ class Consumer(Generic[T]):
 
     def _pull_any(self, ask: Ask, wait: float) -> list[Part]:
         """What any of several brokers has, waiting for the first."""
-        deadline = time.monotonic() + wait
+        deadline, turn = time.monotonic() + wait, 0.0
         while True:
             left = deadline - time.monotonic()
             if self._puller.has_stock:
                 is_connected = self._puller.ask_all(ask, max(0.0, left))
-                self._ahead(lambda: self._core.prefetched[0])
+                self._ahead(lambda: self._core.prefetched[0], max(0.0, left) + LATE_SECONDS)
                 parts = self._puller.from_stock(ask)
             else:
-                is_connected, parts = self._pull_in_turn(ask, max(0.0, min(left, TURN_SECONDS)))
+                is_connected, parts = self._pull_in_turn(ask, max(0.0, min(left, turn)))
+                turn = TURN_SECONDS  # once all of them had nothing
             if parts or (is_connected and left <= 0):
                 return parts
             self._subscriptions.check_open()
@@ -240,6 +253,8 @@ class Consumer(Generic[T]):
                 if left <= 0:
                     raise NotConnected(f"no broker could be reached within {max(wait, 0):g} s")
                 time.sleep(min(left, 0.1))
+            elif self._puller.has_refusals:
+                time.sleep(min(max(left, 0.0), REFUSED_SECONDS))
 
     def _pull_in_turn(self, ask: Ask, wait: float) -> tuple[bool, list[Part]]:
         """What one of several brokers has, asked one after the other; and whether any is connected."""
@@ -247,8 +262,12 @@ class Consumer(Generic[T]):
         for one in self._puller.in_turn():
             since = self._core.now()
             try:
-                frame = self._pull_once(one, ask, wait)
+                frame = self._pull_once(one, ask, wait, LATE_SECONDS)
             except PASSING:
+                continue
+            except (TimedOut, UnknownTopic) as error:
+                self._puller.refused(one, error)
+                is_connected = True
                 continue
             is_connected = True
             reply: PullReply = decode_response(frame)
@@ -257,10 +276,10 @@ class Consumer(Generic[T]):
                 return True, parts
         return is_connected, []
 
-    def _pull_once(self, one: Subscription[Pool], ask: Ask, wait: float) -> Frame:
+    def _pull_once(self, one: Subscription[Pool], ask: Ask, wait: float, late: float = ANSWER_SECONDS) -> Frame:
         connection = one.pool.connection(time.monotonic() + max(wait, 0.001))
-        header = self._options.pull(one.member(connection), ask.max_messages, wait, ask.queue)
-        frame = connection.request(Command.PULL, header, timeout=wait + ANSWER_SECONDS)
+        header = self._puller.header(one, connection, ask, wait)
+        frame = connection.request(Command.PULL, header, timeout=wait + late)
         if frame.status:
             decode_response(frame)
         return frame
@@ -342,8 +361,14 @@ class Consumer(Generic[T]):
         self._subscriptions.check_open()
         self._subscriber.flush()
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
+        failed: list[DMQError] = []
         for one in self._subscriptions:
-            self._seek_at(one, header)
+            try:
+                self._seek_at(one, header)
+            except DMQError as error:
+                failed.append(error)
+        if failed:
+            raise partly_moved(failed, len([*self._subscriptions]))
 
     def _seek_at(self, one: Subscription[Pool], header: Seek) -> None:
         try:
@@ -406,23 +431,26 @@ class Consumer(Generic[T]):
             self._subscriptions.is_closed = True
         self._ahead()
         self._core.release_all()
-        last = [(one, self._last_connection(one)) for one in self._subscriptions]
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        last = [(one, self._last_connection(one, deadline)) for one in self._subscriptions]
         self._subscriber.flush_last()
+        deadline = time.monotonic() + ANSWER_SECONDS
         for one, connection in last:
             farewell = None if connection is None else one.farewell(connection)
             if connection is not None and farewell is not None:
                 try:
-                    connection.request(Command.UNSUBSCRIBE, farewell, timeout=ANSWER_SECONDS)
+                    left = max(0.1, deadline - time.monotonic())
+                    connection.request(Command.UNSUBSCRIBE, farewell, timeout=left)
                 except DMQError:
                     pass  # the broker notices by itself
         self._subscriptions.unwatch()
         self._released(self)
 
-    def _last_connection(self, one: Subscription[Pool]) -> Connection | None:
+    def _last_connection(self, one: Subscription[Pool], deadline: float) -> Connection | None:
         """The connection for the last reports to a broker, waiting for it if there are any."""
         if one.book.has_reports and one.pool.closed_by is None:
             try:
-                return one.pool.connection(time.monotonic() + LAST_WORDS_SECONDS)
+                return one.pool.connection(deadline)
             except DMQError:
                 pass  # what was not reported is delivered again
         return one.pool.current()

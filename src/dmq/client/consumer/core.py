@@ -186,6 +186,7 @@ class ConsumerCore:
             if number in without:
                 continue
             delivery = Delivery(self, book.broker, lease, buffer, bounds=mine)
+            delivery.shard = book.shard
             delivery.deadline = begun + lease.lease_ms / 1000
             delivery.is_packed = is_packed
             delivery.blocks = blocks
@@ -471,6 +472,13 @@ class ConsumerCore:
         with self.lock:
             self._catch_up()
             return sum(delivery.left for delivery in self._held(book))
+
+    def in_hand_of(self, book: LeaseBook) -> tuple[int, int]:
+        """Messages of a broker that are here and not settled, and how many of them wait."""
+        with self.lock:
+            self._catch_up()
+            held = book.held.values()
+            return sum(delivery.left for delivery in held), sum(delivery.waiting for delivery in held)
 
     def has_room_for(self, count: int, in_hand: int) -> bool:
         """Whether so many more may be asked for while the last pull's messages, and nothing else, are in hand."""

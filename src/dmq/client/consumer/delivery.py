@@ -127,6 +127,7 @@ class Delivery:
         "lease",
         "left",
         "others",
+        "shard",
         "spans",
         "starts",
         "states",
@@ -139,6 +140,7 @@ class Delivery:
     def __init__(self, core: Holder, broker: int, lease: Lease, buffer: bytes, bounds: Bounds) -> None:
         self.core = core
         self.broker = broker
+        self.shard = 0  # the number of the broker's shard
         self.lease = lease
         self.buffer = buffer
         self.bounds = bounds

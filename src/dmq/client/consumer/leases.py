@@ -64,11 +64,23 @@ class LeaseBook:
         broker: its number within the consumer.
     """
 
-    __slots__ = ("_options", "_sought", "_unsent", "broker", "dirty", "finished", "held", "is_vouched", "screening")
+    __slots__ = (
+        "_options",
+        "_sought",
+        "_unsent",
+        "broker",
+        "dirty",
+        "finished",
+        "held",
+        "is_vouched",
+        "screening",
+        "shard",
+    )
 
     def __init__(self, options: ConsumerOptions, broker: int) -> None:
         self._options = options
         self.broker = broker
+        self.shard = 0  # the number of the broker's shard
         self._sought: dict[tuple[str, int], int] = {}
         self._unsent: list[Settlement] = []
         self.held: dict[LeaseKey, Delivery] = {}

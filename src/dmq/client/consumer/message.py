@@ -132,7 +132,13 @@ class ReceivedMessage(msgspec.Struct, Generic[T], eq=False, gc=False):
         return self._delivery.core.options.group
 
     @property
+    def shard(self) -> int:
+        """The number of the shard that stores it; 0 of a broker by itself."""
+        return self._delivery.shard
+
+    @property
     def queue(self) -> int:
+        """Its queue, of those that the topic has in the shard."""
         origin = self._origin()
         found = None if origin is None else origin.original_queue
         return self._delivery.lease.queue if found is None else found
@@ -315,6 +321,7 @@ def facts_of(message: ReceivedMessage) -> dict[str, object]:
     """What a line in the log says of a message, so that a person finds it."""
     return {
         "topic": message.topic,
+        **({"shard": message.shard} if message.shard else {}),
         "queue": message.queue,
         "offset": message.offset,
         "key": message.key,

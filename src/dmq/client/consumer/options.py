@@ -16,7 +16,7 @@ from dmq.client.consumer.strategy import STRATEGIES
 from dmq.client.producer.encoder import check_type
 from dmq.errors import InvalidSettings
 from dmq.model import check_name
-from dmq.protocol.consume import LeaseRef, Point, Pull, Subscribe, SubscribeFlag
+from dmq.protocol.consume import Credit, LeaseRef, Point, Pull, Subscribe, SubscribeFlag
 from dmq.protocol.header import LIST_MAX
 
 __all__ = ["ConsumerOptions", "Strategy", "SubscribeOptions", "parse_tags"]
@@ -119,12 +119,12 @@ class ConsumerOptions:
 
     def subscribe(
         self,
-        subscription: int,
         member: str,
         holding: Sequence[LeaseRef],
         queues: Sequence[int],
         *,
-        credit: int,
+        start_from: Point,
+        credit: Credit,
         share: int,
     ) -> Subscribe:
         """The header that subscribes at a broker, for the first time or again.
@@ -132,30 +132,31 @@ class ConsumerOptions:
         Parameters:
             holding: leases that are in hand.
             queues: that it takes by its strategy.
-            credit: how many messages the broker may have out with us now.
+            start_from: where the group begins if it is new there.
+            credit: how much the broker may have out with us now.
             share: how much of the prefetch is the broker's: the credit may become as large.
         """
         return Subscribe(
-            subscription,
+            credit.subscription,
             self.topic,
             self.group,
             member,
             tags=self.tags,
             version=self.version,
-            prefetch_messages=credit,
-            prefetch_bytes=-(-self.prefetch_bytes * share // self.prefetch),
+            prefetch_messages=credit.messages,
+            prefetch_bytes=credit.bytes,
             lease_ms=self.lease_ms,
             batch=min(self.batch, share),
             parallel=self.parallel,
             flags=self.flags,
-            start_from=self.start_from,
+            start_from=start_from,
             max_attempts=self.max_attempts,
             queues=[*queues],
             holding=[*holding[:LIST_MAX]],
             strategy=self.strategy,
         )
 
-    def pull(self, member: str, max_messages: int, wait: float, queue: int) -> Pull:
+    def pull(self, member: str, max_messages: int, wait: float, *, queue: int, start_from: Point) -> Pull:
         """The header that pulls."""
         return Pull(
             self.topic,
@@ -169,7 +170,7 @@ class ConsumerOptions:
             tags=self.tags,
             version=self.version,
             flags=self.flags,
-            start_from=self.start_from,
+            start_from=start_from,
             parallel=self.parallel,
             max_attempts=self.max_attempts,
         )

@@ -6,7 +6,9 @@ that came to wait again; `count` and `bytes` are those of the messages that wait
 is here or in hand is never more than was asked for, but for the one message that is larger than all of it.
 
 The prefetch that a program asks for is the ceiling of that credit. The credit itself is a window (`CreditWindow`) that
-follows what handlers finish, so that members share by need: a slow one has little that an idle one could do.
+follows what handlers finish, so that members share by need: a slow one has little that an idle one could do. At
+several brokers each has a window, and a share of the prefetch as its ceiling; `transfer` moves shares to where messages
+are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Final, TypeAlias
 
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, is_all
 
-__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch", "Turn"]
+__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch", "Turn", "transfer"]
 
 Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
 _PRIORITIES: Final = 10
@@ -41,7 +43,18 @@ class CreditWindow:
         is_shared: other members could do what waits here; else it is at its ceiling from the beginning.
     """
 
-    __slots__ = ("_begun", "_finished", "_looked", "_seen", "ceiling", "is_shared", "size")
+    __slots__ = (
+        "_begun",
+        "_finished",
+        "_lately",
+        "_lately_before",
+        "_lately_since",
+        "_looked",
+        "_seen",
+        "ceiling",
+        "is_shared",
+        "size",
+    )
 
     def __init__(self, ceiling: int, *, is_shared: bool = True) -> None:
         self.ceiling = ceiling
@@ -49,6 +62,9 @@ class CreditWindow:
         self.size = 1 if is_shared else ceiling
         self._begun = self._looked = 0.0
         self._finished = self._seen = 0
+        # What was finished in this half second, and in the one before.
+        self._lately = self._lately_before = 0
+        self._lately_since = 0.0
 
     def begin(self, handlers: float, now: float) -> None:
         """Have room for so many handlers."""
@@ -68,14 +84,31 @@ class CreditWindow:
         """It is too small."""
         self.size = min(self.ceiling, 2 * self.size)
 
-    def finished(self, count: int, now: float) -> None:
-        """Handlers are done with so many more messages."""
+    def finished(self, count: int, now: float) -> bool:
+        """Handlers are done with so many more messages; returns whether its ceiling is too low for them."""
         self._seen += count
         self._finished += count
-        if self._finished >= self.size:
-            if now - self._begun <= _GROW_SECONDS:
-                self.grow()
-            self._begun, self._finished = now, 0
+        self._age(now)
+        self._lately += count
+        if self._finished < self.size:
+            return False
+        is_quick = now - self._begun <= _GROW_SECONDS
+        is_low = is_quick and self.size >= self.ceiling
+        if is_quick:
+            self.grow()
+        self._begun, self._finished = now, 0
+        return is_low
+
+    def _age(self, now: float) -> None:
+        passed = now - self._lately_since
+        if passed >= LOOK_SECONDS:
+            self._lately_before = self._lately if passed < 2 * LOOK_SECONDS else 0
+            self._lately, self._lately_since = 0, now
+
+    def needed(self, in_hand: int, now: float) -> int:
+        """How much of its ceiling it makes use of: what is in hand, and what handlers finish in half a second."""
+        self._age(now)
+        return max(1, in_hand + max(self._lately, self._lately_before))
 
     def watch(self, now: float) -> None:
         """Messages wait: a look follows."""
@@ -93,6 +126,33 @@ class CreditWindow:
             self.size = needed
             self._begun, self._finished = now, 0
         self.watch(now)
+
+
+def transfer(windows: Sequence[CreditWindow], needed: Sequence[int], to: int, even: int) -> list[int]:
+    """Raise the ceiling of a window to its double by what the others do not need; whose ceilings changed.
+
+    A window below an even share gets that much also of others that are above theirs and need it.
+
+    Parameters:
+        needed: how much each of them makes use of.
+        to: which one is too small.
+        even: what each has if all have alike.
+    """
+    taker = windows[to]
+    wanted, changed = taker.ceiling, []
+    for at in sorted(range(len(windows)), key=lambda at: -windows[at].ceiling):
+        if at == to or wanted <= 0:
+            continue
+        giver = windows[at]
+        spare = giver.ceiling - max(1, needed[at])
+        due = min(even - taker.ceiling, giver.ceiling - even)
+        moved = min(wanted, max(spare, due))
+        if moved > 0:
+            giver.limit(giver.ceiling - moved)
+            taker.limit(taker.ceiling + moved)
+            wanted -= moved
+            changed.append(at)
+    return [*changed, to] if changed else []
 
 
 class Turn:

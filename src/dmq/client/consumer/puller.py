@@ -18,13 +18,22 @@ from typing import Any, Final, Generic, NamedTuple
 from dmq.client.arguments import check_whole
 from dmq.client.consumer.prefetch import Part
 from dmq.client.consumer.subscription import NamedLink, P, Subscription, Subscriptions
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidRequest, InvalidSettings, NotConnected, NotLeader
+from dmq.errors import (
+    BrokerStopping,
+    Busy,
+    DMQError,
+    InvalidRequest,
+    InvalidSettings,
+    NotConnected,
+    NotLeader,
+    UnknownTopic,
+)
 from dmq.protocol import Command, Frame, decode_response
-from dmq.protocol.consume import PullReply, Settle
+from dmq.protocol.consume import Pull, PullReply, Settle
 from dmq.protocol.header import LIST_MAX
 from dmq.records import ANY_QUEUE
 
-__all__ = ["PASSING", "TURN_SECONDS", "Ask", "Puller", "unreached"]
+__all__ = ["LATE_SECONDS", "PASSING", "REFUSED_SECONDS", "TURN_SECONDS", "Ask", "Puller", "unreached"]
 
 PASSING: Final = (NotConnected, BrokerStopping, Busy, NotLeader)
 """What a pull waits out: the same, or another connection, gives messages soon."""
@@ -35,7 +44,11 @@ _WAIT_MAX: Final = 1_000_000.0
 # Several brokers are asked at once for so long at a time, so that one that comes back meanwhile is asked too.
 _ALL_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.05
-"""How long each of several brokers is asked, where one is asked after the other."""
+"""How long each of several brokers is asked, where one is asked after the other and none had something at once."""
+LATE_SECONDS: Final = 1.0
+"""How much longer than a pull waits, one of several brokers may take for its answer."""
+REFUSED_SECONDS: Final = 0.1
+"""The pause after one of several brokers refused a pull."""
 
 
 class Ask(NamedTuple):
@@ -55,7 +68,7 @@ class Puller(Generic[P]):
         self._last_ask: Ask | None = None  # if it got all it asked for
         self._stock_ask: Ask | None = None  # what was read ahead last
         self._under_way: set[Subscription[P]] = set()  # with the brokers that are asked ahead
-        self._refusals: list[DMQError] = []
+        self._refusals: dict[Subscription[P], DMQError] = {}
         self._turn = 0
 
     def is_under_way(self) -> bool:
@@ -86,9 +99,13 @@ class Puller(Generic[P]):
         self._subscriptions.has_pulled = True
         return Ask(max_messages, ANY_QUEUE if queue is None else check_whole("queue", queue, 0, ANY_QUEUE - 1))
 
-    def asked_alone(self, ask: Ask) -> Subscription[P] | None:
-        """With the one broker that can give what is asked for; None if several can."""
-        return self._subscriptions.only or (None if ask.queue == ANY_QUEUE else self._subscriptions.at(ask.queue))
+    def header(self, one: Subscription[P], link: NamedLink, ask: Ask, wait: float) -> Pull:
+        """What asks a broker for a batch."""
+        return self._options.pull(one.member(link), ask.max_messages, wait, queue=ask.queue, start_from=one.start_from)
+
+    def asked_alone(self) -> Subscription[P] | None:
+        """With the one broker that has the topic; None if several have."""
+        return self._subscriptions.only
 
     @property
     def has_stock(self) -> bool:
@@ -97,6 +114,7 @@ class Puller(Generic[P]):
 
     def in_turn(self) -> list[Subscription[P]]:
         """With the brokers that are connected, each of them first once in a while."""
+        self._refusals.clear()
         self._turn += 1
         found = [one for one in self._subscriptions if one.pool.current() is not None]
         at = self._turn % max(1, len(found))
@@ -140,9 +158,11 @@ class Puller(Generic[P]):
     def ask_all(self, ask: Ask, wait: float) -> bool:
         """Ask all brokers that are not asked already, and let what they have wait; False if none is connected."""
         self._refusals.clear()
-        share = ask._replace(max_messages=min(ask.max_messages, *(one.window.ceiling for one in self._subscriptions)))
+        subscriptions = [*self._subscriptions]
+        even = max(1, self._options.prefetch // len(subscriptions))
+        share = ask._replace(max_messages=min(ask.max_messages, even))
         is_connected = self.is_under_way()
-        for one in self._subscriptions:
+        for one in subscriptions:
             link = one.pool.current()
             if link is None or one in self._under_way:
                 continue
@@ -153,11 +173,25 @@ class Puller(Generic[P]):
             is_connected = True  # and it may have answered already
         return is_connected
 
+    def refused(self, one: Subscription[P], error: DMQError) -> None:
+        """One of several brokers refused a pull."""
+        self._refusals[one] = error
+
     def check_refused(self) -> None:
-        """Raise what a broker answered to `ask_all`, if trying again cannot help."""
-        for error in self._refusals:
-            if not isinstance(error, PASSING):
+        """Raise what a broker answered to `ask_all`, if trying again cannot help.
+
+        One of several that does not know the topic, or has not as many queues of it, is passed over.
+        """
+        errors = [error for error in self._refusals.values() if not isinstance(error, PASSING)]
+        unknown = sum(isinstance(error, UnknownTopic) for error in errors)
+        for error in errors:
+            if not isinstance(error, UnknownTopic) or unknown == len([*self._subscriptions]):
                 raise error
+
+    @property
+    def has_refusals(self) -> bool:
+        """Whether a broker refused what `ask_all` asked for."""
+        return bool(self._refusals)
 
     def _ask(
         self,
@@ -169,7 +203,7 @@ class Puller(Generic[P]):
         before: Sequence[Settle] = (),
     ) -> None:
         since = self._core.now()  # an answer that nobody reads at once may be old when it is read
-        header = self._options.pull(one.member(link), ask.max_messages, wait, ask.queue)
+        header = self.header(one, link, ask, wait)
         self._stock_ask = ask
         self._under_way.add(one)
         try:
@@ -194,7 +228,7 @@ class Puller(Generic[P]):
             self._core.received(one.book, reply.leases, answer.body, since)
         except DMQError as error:
             if self._subscriptions.is_divided:  # else the next pull says why
-                self._refusals.append(error)
+                self.refused(one, error)
         finally:
             self._under_way.discard(one)
             if self._core.is_paused or self._subscriptions.is_closing:

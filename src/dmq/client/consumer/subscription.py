@@ -1,18 +1,22 @@
 """Subscriptions: what a consumer tells each broker that has queues of its topic, and what it hears from it.
 
 A consumer has one subscription for each of these brokers. Leases, acks and credit belong to the broker they came from;
-the consumer's prefetch is shared out among them, and each has as much credit of its share as handlers need. The
-blocking and the asyncio consumer use the same subscriptions; each brings its own way to wait. No sockets, no threads.
+the consumer's prefetch is shared out among them, more of it to those that have messages, and each has as much credit of
+its share as handlers need. The blocking and the asyncio consumer use the same subscriptions; each brings its own way to
+wait. No sockets, no threads.
 
-What always holds: after a reconnect the subscription is sent again as itself, with the leases still held (D-22); the
-name in the group is the same at all brokers, stays when a connection changes, and no two consumers share it; what is
-said of messages is sent once, and kept while there is no connection; an error of a broker that trying again cannot help
-ends the consumer. A push that may have lain unread for half of its lease is taken only once the broker has said that
-the lease is still ours: so does one that came while the process stood still. A request at every tick keeps that rare.
+What always holds: the shares together are the prefetch; of more brokers than that each may send one message, and one
+too many goes back untouched. After a reconnect the subscription is sent again as itself, with the leases still held
+(D-22); the name in the group is the same at all brokers, stays when a connection changes, and no two consumers share
+it; what is said of messages is sent once, and kept while there is no connection; an error of a broker that trying again
+cannot help ends the consumer. A push that may have lain unread for half of its lease is taken only once the broker has
+said that the lease is still ours: so does one that came while the process stood still. A request at every tick keeps
+that rare.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -24,16 +28,18 @@ from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.leases import SETTLEMENTS_MAX, extension
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow
-from dmq.client.consumer.strategy import STRATEGIES, diff
-from dmq.errors import DMQError, LimitReached, NotConnected
+from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, transfer
+from dmq.client.consumer.strategy import SETTLED_SECONDS, STRATEGIES, Roll, diff
+from dmq.errors import DMQError, LimitReached, NotConnected, UnknownTopic
 from dmq.event_log import EventLog
+from dmq.model import place_of, place_queue, place_shard
 from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
 from dmq.protocol.consume import (
     Assign,
     Credit,
     GroupMembers,
     Lease,
+    Point,
     Push,
     Settle,
     SettleReply,
@@ -52,6 +58,7 @@ log = EventLog(__name__)
 ANSWER_SECONDS: Final = 10.0
 LAST_WORDS_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.5
+UNKNOWN_SECONDS: Final = 1.0  # until one of several brokers is asked again that did not know the topic
 TICKS_PER_LEASE: Final = 4
 ALL: Final = 1 << 30
 
@@ -61,6 +68,9 @@ class NamedLink(Link, Protocol):
 
     @property
     def client_id(self) -> str: ...
+
+    @property
+    def shard(self) -> int: ...
 
     def submit(
         self,
@@ -100,26 +110,42 @@ class Subscription(Generic[P]):
     Parameters:
         all: the subscriptions of the consumer, with what they share.
         pool: keeps the connection to the broker.
+        is_late: the topic got queues there after the consumer had begun.
     """
 
-    def __init__(self, all: Subscriptions[P], pool: P) -> None:
+    def __init__(self, all: Subscriptions[P], pool: P, *, is_late: bool = False) -> None:
         self._all = all
         self._core = all.core
         self._options = all.options
         self.pool: Final = pool
         self.book: Final = all.core.add_book()
         self.window: Final = CreditWindow(1, is_shared=not all.options.broadcast)
-        self._told = 0  # what the broker takes for our credit
+        self._begins_at = Point() if is_late else None  # if not where the consumer says
+        self._told = self._told_bytes = 0  # what the broker takes for our credit
         self._is_held = False  # it is to send nothing, for a while
+        self.queue_count = 0  # of the topic, here
         self.queues: list[int] = []  # that it takes by its strategy
+        self._told_queues: list[int] = []  # what the broker takes for them
+        self.refused_by: DMQError | None = None  # it does not know the topic, though others do
         self._link: NamedLink | None = None  # over which it was sent last
         self._subscribed_at: NamedLink | None = None  # the same, once it is on its way: credit must come behind it
 
     # --- out --------------------------------------------------------------------------------------------------------
 
+    @property
+    def start_from(self) -> Point:
+        """Where the group begins if it is new to the broker."""
+        return self._begins_at or self._options.start_from
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the broker is in hand, and nothing is to be said to it."""
+        return not self.book.held and not self.book.has_reports
+
     def member(self, link: NamedLink) -> str:
         """Our name in the group. Members of a broadcast group go by their client id."""
         self.book.is_vouched = FRAME_CRC in link.features
+        self.book.shard = link.shard
         if not self._core.member and not self._options.broadcast:
             self._core.member = f"{link.client_id[:200]}.{self._all.number}"
         return self._core.member
@@ -130,16 +156,17 @@ class Subscription(Generic[P]):
             if self._link is link:
                 return
             self._link, self._subscribed_at = link, None
-            self._told = self.window.size
+            self._told, self._told_bytes = self.window.size, self._credit_bytes
+            self._told_queues = self.queues
         if self._all.is_divided:
             self._all.subscriber.attend(link)
         holding = self._core.holding(self.book)
         header = self._options.subscribe(
-            self._all.number,
             self.member(link),
             holding,
-            self.queues,
-            credit=self._told,
+            self._told_queues,
+            start_from=self.start_from,
+            credit=Credit(self._all.number, self._told, self._told_bytes),
             share=self.window.ceiling,
         )
         try:
@@ -150,6 +177,7 @@ class Subscription(Generic[P]):
             return  # the connection is gone; the next one is subscribed on
         self._subscribed_at = link
         self.follow()
+        self._tell_queues()
 
     def _subscribed(self, link: NamedLink, answer: Frame | DMQError) -> None:
         if isinstance(answer, DMQError):
@@ -160,13 +188,23 @@ class Subscription(Generic[P]):
             if error.retriable and not isinstance(error, LimitReached):  # somebody must first make room
                 self.pool.call_later(error.retry_after or AGAIN_SECONDS, lambda: self._again(link))
             else:
-                self._all.end(error)
+                self._refused(link, error)
             return
+        self.refused_by = None
+        self.queue_count = reply.queues
         self._core.subscribed(self.book, reply)
         self._all.subscriber.flush()
 
+    def _refused(self, link: NamedLink, error: DMQError) -> None:
+        """The broker will not have us. One of several may not know of the topic yet, or no more: the others go on."""
+        self.refused_by = error
+        if isinstance(error, UnknownTopic) and any(one.refused_by is None for one in self._all):
+            self.pool.call_later(UNKNOWN_SECONDS, lambda: self._again(link))
+        else:
+            self._all.end(error)
+
     def _again(self, link: NamedLink) -> None:
-        if not self._all.is_closing and self.pool.current() is link:
+        if not self._all.is_closing and self.pool.current() is link and self in self._all:
             self._link = None
             self.subscribe(link)
 
@@ -181,21 +219,32 @@ class Subscription(Generic[P]):
         if link is None or link is not self._subscribed_at:
             return  # the subscription has it right, or is followed by what changed meanwhile
         with self._core.lock:
-            credit = 0 if self._is_held or self._core.is_paused else self.window.size
+            credit, size = self.window.size, self._credit_bytes
+            if self._is_held or self._core.is_paused or self._all.is_full:
+                credit = 0
             change, self._told = credit - self._told, credit
-        if change:
+            change_bytes, self._told_bytes = size - self._told_bytes, size
+        if change or change_bytes:
             self._all.note_credit()
             try:
-                link.tell(Command.CREDIT, Credit(self._all.number, change))
+                link.tell(Command.CREDIT, Credit(self._all.number, change, change_bytes))
             except DMQError:
                 pass  # as above
+
+    @property
+    def _credit_bytes(self) -> int:
+        """Its part of the bytes; 0 leaves it to the broker."""
+        options = self._options
+        return -(-options.prefetch_bytes * min(self.window.ceiling, options.prefetch) // options.prefetch)
 
     def starve(self) -> None:
         """Handlers wait: if all our credit is in hand, ask for more."""
         window = self.window
-        if window.size >= window.ceiling or not self.book.held:
+        if not self.book.held or (window.size >= window.ceiling and not self._all.is_divided):
             return
         if (in_hand := self._core.in_hand(self.book)) >= window.size:
+            if in_hand >= window.ceiling:
+                self._all.claim(self)
             while in_hand >= window.size < window.ceiling:
                 window.grow()
             self.follow()
@@ -205,7 +254,8 @@ class Subscription(Generic[P]):
         if self.book.has_reports:
             frames = self._core.reports(self.book)
             finished, self.book.finished = self.book.finished, 0
-            self.window.finished(finished, self._core.now())
+            if self.window.finished(finished, self._core.now()) and self._all.is_divided:
+                self._all.claim(self)
             self.follow()
             unsent = self.send(frames)
             if unsent:
@@ -259,6 +309,17 @@ class Subscription(Generic[P]):
             return None
         return Unsubscribe(self._all.number, True, self._options.topic, self._options.group, member=self.member(link))
 
+    def leave(self) -> None:
+        """The topic has no queues at the broker any more."""
+        self.pool.unwatch(self)
+        link = self.pool.current()
+        farewell = None if link is None else self.farewell(link)
+        if link is not None and farewell is not None:
+            try:
+                link.submit(Command.UNSUBSCRIBE, farewell, on_answer=lambda answer: None, attended=False)
+            except DMQError:
+                pass  # it notices by itself
+
     # --- in: told by the pool ---------------------------------------------------------------------------------------
 
     def connected(self, link: NamedLink) -> None:
@@ -269,6 +330,7 @@ class Subscription(Generic[P]):
         self._all.subscriber.wake()
 
     def lost(self, link: NamedLink, reason: DMQError) -> None:
+        self._all.lost(self)
         self._all.subscriber.wake()
 
     def pushed(self, link: NamedLink, push: Pushed) -> None:
@@ -282,12 +344,13 @@ class Subscription(Generic[P]):
                     self._take(header.leases, push.body, push.since)
         elif isinstance(header, GroupMembers):
             if header.subscription == self._all.number:
-                self._divide(link, header)
+                self.queue_count = header.queues
+                self._all.told(self, header.members)
         elif isinstance(header, SubscriptionEnded):
             # A member that does not lead any more: the subscription begins again at the leader.
             if header.subscription == self._all.number and header.status != Status.NOT_LEADER:
                 log.warning("subscription ended", group=self._options.group, reason=header.message)
-                self._all.end(error_from_status(header.status, ErrorHeader(header.message)))
+                self._refused(link, error_from_status(header.status, ErrorHeader(header.message)))
         elif isinstance(header, ServerReboot):
             self._core.release_waiting(self.book)  # it drains: what nobody has begun can wait for its return
 
@@ -295,6 +358,8 @@ class Subscription(Generic[P]):
         count = self._core.received(self.book, leases, body, since, without=without, is_for_handlers=True)
         if count:
             self._all.look_later()
+        if self._all.is_divided:
+            self._all.received(self)
         self._give_back_stray(leases)
         self._all.subscriber.wake(count if self._all.is_divided else self._core.hands_for(count))
 
@@ -316,7 +381,7 @@ class Subscription(Generic[P]):
         pass  # it goes on trying, and so do we
 
     def closed(self, error: DMQError) -> None:
-        self._all.end(error)
+        self._all.closed(self, error)
 
     def forked(self, reason: NotConnected) -> None:
         self._core.is_paused = True  # what was prefetched is the parent's
@@ -324,23 +389,31 @@ class Subscription(Generic[P]):
 
     # --- queues by a strategy ---------------------------------------------------------------------------------------
 
-    def _divide(self, link: NamedLink, told: GroupMembers) -> None:
-        """The members or the queues are others than before: drop and take what that means for us (R-08)."""
-        if not self._options.strategy or self._core.member not in told.members:
-            return  # the news is older than our subscription
-        wanted = STRATEGIES[self._options.strategy](range(told.queues), told.members)[self._core.member]
+    def assign(self, wanted: list[int]) -> None:
+        """These queues are ours now: drop and take what that means (R-08)."""
         dropped, added = diff(self.queues, wanted)
         if not dropped and not added:
             return
         self.queues = wanted
-        log.info("queues divided", group=self._options.group, dropped=dropped, added=added)
-        try:
-            link.tell(Command.ASSIGN, Assign(self._all.number, wanted))
-        except DMQError:
-            pass  # the next subscription has it right
+        log.info("queues divided", group=self._options.group, shard=self.book.shard, dropped=dropped, added=added)
+        self._tell_queues()
         if dropped:
             # Behind the assignment, or they would come straight back.
             self._core.release_queues(self.book, frozenset(dropped))
+
+    def _tell_queues(self) -> None:
+        """Tell the broker which queues we take, if they are others than it knows of."""
+        link = self._link
+        if link is None or link is not self._subscribed_at:
+            return  # the subscription has it right, or is followed by what changed meanwhile
+        with self._core.lock:
+            queues, is_told = self.queues, self._told_queues == self.queues
+            self._told_queues = queues
+        if not is_told:
+            try:
+                link.tell(Command.ASSIGN, Assign(self._all.number, queues))
+            except DMQError:
+                pass  # the next subscription has it right
 
     def _give_back_stray(self, leases: Sequence[Lease]) -> None:
         """Give back what was on its way from queues that we had dropped by then."""
@@ -375,12 +448,18 @@ class Subscriptions(Generic[P]):
         self.subscriber: Final = subscriber
         self._router = router
         self._all: list[Subscription[P]] = []
+        self._by_book: dict[int, Subscription[P]] = {}
+        self._roll = Roll()
         self.is_started = False
         self.has_pulled = False
         self.is_closing = False
         self.is_closed = False
         self._is_ticking = False
         self._is_looking = False
+        self.is_full = False  # all of the prefetch is in hand, and brokers are more than it: they send nothing
+        self._sharing = threading.Lock()  # held while shares of the prefetch move
+        self._dividing = threading.Lock()
+        self._must_divide = False
 
     def __iter__(self) -> Iterator[Subscription[P]]:
         return iter([*self._all])
@@ -397,37 +476,92 @@ class Subscriptions(Generic[P]):
 
     def of(self, delivery: Delivery) -> Subscription[P]:
         """With the broker that a delivery came from."""
-        return self._all[delivery.broker]
-
-    def at(self, queue: int) -> Subscription[P]:
-        """With the broker that has a queue."""
-        pool = self._router.pool_for(self.options.topic, queue)
-        return next(one for one in self._all if one.pool is pool)
+        return self._by_book[delivery.broker]
 
     @property
     def queues(self) -> tuple[int, ...] | None:
-        """The queues it takes by its strategy now; None without one, since brokers then share out messages."""
+        """The places it takes by its strategy now; None without one, since brokers then share out messages."""
         if not self.options.strategy:
             return None
-        return tuple(sorted({queue for one in self._all for queue in one.queues}))
+        return tuple(sorted({place_of(queue, one.book.shard) for one in self._all for queue in one.queues}))
 
     def refresh(self) -> None:
         """Look which brokers have queues of the topic now. One that has none any more is kept for its leases."""
-        known = {id(one.pool) for one in self._all}
-        added = [pool for pool in self._router.pools_of(self.options.topic) if id(pool) not in known]
-        if not added:
+        pools = self._router.pools_of(self.options.topic)
+        with self._sharing:
+            known = [one.pool for one in self._all]
+            # Their first messages came after us: none of them is passed over.
+            is_late = self.is_started or self.has_pulled
+            added = [Subscription(self, pool, is_late=is_late) for pool in pools if pool not in known]
+            gone = [one for one in self._all if one.pool not in pools and one.is_empty]
+            if not added and (not gone or len(gone) == len(self._all)):
+                return
+            kept = [one for one in self._all if one not in gone]
+            self._all = kept + added
+            self._by_book |= {one.book.broker: one for one in added}
+            share, left = divmod(self.options.prefetch, len(self._all))
+            for at, one in enumerate(self._all):
+                one.window.limit(max(1, share + (at < left)))
+                one.window.begin(self._handlers, self.core.now())
+        for one in kept:
+            one.follow()
+            link = one.pool.current()
+            if link is not None and self.is_divided:
+                self.subscriber.attend(link)
+        for one in added:
+            one.pool.watch(one)
+        for one in gone:
+            one.leave()
+        self.divide()
+
+    def routes_changed(self, topics: Container[str]) -> None:
+        """Told by the router: the queues of topics are at other brokers than before."""
+        if not self.is_closing and self.options.topic in topics:
+            self.refresh()
+
+    def lost(self, one: Subscription[P]) -> None:
+        """There is no connection to a broker."""
+        self._roll.lost(one.book.broker)
+        if self.is_divided:
+            self.divide()
+
+    def closed(self, one: Subscription[P], error: DMQError) -> None:
+        """There will be no connection to a broker any more. If it is one of several, the others go on."""
+        if all(other.pool.closed_by is not None for other in self._all):
+            self.end(error)
+
+    # --- queues by a strategy ---------------------------------------------------------------------------------------
+
+    def told(self, one: Subscription[P], members: list[str]) -> None:
+        """A broker says who is in the group."""
+        if self.options.strategy and self.core.member in members:  # else the news is older than our subscription
+            self._roll.told(one.book.broker, members, self.core.now())
+            self.divide()
+            if self.is_divided:
+                self._router.home.call_later(SETTLED_SECONDS, self.divide)
+
+    def divide(self) -> None:
+        """The members, the queues or the brokers may be others than before: drop and take what that means for us."""
+        if not self.options.strategy:
             return
-        self._all += [Subscription(self, pool) for pool in added]
-        share, left = divmod(self.options.prefetch, len(self._all))
-        for at, one in enumerate(self._all):
-            one.window.limit(max(1, share + (at < left)))
-            one.window.begin(self._handlers, self.core.now())
-            if one.pool not in added:
-                one.follow()
-                if (link := one.pool.current()) is not None:
-                    self.subscriber.attend(link)
-        for pool in added:
-            pool.watch(next(one for one in self._all if one.pool is pool))
+        self._must_divide = True
+        while self._must_divide and self._dividing.acquire(False):
+            try:
+                self._must_divide = False
+                self._divide()
+            finally:
+                self._dividing.release()
+
+    def _divide(self) -> None:
+        pools = self._router.pools_of(self.options.topic)
+        ordered = [one for pool in pools for one in self._all if one.pool is pool]
+        members = self._roll.members([one.book.broker for one in ordered], self.core.now())
+        if members is None or self.is_closing:
+            return
+        places = {place_of(queue, one.book.shard) for one in ordered for queue in range(one.queue_count)}
+        wanted = STRATEGIES[self.options.strategy](places, members)[self.core.member]
+        for one in self._all:
+            one.assign([place_queue(place) for place in wanted if place_shard(place) == one.book.shard])
 
     def begin(self) -> None:
         """Subscribe everywhere, now or when there is a connection."""
@@ -444,6 +578,8 @@ class Subscriptions(Generic[P]):
         """Tell brokers what was said of their messages."""
         for one in self._all:
             one.report()
+        if self.is_full:
+            self._bound(self.core.in_hand())
 
     def set_paused(self, is_paused: bool) -> None:
         """Have brokers keep what is not here yet, or not any more."""
@@ -470,6 +606,47 @@ class Subscriptions(Generic[P]):
         for one in self._all:
             one.starve()
 
+    # --- shares of the prefetch -------------------------------------------------------------------------------------
+
+    def claim(self, one: Subscription[P]) -> None:
+        """The share of a broker is too small: give it what other brokers do not need of theirs."""
+        if not self._sharing.acquire(False):
+            return  # somebody is at it
+        try:
+            subscriptions, now = [*self._all], self.core.now()
+            needed = [other.window.needed(self.core.in_hand(other.book), now) for other in subscriptions]
+            windows = [other.window for other in subscriptions]
+            to = subscriptions.index(one) if one in subscriptions else None
+            changed = [] if to is None else transfer(windows, needed, to, self.options.prefetch // len(windows))
+        finally:
+            self._sharing.release()
+        if changed:
+            one.window.grow()
+            for at in changed:
+                subscriptions[at].follow()
+
+    def received(self, one: Subscription[P]) -> None:
+        """One of several brokers has sent something: keep no more than the prefetch, and let no handler wait if that
+        broker may have more."""
+        in_hand = self.core.in_hand()
+        if len(self._all) > self.options.prefetch:
+            self._bound(in_hand)
+            if in_hand > self.options.prefetch:
+                if self.options.ordered:
+                    self.core.release_waiting(one.book)
+                else:
+                    self.core.release_last(in_hand - self.options.prefetch)
+        elif in_hand < self.core.handlers:
+            one.starve()
+
+    def _bound(self, in_hand: int) -> None:
+        """Of more brokers than the prefetch, have none send anything while all of it is in hand."""
+        is_full = in_hand >= self.options.prefetch
+        if is_full != self.is_full:
+            self.is_full = is_full
+            for one in self._all:
+                one.follow()
+
     def look_later(self) -> None:
         """Messages wait: look soon whether they are more than handlers get done."""
         if not self._is_looking:
@@ -486,10 +663,12 @@ class Subscriptions(Generic[P]):
         # What waits in an ordered group waits for its queue, and nobody else can have it.
         if self.is_closed or core.is_paused or self.options.ordered or not waiting:
             return
-        in_hand, brokers = core.in_hand(), len(self._all)
+        in_hand = 0
         for one in self._all:
-            one.window.look(self._handlers, (in_hand - waiting) / brokers, now)
+            mine, mine_waiting = core.in_hand_of(one.book)
+            one.window.look(self._handlers, mine - mine_waiting, now)
             one.follow()
+            in_hand += mine
         excess = in_hand - sum(one.window.size for one in self._all)
         if excess > 0:
             core.release_last(excess)
@@ -505,8 +684,10 @@ class Subscriptions(Generic[P]):
         self._is_ticking = False
         if not self.is_closed:
             self.refresh()
+            if self.is_full:
+                self._bound(self.core.in_hand())
             for book, deliveries in self.core.tick():
-                self._all[book.broker].keep(deliveries)
+                self._by_book[book.broker].keep(deliveries)
             self.tick_later()
 
     def check_open(self) -> None:
@@ -538,6 +719,15 @@ def refused_of(answer: Frame | DMQError) -> set[int] | None:
     except DMQError:
         return None
     return {refusal.index for refusal in reply.refused}
+
+
+def partly_moved(failed: Sequence[DMQError], brokers: int) -> DMQError:
+    """What a seek raises that some of the brokers did not carry out."""
+    error = failed[0]
+    if brokers == 1:
+        return error
+    moved = f"the group was moved in {brokers - len(failed)} of {brokers} shards: seek again to move it in all"
+    return type(error)(f"{error.message}; {moved}", **error.detail)
 
 
 def check_extended(reply: SettleReply, delivery: Delivery, deadline: float) -> None:

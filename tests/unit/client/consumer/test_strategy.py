@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.client.consumer.strategy import STRATEGIES, Queue, average, circle, consistent_hash, diff
+from dmq.client.consumer.strategy import SETTLED_SECONDS, STRATEGIES, Roll, average, circle, consistent_hash, diff
+from dmq.model import place_of
 
-queue_sets = st.sets(st.tuples(st.sampled_from(["b1", "b2"]), st.integers(0, 254)), max_size=40)
+queue_sets = st.sets(st.builds(place_of, st.integers(0, 254), st.integers(0, 3)), max_size=40)
 member_sets = st.sets(st.text(min_size=1, max_size=5), max_size=8)
 
 
@@ -48,7 +49,7 @@ def test_circle_deals_them_out_one_by_one() -> None:
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @given(queues=queue_sets, members=member_sets)
-def test_every_queue_goes_to_exactly_one_member(name: str, queues: set[Queue], members: set[str]) -> None:
+def test_every_queue_goes_to_exactly_one_member(name: str, queues: set[int], members: set[str]) -> None:
     shares = STRATEGIES[name](queues, members)
     assert set(shares) == members
     assert sorted(q for share in shares.values() for q in share) == (sorted(queues) if members else [])
@@ -56,7 +57,7 @@ def test_every_queue_goes_to_exactly_one_member(name: str, queues: set[Queue], m
 
 
 @given(queues=queue_sets, members=st.sets(st.text(min_size=1, max_size=5), min_size=2, max_size=8))
-def test_a_member_that_goes_moves_only_its_own_queues(queues: set[Queue], members: set[str]) -> None:
+def test_a_member_that_goes_moves_only_its_own_queues(queues: set[int], members: set[str]) -> None:
     """Consistent hash: minimal movement."""
     before = consistent_hash(queues, members)
     gone = min(members)
@@ -73,3 +74,49 @@ def test_the_difference_says_what_to_drop_and_what_to_add() -> None:
     """R-08: compared with the current queues."""
     assert diff([3, 1, 2], [2, 3, 5, 4]) == ([1], [4, 5])
     assert diff([1], [1]) == ([], [])
+
+
+# --- whose list of the members counts ---------------------------------------------------------------------------------
+
+
+def test_the_list_of_the_first_broker_counts_and_before_it_comes_that_of_another() -> None:
+    roll = Roll()
+    assert roll.members([0, 1], 0) is None
+    roll.told(1, ["a", "b"], 0)
+    assert roll.members([0, 1], 0) == ["a", "b"]
+    roll.told(0, ["a", "b", "c"], 0)
+    assert roll.members([0, 1], 0) == ["a", "b", "c"]
+
+
+def test_after_a_failover_the_list_of_others_counts_until_all_members_are_back() -> None:
+    roll = Roll()
+    for broker in (0, 1):
+        roll.told(broker, ["a", "b", "c"], 0)
+    assert roll.members([0, 1], 0) == ["a", "b", "c"]
+    roll.lost(0)
+    assert roll.members([0, 1], 10) == ["a", "b", "c"]
+    roll.told(0, ["a"], 12)
+    assert roll.members([0, 1], 12) == ["a", "b", "c"]
+    roll.told(0, ["a", "b", "c"], 13)
+    assert roll.members([0, 1], 13) == ["a", "b", "c"]
+    roll.told(0, ["a", "b"], 14)
+    assert roll.members([0, 1], 14) == ["a", "b"], "it is the first one again, and believed"
+
+
+def test_a_member_that_is_not_back_in_time_is_gone() -> None:
+    roll = Roll()
+    roll.told(1, ["a", "b"], 0)
+    assert roll.members([0, 1], 0) == ["a", "b"]
+    roll.told(0, ["a"], 10)
+    assert roll.members([0, 1], 10 + SETTLED_SECONDS - 1) == ["a", "b"]
+    assert roll.members([0, 1], 10 + SETTLED_SECONDS) == ["a"]
+
+
+def test_a_lone_broker_is_believed_at_once() -> None:
+    roll = Roll()
+    roll.told(0, ["a", "b"], 0)
+    assert roll.members([0], 0) == ["a", "b"]
+    roll.lost(0)
+    assert roll.members([0], 1) is None
+    roll.told(0, ["a"], 2)
+    assert roll.members([0], 2) == ["a"]

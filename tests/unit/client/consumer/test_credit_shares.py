@@ -1,0 +1,341 @@
+"""A consumer at several shards: how much of its prefetch each has, and what joins and goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dmq.client.connection.session import Push as Pushed
+from dmq.client.consumer.message import ReceivedMessage
+from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.prefetch import CreditWindow, transfer
+from dmq.client.consumer.strategy import SETTLED_SECONDS
+from dmq.errors import SubscriptionConflict, UnknownTopic
+from dmq.protocol import Command
+from dmq.protocol.consume import (
+    Assign,
+    Credit,
+    GroupMembers,
+    PointKind,
+    Push,
+    Settle,
+    Subscribe,
+    SubscribeReply,
+    Unsubscribe,
+)
+from tests.unit.client.deliveries import bodies, frame, said, taken
+from tests.unit.client.links import FakeConsumer, FakeLink
+
+ME = "me.1"
+
+
+class Shards(FakeConsumer):
+    """A consumer that is subscribed at some shards, numbered from 1 on."""
+
+    def __init__(self, count: int = 3, named: int | None = None, handlers: int = 1, **options: Any) -> None:
+        self.links = [FakeLink(f"shard-{number}", number) for number in range(1, count + 1)]
+        super().__init__(
+            ConsumerOptions("orders", "billing", **options), *self.links, named=count if named is None else named
+        )
+        self.core.handlers = handlers
+        self.subscriptions.begin()
+        self._leases = 0
+
+    def push(self, shard: int, count: int, queue: int = 0) -> None:
+        """A shard pushes so many messages."""
+        self._leases += 1
+        leases, body = frame(
+            self._leases, bodies(*map(str, range(count))), first=1000 * self._leases, queue=queue, ids=[(count, 0, 0)]
+        )
+        push = Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body), self.clock.boottime())
+        self.at(shard).pushed(self.links[shard - 1], push)
+
+    def at(self, shard: int) -> Any:
+        return next(one for one in self.subscriptions if one.book.shard == shard)
+
+    def members(self, shard: int, queues: int, *names: str) -> None:
+        told = Pushed(Command.GROUP_MEMBERS, GroupMembers(1, queues, [*names]), b"", 0.0)
+        self.at(shard).pushed(self.links[shard - 1], told)
+
+    def handle(self, count: int, seconds: float = 0.001) -> list[int]:
+        """Handle so many messages; of which shards they were."""
+        shards = []
+        for delivery, index in self.core.take(count):
+            self.clock.advance(seconds)
+            shards.append(ReceivedMessage(delivery, index).shard)
+            self.core.ack(delivery, index)
+            self.flush()
+        return shards
+
+    def subscribed(self, shard: int) -> list[Subscribe]:
+        return [request.header for request in self.links[shard - 1].requests if isinstance(request.header, Subscribe)]
+
+    def credit(self, shard: int) -> int:
+        """What a shard may have out now, as it was told."""
+        told = [told.messages for told in self.links[shard - 1].told if isinstance(told, Credit)]
+        return self.subscribed(shard)[-1].prefetch_messages + sum(told)
+
+    def credits(self) -> list[int]:
+        return [self.credit(number) for number in range(1, len(self.links) + 1)]
+
+    @property
+    def shares(self) -> list[int]:
+        return [one.window.ceiling for one in self.subscriptions]
+
+    def told(self, shard: int) -> list[Any]:
+        return said([told for told in self.links[shard - 1].told if isinstance(told, Settle)])
+
+    def assigned(self, shard: int) -> list[list[int]]:
+        return [told.queues for told in self.links[shard - 1].told if isinstance(told, Assign)]
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_doubles_by_what_others_do_not_need() -> None:
+    windows = [CreditWindow(10), CreditWindow(10), CreditWindow(10)]
+    assert sorted(transfer(windows, [10, 1, 8], 0, even=10)) == [0, 1, 2]
+    assert [window.ceiling for window in windows] == [20, 1, 9]
+    assert transfer(windows, [20, 1, 9], 0, even=10) == []
+
+
+def test_a_window_below_an_even_share_gets_that_of_those_above_it_whatever_they_need() -> None:
+    windows = [CreditWindow(28), CreditWindow(1), CreditWindow(1)]
+    for _ in range(6):
+        transfer(windows, [28, 10, 1], 1, even=10)
+    assert [window.ceiling for window in windows] == [19, 10, 1]
+    transfer(windows, [19, 10, 1], 1, even=10)
+    assert [window.ceiling for window in windows] == [19, 10, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"broadcast": True}, {"ordered": True}], ids=str)
+def test_a_shard_that_has_all_messages_gets_all_credit_but_one_of_each_other(options: dict[str, Any]) -> None:
+    made = Shards(prefetch=30, **options)
+    for _ in range(12):
+        made.push(2, made.credit(2))
+        made.handle(100)
+        assert sum(made.shares) == 30
+        assert sum(made.credits()) <= 30
+    assert made.shares == [1, 28, 1]
+    assert made.credits() == [1, 28, 1]
+
+
+def test_shards_that_get_messages_again_get_their_shares_back() -> None:
+    made = Shards(prefetch=30)
+    for _ in range(12):
+        made.push(2, made.credit(2))
+        made.handle(100)
+    for _ in range(12):
+        for shard in (1, 2, 3):
+            made.push(shard, made.credit(shard))
+        made.handle(100)
+    assert made.shares == [10, 10, 10]
+
+
+def test_a_program_that_keeps_all_it_gets_has_the_whole_prefetch_also_from_one_shard() -> None:
+    made = Shards(prefetch=12)
+    for _ in range(6):
+        room = made.credit(3) - made.core.in_hand(made.at(3).book)
+        if room:
+            made.push(3, room)
+        made.core.take(100)
+        made.subscriptions.starve()
+    assert made.core.in_hand() == 10
+    assert made.credits() == [1, 1, 10]
+
+
+def test_handlers_of_a_shard_that_has_more_than_its_credit_get_it_at_once() -> None:
+    """Nobody has to wait for its look, a second later."""
+    made = Shards(handlers=8, prefetch=90)
+    assert made.credits() == [6, 6, 6]
+    made.push(1, 6)
+    assert made.credit(1) == 12
+
+
+def test_bytes_follow_the_shares() -> None:
+    made = Shards(prefetch=30, prefetch_bytes=3000)
+    assert [made.subscribed(shard)[0].prefetch_bytes for shard in (1, 2, 3)] == [1000, 1000, 1000]
+    for _ in range(12):
+        made.push(2, made.credit(2))
+        made.handle(100)
+    moved = [sum(told.bytes for told in link.told if isinstance(told, Credit)) for link in made.links]
+    assert moved == [-900, 1800, -900]
+
+
+def test_of_more_shards_than_the_prefetch_none_sends_while_all_of_it_is_in_hand() -> None:
+    made = Shards(prefetch=1)
+    assert made.credits() == [1, 1, 1]
+    made.push(1, 1)
+    assert made.credits() == [0, 0, 0]
+    assert made.handle(5) == [1]
+    assert made.credits() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_what_two_of_more_shards_than_the_prefetch_sent_at_once_goes_back_untouched(is_ordered: bool) -> None:
+    made = Shards(prefetch=1, ordered=is_ordered)
+    made.push(1, 1)
+    made.push(3, 1)
+    made.flush()
+    assert made.core.in_hand() == 1
+    assert made.told(3) == [(2, "RELEASE", [(2000, 1)])]
+    assert isinstance(made.links[2].told[0], Credit), "before, or it would come straight back"
+    assert made.handle(5) == [1]
+
+
+def test_a_lease_that_was_lost_does_not_keep_shards_silent() -> None:
+    made = Shards(prefetch=1)
+    made.push(1, 1)
+    assert made.credits() == [0, 0, 0]
+    made.clock.suspend(70)
+    made.router.advance(20)
+    assert made.credits() == [1, 1, 1]
+
+
+# --- shards that come and go ------------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_gets_the_topic_later_is_consumed_from_its_first_message_on() -> None:
+    made = Shards(named=2, prefetch=12, start_from="latest")
+    made.router.table.named = 3
+    made.subscriptions.routes_changed(["bills"])
+    assert made.subscribed(3) == []
+    made.subscriptions.routes_changed(["orders"])
+    assert [made.subscribed(shard)[0].start_from.kind for shard in (1, 2, 3)] == [
+        PointKind.LATEST,
+        PointKind.LATEST,
+        PointKind.EARLIEST,
+    ]
+    assert made.shares == [4, 4, 4]
+    made.push(3, 1)
+    assert made.handle(1) == [3]
+
+
+def test_a_shard_that_has_the_topic_no_more_is_left_once_nothing_of_it_is_in_hand() -> None:
+    made = Shards(prefetch=12)
+    made.push(3, 2)
+    made.router.table.named = 2
+    made.subscriptions.refresh()
+    assert len([*made.subscriptions]) == 3
+    made.handle(2)
+    assert len(made.told(3)) == 2, "the acks go where the messages came from"
+    made.subscriptions.refresh()
+    assert len([*made.subscriptions]) == 2
+    assert isinstance(made.links[2].requests[-1].header, Unsubscribe)
+    assert made.shares == [6, 6]
+
+
+def test_a_topic_that_nobody_has_any_more_is_still_listened_for() -> None:
+    made = Shards()
+    made.router.table.named = 0
+    made.subscriptions.refresh()
+    assert len([*made.subscriptions]) == 3
+
+
+def test_a_shard_that_does_not_know_the_topic_yet_is_asked_again_and_the_others_go_on() -> None:
+    made = Shards()
+    made.links[1].requests[0].refuse(UnknownTopic("no topic 'orders'"))
+    assert made.core.ended is None
+    made.router.advance(1.1)
+    assert len(made.subscribed(2)) == 2
+    made.links[1].requests[1].answer(SubscribeReply(1, 2, 1, 1, 1))
+    made.push(2, 1)
+    assert taken(made.core) == [b"0"]
+
+
+def test_a_topic_that_no_shard_knows_ends_the_consumer() -> None:
+    made = Shards()
+    for link in made.links:
+        link.requests[0].refuse(UnknownTopic("no topic 'orders'"))
+    assert isinstance(made.core.ended, UnknownTopic)
+
+
+def test_a_refusal_that_all_shards_would_repeat_ends_the_consumer() -> None:
+    made = Shards()
+    made.links[1].requests[0].refuse(SubscriptionConflict("another filter"))
+    assert isinstance(made.core.ended, SubscriptionConflict)
+
+
+# --- queues by a strategy ---------------------------------------------------------------------------------------------
+
+
+def divided(*names: str) -> Shards:
+    """A member with a strategy, at three shards of two queues each."""
+    made = Shards(strategy="average")
+    for shard in (1, 2, 3):
+        made.members(shard, 2, *names)
+    return made
+
+
+def test_the_queues_of_all_shards_are_divided_at_once() -> None:
+    made = divided("a.1", ME)
+    assert made.subscriptions.queues == (2 << 8 | 1, 3 << 8, 3 << 8 | 1)
+    assert [made.at(shard).queues for shard in (1, 2, 3)] == [[], [1], [0, 1]]
+    assert made.assigned(3)[-1] == [0, 1]
+
+
+def test_every_queue_is_one_members_and_all_of_them_compute_alike() -> None:
+    names = ["b.1", ME, "z.1"]
+    found: list[int] = []
+    for name in names:
+        made = Shards(strategy="circle")
+        made.core.member = name
+        for shard in (3, 1, 2):
+            made.members(shard, 2, *reversed(names))
+        assert made.subscriptions.queues is not None
+        found += made.subscriptions.queues
+    assert sorted(found) == [shard << 8 | queue for shard in (1, 2, 3) for queue in (0, 1)]
+
+
+def test_the_members_that_the_first_slots_shard_names_count() -> None:
+    made = divided("a.1", ME)
+    made.members(2, 2, ME)
+    assert made.subscriptions.queues == (2 << 8 | 1, 3 << 8, 3 << 8 | 1)
+    made.members(1, 2, ME)
+    assert [made.at(shard).queues for shard in (1, 2, 3)] == [[0, 1]] * 3
+
+
+def test_a_failover_of_the_first_shard_moves_no_queues() -> None:
+    made = divided("a.1", ME)
+    before = made.subscriptions.queues
+    made.at(1).lost(made.links[0], UnknownTopic(""))
+    made.links[0] = FakeLink("shard-1", 1)
+    made.at(1).connected(made.links[0])
+    made.members(1, 2, ME)  # the first one to be back
+    assert made.subscriptions.queues == before
+    assert made.subscribed(1)[-1].queues == []
+    made.router.advance(SETTLED_SECONDS + 0.1)
+    assert [made.at(shard).queues for shard in (1, 2, 3)] == [[0, 1]] * 3, "the other one did not come back"
+
+
+def test_queues_that_moved_while_a_shard_was_away_are_in_its_next_subscription() -> None:
+    made = divided("a.1", ME)
+    made.at(3).lost(made.links[2], UnknownTopic(""))
+    made.links[2] = FakeLink("shard-3", 3)
+    made.members(1, 2, ME, "z.1")
+    made.at(3).connected(made.links[2])
+    assert made.subscribed(3)[-1].queues == []
+    assert made.at(1).queues == [0, 1]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_names_its_shard_and_its_queue_there() -> None:
+    made = Shards()
+    made.push(2, 1, queue=1)
+    made.push(3, 1)
+    found = [ReceivedMessage(*place) for place in made.core.take(2)]
+    assert [(message.shard, message.queue) for message in found] == [(2, 1), (3, 0)]
+
+
+def test_higher_priorities_of_any_shard_come_first() -> None:
+    made = Shards(prefetch=30)
+    for lease, (shard, priority) in enumerate([(1, 1), (2, 9), (3, 5)]):
+        leases, body = frame(lease, bodies(str(shard), priority=priority), ids=[(1, 0, 0)])
+        made.at(shard).pushed(
+            made.links[shard - 1],
+            Pushed(Command.CONSUMER_PUSH, Push(1, leases), bytes(body), made.clock.boottime()),
+        )
+    assert taken(made.core) == [b"2", b"3", b"1"]
