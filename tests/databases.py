@@ -263,8 +263,11 @@ class PostgreSql(DatabaseServer):
 
     def prepare(self) -> None:
         self._sql(
-            f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE);\nDROP ROLE IF EXISTS {USER};\n"
-            f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}';\nCREATE DATABASE {DATABASE} OWNER {USER};"
+            f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE);\n"
+            # It stays: it may own other databases.
+            f"DO $$ BEGIN CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'; "
+            "EXCEPTION WHEN duplicate_object THEN NULL; END $$;\n"
+            f"CREATE DATABASE {DATABASE} OWNER {USER};"
         )
 
     def add_database(self, name: str) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "BrokerSettings",
     "Field",
     "LogSettings",
+    "NameServerSettings",
     "ResolvedSettings",
     "Settings",
     "ShardSettings",
@@ -243,6 +244,25 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class NameServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How `dmq nameserver` runs. It needs a database."""
+
+    database_url: (
+        Annotated[str, _text("Database of the registry, or of its mirror, as postgresql://user@host/dmq.")] | None
+    ) = None
+    registry_url: (
+        Annotated[str, _text("Registry that is elsewhere, as zk://host:2181/dmq: it is served, and mirrored.")] | None
+    ) = None
+    host: Annotated[str, _text("Address it listens on.")] = "127.0.0.1"
+    port: Annotated[int, _count(0, "Port for brokers and clients; 0 takes any free one.", 65535)] = 9610
+    metrics_port: (
+        Annotated[int, _count(0, "Port for metrics and health; 0 takes any free one, none is off.", 65535)] | None
+    ) = None
+    session_seconds: Annotated[
+        float, Meta(ge=1, le=60, description="How long a session lives without a sign of its broker.")
+    ] = 6.0
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a command that goes on running logs to stderr."""
 
@@ -260,6 +280,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     broker: BrokerSettings = msgspec.field(default_factory=BrokerSettings)
     shard: ShardSettings = msgspec.field(default_factory=ShardSettings)
+    nameserver: NameServerSettings = msgspec.field(default_factory=NameServerSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)
 
     @classmethod
@@ -293,16 +314,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if wrong:
             raise _all_of(wrong)
         try:
-            store = StoreSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "store"})
-            broker = BrokerSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "broker"})
-            shard = ShardSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "shard"})
-            log = LogSettings(**{f.name: values[key] for key, f in FIELDS.items() if f.section == "log"})
+            sections: dict[str, Any] = {
+                section: struct(
+                    **{field.name: values[key] for key, field in FIELDS.items() if field.section == section}
+                )
+                for section, struct in _SECTIONS.items()
+            }
         except InvalidSettings as error:
             keys = error.detail.get("keys", [])
             whence = ", ".join(f"{key}: {sources[key]}" for key in keys)
             raise InvalidSettings(f"{error.message} ({whence})", keys=keys) from None
         return ResolvedSettings(
-            cls(store=store, broker=broker, shard=shard, log=log),
+            cls(**sections),
             MappingProxyType(sources),
             None if file is None else os.fspath(file),
         )
@@ -369,8 +392,10 @@ class Field:
             text = "some text"
         elif self.is_size:
             text = f"a size from {self.show(low)} to {self.show(high)}, in bytes or like 64MiB"
+        elif high is not None and low is not None:
+            text = f"a {'' if get_args(self.type)[0] is float else 'whole '}number from {low} to {high}"
         elif high is not None:
-            text = f"a number over {over} up to {high}" if low is None else f"a whole number from {low} to {high}"
+            text = f"a number over {over} up to {high}"
         else:
             text = "true or false" if over is None else f"a number over {over}"
         return f"{text}, or none" if self.is_optional else text
@@ -431,18 +456,19 @@ def _fields_of(section: str, struct: type[msgspec.Struct]) -> Iterator[Field]:
         )
 
 
+_SECTIONS: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
+    {
+        "store": StoreSettings,
+        "broker": BrokerSettings,
+        "shard": ShardSettings,
+        "nameserver": NameServerSettings,
+        "log": LogSettings,
+    }
+)
+
 # Every setting there is, by key.
 FIELDS: Mapping[str, Field] = MappingProxyType(
-    {
-        field.key: field
-        for section, struct in (
-            ("store", StoreSettings),
-            ("broker", BrokerSettings),
-            ("shard", ShardSettings),
-            ("log", LogSettings),
-        )
-        for field in _fields_of(section, struct)
-    }
+    {field.key: field for section, struct in _SECTIONS.items() for field in _fields_of(section, struct)}
 )
 
 

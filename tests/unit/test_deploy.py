@@ -61,7 +61,7 @@ def test_the_image_starts_a_broker_that_its_health_check_asks() -> None:
             assert (DEPLOY.parent / name).exists()
 
 
-@pytest.mark.parametrize("unit", ["dmq-broker.service", "dmq-backup.service"])
+@pytest.mark.parametrize("unit", ["dmq-broker.service", "dmq-nameserver.service", "dmq-backup.service"])
 def test_a_unit_calls_a_command_with_options_that_exist(unit: str) -> None:
     from dmq.cli import COMMANDS, load
 
@@ -71,7 +71,7 @@ def test_a_unit_calls_a_command_with_options_that_exist(unit: str) -> None:
     assert {word for word in line[2].split() if word.startswith("--")} <= known
 
 
-PAGES = ("deploy", "backup", "upgrade", "capacity")
+PAGES = ("deploy", "name-servers", "backup", "upgrade", "capacity")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -98,7 +98,7 @@ def test_every_file_that_the_page_installs_is_there() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
-    for name in ("dmq-broker.service", "dmq-backup.service", "dmq-backup.timer"):
+    for name in ("dmq-broker.service", "dmq-nameserver.service", "dmq-backup.service", "dmq-backup.timer"):
         # It wants the program to be there, and the pages.
         text = (DEPLOY / name).read_text().replace("/opt/dmq/bin/dmq", shutil.which("env") or "/usr/bin/env")
         (tmp_path / name).write_text(re.sub(r"^Documentation=.*\n", "", text, flags=re.MULTILINE))

@@ -135,7 +135,8 @@ def test_an_unknown_key_in_the_file_gets_a_suggestion(toml: Path) -> None:
 @pytest.mark.parametrize("text", ["[stor]\nfragment = 8\n", "store = 8\n", "fragment = 8\n"])
 def test_anything_but_a_known_table_in_the_file_is_refused(text: str, toml: Path) -> None:
     toml.write_text(text)
-    with pytest.raises(InvalidSettings, match=r"expected one of the tables \[broker\], \[log\], \[shard\], \[store\]"):
+    tables = r"\[broker\], \[log\], \[nameserver\], \[shard\], \[store\]"
+    with pytest.raises(InvalidSettings, match=f"expected one of the tables {tables}"):
         Settings.resolve(toml)
 
 

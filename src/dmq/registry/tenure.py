@@ -46,6 +46,12 @@ class Tenure:
         """The session is over, or may be."""
         self.begin(0)
 
+    def adopt(self, session_seconds: float) -> None:
+        """Sessions live this long; if that is new, the next answered write sets the deadline."""
+        if session_seconds / 2 != self._half_seconds:
+            self._half_seconds = session_seconds / 2
+            self.deadline = NO_DEADLINE
+
     def answered(self, operations: Sequence[Operation], session: int, sent_at: float) -> None:
         """A write went well that was sent then, in that session."""
         if session != self.session:

@@ -20,6 +20,7 @@ from dmq.protocol.read import Offsets
 from dmq.registry.contents import ClusterContent, decode_content, encode_content, hex_id
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
 from dmq.registry.name_server.server import NameServer
+from dmq.registry.name_server.sql_backend import SqlBackend
 from dmq.registry.name_server.sql_store import SqlStore
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Create, Put, Registry
@@ -181,7 +182,7 @@ def test_strangers_do_no_harm(name_server: NameServerProcess) -> None:
 def test_a_registry_can_be_read_with_the_tools_of_its_database(tmp_path: Path) -> None:
     async def main() -> None:
         paths = Paths()
-        server = NameServer(SqlStore(sqlite_url(tmp_path)), port=0)
+        server = NameServer(SqlBackend(SqlStore(sqlite_url(tmp_path))), port=0)
         await server.start()
         host, port = server.address.split(":")
         client = await NameServerClient.open([ServerAddress(host, int(port))], "b1", timeout=PATIENCE_S)
@@ -225,12 +226,12 @@ def test_a_session_has_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["nameserver", "--database", "sqlite://", "--session", "100s"])
     assert ended.value.code == 2
-    assert "choose 1 to 60 seconds" in capsys.readouterr().err
+    assert "a number from 1 to 60" in capsys.readouterr().err
 
 
 def test_another_address_than_loopback_must_be_meant() -> None:
     with pytest.raises(NotAllowed, match="--insecure"):
-        NameServer(SqlStore("sqlite://"), host="0.0.0.0")
+        NameServer(SqlBackend(SqlStore("sqlite://")), host="0.0.0.0")
 
 
 def test_a_second_name_server_on_one_file_is_refused(tmp_path: Path) -> None:
@@ -242,16 +243,19 @@ def test_a_second_name_server_on_one_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_server_tells_how_it_is(tmp_path: Path) -> None:
     async def main() -> None:
-        server = NameServer(SqlStore(sqlite_url(tmp_path)), port=0, metrics_port=0)
+        server = NameServer(SqlBackend(SqlStore(sqlite_url(tmp_path))), port=0, metrics_port=0)
         await server.start()
         try:
             host, port = server.address.split(":")
             client = await NameServerClient.open([ServerAddress(host, int(port))], "b1", timeout=PATIENCE_S)
             await client.write([Create("/a", b"")])
+            await client.read("/a")  # its change has been looked for by now
             figures = await page(server.metrics_port, "/metrics")
             assert "\ndmq_nameserver_connections 1\n" in figures
             assert "\ndmq_nameserver_changes_total 1\n" in figures
-            assert figures.count("# HELP") == figures.count("# TYPE") == 6
+            assert figures.count("# HELP") == figures.count("# TYPE") == 11
+            assert "\ndmq_nameserver_database_up 1\n" in figures
+            assert "\ndmq_nameserver_writes_total 1\n" in figures
             assert "200 OK" in await page(server.metrics_port, "/healthz")
             assert "200 OK" in await page(server.metrics_port, "/readyz")
             await client.close()

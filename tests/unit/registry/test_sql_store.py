@@ -21,7 +21,8 @@ from dmq.errors import (
     WriteUnknown,
     WrongFormat,
 )
-from dmq.registry.name_server.sql_store import CHANGES_KEPT, News, SqlStore
+from dmq.registry.name_server.backend import News
+from dmq.registry.name_server.sql_store import CHANGES_KEPT, SqlStore
 from dmq.registry.registry import Create, Delete, Entry, Put
 from dmq.testing.clock import FakeClock
 
@@ -54,8 +55,7 @@ def pass_time(store: SqlStore, clock: FakeClock, seconds: float, *alive: int) ->
     """Let time pass while the store is looked at, and these sessions are heard."""
     for _ in range(round(seconds * 2)):
         clock.advance(0.5)
-        for session in alive:
-            store.renew(session)
+        assert not store.renew(alive)
         store.expire()
 
 
@@ -68,8 +68,7 @@ def test_a_session_that_is_not_heard_for_a_term_is_over(store: SqlStore, clock: 
     pass_time(store, clock, 2, heard)
     assert store.read("/s") is None
     assert store.read("/h") is not None
-    with pytest.raises(SessionExpired):
-        store.renew(silent)
+    assert store.renew([silent]) == {silent}
     with pytest.raises(SessionExpired):
         store.write(silent, 2, [Create("/late", b"")])
     assert store.open_session(heard, "a") == heard
@@ -86,11 +85,11 @@ def test_a_write_renews_its_session(store: SqlStore, clock: FakeClock) -> None:
 def test_after_an_outage_every_session_has_a_full_term(store: SqlStore, clock: FakeClock) -> None:
     session = store.open_session(0, "a")
     clock.advance(10 * TERM)  # nobody looked, so nobody was heard
-    store.renew(session)
+    assert not store.renew([session])
     clock.advance(10 * TERM)
     store.expire()
     pass_time(store, clock, TERM - 1)
-    store.renew(session)
+    assert not store.renew([session])
     clock.suspend(10 * TERM)
     assert store.open_session(session, "a") == session
     pass_time(store, clock, TERM + 1)
@@ -102,12 +101,11 @@ def test_a_step_of_the_wall_clock_ends_no_session(store: SqlStore, clock: FakeCl
     for step in (3_600_000, -7_200_000, 3_600_000):
         clock.set_wall_ms(clock.now_ms() + step)
         store.expire()
-        store.renew(session)
+        assert not store.renew([session])
         pass_time(store, clock, TERM - 1)
-        store.renew(session)
+        assert not store.renew([session])
     pass_time(store, clock, TERM + 1)
-    with pytest.raises(SessionExpired):
-        store.renew(session)
+    assert store.renew([session]) == {session}
 
 
 def test_a_write_behind_a_later_one_is_never_carried_out(store: SqlStore) -> None:
@@ -226,6 +224,136 @@ def test_a_collision_is_tried_again(store: SqlStore) -> None:
 
     assert store.write(session, 1, [Create("/a", b"")]) == (0,)
     assert not collisions
+
+
+def test_a_commit_that_the_database_rolled_back_is_tried_again(store: SqlStore) -> None:
+    session = store.open_session(0, "a")
+    collisions = [1213]
+
+    @event.listens_for(store._engine, "commit")
+    def commit(connection: Any) -> None:
+        if collisions:
+            raise OperationalError("COMMIT", {}, Exception(collisions.pop(), "deadlock"))
+
+    assert store.write(session, 1, [Create("/a", b"")]) == (0,)
+    assert store.read("/a") == Entry("/a", b"", 0)
+    assert not collisions
+
+
+def test_what_is_nobodys_cannot_be_closed(store: SqlStore) -> None:
+    session = store.open_session(0, "a")
+    store.write(session, 1, [Create("/a", b"1"), Create("/e", b"2", ephemeral=True)])
+    store.close_session(0)
+    assert store.read("/a") == Entry("/a", b"1", 0)
+    store.close_session(session)
+    assert store.read("/e") is None
+    assert store.read("/a") == Entry("/a", b"1", 0)
+
+
+def test_beats_of_many_sessions_are_one_transaction(store: SqlStore, clock: FakeClock) -> None:
+    sessions = [store.open_session(0, str(n)) for n in range(50)]
+    pass_time(store, clock, TERM + 1, *sessions[1:])
+    assert store.renew([*sessions, 77]) == {sessions[0], 77}
+    assert store.count() == (49, 1)
+
+
+# --- name servers that share a database -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(clock: FakeClock) -> Iterator[tuple[SqlStore, SqlStore]]:
+    """Two stores of one database, with sessions by its clock."""
+    one, other = (SqlStore("sqlite://", clock=clock, session_seconds=TERM, shared=True) for _ in range(2))
+
+    @event.listens_for(one._engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        connection.create_function("julianday", 1, lambda _: clock.now_ms() / 86_400_000 + 2440587.5)
+
+    other._engine = one._engine
+    for store in (one, other):
+        store.open()
+        store.expire()
+    yield one, other
+    one.close()
+
+
+def test_a_name_server_that_was_away_while_another_looked_gives_nobody_more_time(
+    pair: tuple[SqlStore, SqlStore], clock: FakeClock
+) -> None:
+    one, other = pair
+    dead, alive = one.open_session(0, "dead"), one.open_session(0, "alive")
+    pass_time(one, clock, TERM - 1, alive)
+    other.expire()  # it was away all the time
+    assert one.count()[0] == 2
+    pass_time(one, clock, 2, alive)
+    assert other.renew([dead, alive]) == {dead}
+    # Both are away: nobody could be heard.
+    clock.advance(10 * TERM)
+    other.expire()
+    one.expire()
+    assert not one.renew([alive])
+    pass_time(one, clock, TERM + 1)
+    assert other.renew([alive]) == {alive}
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_that_is_dead(pair: tuple[SqlStore, SqlStore], clock: FakeClock) -> None:
+    one, other = pair
+    dead = one.open_session(0, "dead")
+    pass_time(one, clock, 1)
+    clock.set_wall_ms(clock.now_ms() - 3_600_000)
+    other.expire()
+    pass_time(one, clock, TERM - 1)
+    assert one.count()[0] == 1, "a full term"
+    pass_time(one, clock, 2)
+    assert one.renew([dead]) == {dead}, "and no more"
+
+
+def test_a_look_that_was_not_committed_gives_no_less_time(pair: tuple[SqlStore, SqlStore], clock: FakeClock) -> None:
+    one, _ = pair
+    session = one.open_session(0, "a")
+    clock.advance(10 * TERM)
+    fails = [True]
+
+    @event.listens_for(one._engine, "commit")
+    def commit(connection: Any) -> None:
+        if fails:
+            fails.clear()
+            raise OperationalError("COMMIT", {}, Exception("the server went away"))
+
+    with pytest.raises(WriteUnknown):
+        one.expire()
+    assert one.expire() == 0
+    assert not one.renew([session])
+
+
+def test_name_servers_of_one_database_have_one_time_for_sessions(
+    pair: tuple[SqlStore, SqlStore], clock: FakeClock
+) -> None:
+    one, _ = pair
+    third = SqlStore("sqlite://", clock=clock, session_seconds=TERM / 2, shared=True)
+    third._engine = one._engine
+    with pytest.raises(InvalidSettings, match="the same --session"):
+        third.open()
+    clock.advance(60)  # the others were stopped
+    third.open()
+    assert third.expire() == 0
+    with pytest.raises(InvalidSettings, match="the same --session"):
+        one.expire()
+
+
+def test_name_servers_of_one_database_say_the_same_id(pair: tuple[SqlStore, SqlStore], tmp_path: Path) -> None:
+    one, other = pair
+    assert one.registry_id == other.registry_id != ""
+    store = SqlStore(url_of(tmp_path))
+    store.open()
+    assert store.registry_id != one.registry_id
+    with store._engine.begin() as connection:
+        connection.execute(text("UPDATE dmq_registry_entry SET value = x'' WHERE path = '/'"))  # of an earlier version
+    store.open()
+    first = store.registry_id
+    store.open()
+    assert store.registry_id == first != ""
+    store.close()
 
 
 # --- a file -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`dmq nameserver`: one name server, which serves a registry from a SQL database."""
+"""`dmq nameserver`: one name server, which serves a registry from a SQL database, or one in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -7,33 +7,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.options import make_app, parse_seconds
-from dmq.cli.process.server_process import Insecure, LogLevelOption, Logs, log_settings, set_up_logs
+from dmq.cli.options import ConfigFile, Settings, make_app, parse_seconds
+from dmq.cli.process.server_process import Insecure, LogLevelOption, Logs, log_flags, resolve, set_up_logs
 from dmq.errors import InvalidSettings
 
 if TYPE_CHECKING:
+    from dmq.registry.name_server.backend import Backend
     from dmq.registry.name_server.server import NameServer
+    from dmq.settings import NameServerSettings
 
 __all__ = ["app"]
 
 app = make_app("Run a name server.")
 
-SESSION_SECONDS_MIN = 1.0
-SESSION_SECONDS_MAX = 60.0
-
 
 @app.command()
 def nameserver(
-    database: Annotated[str, typer.Option("--database", metavar="URL", help="Where it is kept, as sqlite:///FILE.")],
-    host: Annotated[str, typer.Option("--host", metavar="H", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 takes any free one.")] = 9610,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            "--database", metavar="URL", help="Where it is kept, as sqlite:///FILE or postgresql://user@host/dmq."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="H", help="Address to listen on.  [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", help="Port to listen on; 0 takes any free one.  [default: 9610]"),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option("--metrics-port", metavar="N", help="Serve metrics and health there; 0 takes any free port."),
     ] = None,
     session: Annotated[
-        str, typer.Option("--session", metavar="TIME", help="How long a session lives without a sign of its client.")
-    ] = "6s",
+        str | None,
+        typer.Option(
+            "--session", metavar="TIME", help="How long a session lives without a sign of its broker.  [default: 6s]"
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
     insecure: Insecure = False,
     log_level: LogLevelOption = None,
     log_format: Logs = None,
@@ -41,23 +55,48 @@ def nameserver(
     """Run a name server until SIGTERM or Ctrl-C.
 
     It keeps what the brokers of a cluster agree on, for `dmq broker --registry`. A file of SQLite takes one name
-    server.
+    server; several share a PostgreSQL or a MariaDB, and brokers name all of them.
     """
-    seconds = parse_seconds(session)
-    if not SESSION_SECONDS_MIN <= seconds <= SESSION_SECONDS_MAX:
-        raise InvalidSettings(
-            f"--session is {seconds:g} s: choose {SESSION_SECONDS_MIN:g} to {SESSION_SECONDS_MAX:g} seconds"
-        )
-    set_up_logs(log_settings(log_level, log_format))
+    flags = {
+        "nameserver.database_url": database,
+        "nameserver.host": host,
+        "nameserver.port": port,
+        "nameserver.metrics_port": metrics_port,
+        "nameserver.session_seconds": None if session is None else parse_seconds(session),
+        **log_flags(log_level, log_format),
+    }
+    resolved = resolve(config, flags, settings)
+    set_up_logs(resolved.settings.log)
+    ours = resolved.settings.nameserver
+    from dmq.broker.runtime.service_manager import ServiceManager
     from dmq.registry.name_server.server import NameServer
-    from dmq.registry.name_server.sql_store import SqlStore
 
     async def main() -> None:
-        store = SqlStore(database, session_seconds=seconds)
-        server = NameServer(store, host=host, port=port, metrics_port=metrics_port, insecure=insecure)
-        await server.serve(_announce)
+        server = NameServer(
+            _backend(ours), host=ours.host, port=ours.port, metrics_port=ours.metrics_port, insecure=insecure
+        )
+        manager = ServiceManager()
+
+        def ready(server: NameServer) -> None:
+            _announce(server)
+            manager.ready()
+
+        await server.serve(ready, manager.stopping)
 
     asyncio.run(main())
+
+
+def _backend(settings: NameServerSettings) -> Backend:
+    from dmq.registry.name_server.sql_backend import SqlBackend
+    from dmq.registry.name_server.sql_store import SqlStore
+
+    if settings.database_url is None:
+        raise InvalidSettings(
+            "a name server needs a database: give --database sqlite:///FILE, postgresql://user@host/dmq or "
+            "mariadb://user@host/dmq, or set nameserver.database_url",
+            keys=["nameserver.database_url"],
+        )
+    return SqlBackend(SqlStore(settings.database_url, session_seconds=settings.session_seconds))
 
 
 def _announce(server: NameServer) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from dmq.protocol.header import U32, Amount, Header, Name
+from dmq.protocol.header import U32, Amount, Header, Name, OptionalName
 
 __all__ = [
     "PAGE_BYTES_MAX",
@@ -54,6 +54,7 @@ class RegistrySessionReply(Header, frozen=True):
 
     session: Amount
     session_ms: U32  # how long it lives without a sign of the client
+    registry: OptionalName = ""  # name servers of one registry say the same; one of an earlier version says nothing
 
 
 class RegistryBeat(Header, frozen=True):

@@ -2,11 +2,13 @@
 
 A task keeps the connection: it goes from one address to the next until a name server answers, goes on with the session
 or begins another, watches what is watched, and beats. Everything is on the broker's event loop, the beats too: a loop
-that stands still lets the session end.
+that stands still lets the session end. A name server that is gone, stands still or does not reach its database is left
+for the next within half a session, so that the session goes on there.
 
 What always holds: a write is sent once; one that was sent and not answered within half a session is `WriteUnknown`. A
 read is asked again of the next name server until half a session is over. After each new connection and each new
-session, and every `pull_seconds`, watches say that anything may have changed.
+session, and every `pull_seconds`, watches say that anything may have changed. A name server of another registry than
+the first one is not used.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from dmq.protocol.commands import Command, decode_request
 from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
 from dmq.registry.name_server.wire import entry_of, operation_headers
-from dmq.registry.registry import ROOT, SESSION_SECONDS, Entry, Operation, check_path, check_write
+from dmq.registry.registry import ROOT, SESSION_SECONDS, Entry, Operation, Trouble, check_path, check_write
 from dmq.registry.tenure import Tenure
 from dmq.registry.watch import Watch, Watches
 
@@ -49,7 +51,7 @@ log = EventLog(__name__)
 
 DEFAULT_PORT: Final = 9610
 PULL_SECONDS: Final = 3600.0
-_BEATS_A_SESSION: Final = 3
+_BEATS_A_SESSION: Final = 4
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
 _SETTLED: Final = (RegistryConflict, SessionExpired, UnknownEntry, InvalidRequest)
@@ -80,6 +82,7 @@ class NameServerClient:
 
     Attributes:
         timeout: seconds after which a read is given up and a write is unknown; None is half a session.
+        registry_id: of the registry that the name servers have; empty if they do not say.
     """
 
     def __init__(
@@ -92,12 +95,14 @@ class NameServerClient:
         pull_seconds: float = PULL_SECONDS,
     ) -> None:
         assert addresses
-        self._addresses = [*addresses]
+        # In an order of our own: the clients of a name server that is gone do not all go to the same one.
+        self._addresses = random.sample([*addresses], len(addresses))
         self._owner = owner
         self._clock = clock or SystemClock()
         self._pull_seconds = pull_seconds
         self._watches = Watches()
         self._tenure = Tenure(SESSION_SECONDS)
+        self.registry_id = ""
         self._number = 0
         self._link: Link | None = None  # ready: with a session, and with what is watched
         self._changed = asyncio.Event()  # `_link` or the reason is another one
@@ -176,6 +181,7 @@ class NameServerClient:
             self._session_ended(link, session)
             raise
         except (DatabaseDown, Busy) as error:
+            self._leave(link, error)
             raise RegistryDown(f"nothing was written: {error.message}") from error
         except _SETTLED:
             raise
@@ -209,6 +215,19 @@ class NameServerClient:
             link.close(NotConnected("this client is closed"))
         self._tenure.end()
         self._set_link(None, RegistryDown("this client of the registry is closed: open another one"))
+
+    async def troubles(self) -> list[Trouble]:
+        """What is not as it should be: name servers that do not answer, or have another registry."""
+        found = []
+        for address in self._addresses if len(self._addresses) > 1 else ():
+            try:
+                link = await self._connect(address)
+            except (OSError, TimeoutError, LinkLost, DMQError) as error:
+                what = f"the name server at {address} is not used ({str(error) or type(error).__name__})"
+                found.append(Trouble(what, "brokers use the others; start it, or take it out of the registry's URL"))
+            else:
+                link.close(NotConnected("it answers"))
+        return found
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -255,7 +274,15 @@ class NameServerClient:
             except TimeoutError:
                 raise RegistryDown("the name server does not answer: check that its database does") from None
             except (DatabaseDown, Busy) as error:
-                raise RegistryDown(error.message) from error
+                if not self._leave(link, error):
+                    raise RegistryDown(error.message) from error
+
+    def _leave(self, link: Link, why: DMQError) -> bool:
+        """A name server cannot serve: go to the next one, if there is another."""
+        if len(self._addresses) == 1:
+            return False
+        link.close(NotConnected(why.message))
+        return True
 
     # --- the connection ---------------------------------------------------------------------------------------------
 
@@ -268,7 +295,7 @@ class NameServerClient:
     async def _keep(self) -> None:
         """Keep a connection to one of the name servers."""
         pause = _PAUSE_SECONDS_MIN
-        turn = random.randrange(len(self._addresses))
+        turn = 0
         while True:
             address = self._addresses[turn % len(self._addresses)]
             turn += 1
@@ -287,12 +314,16 @@ class NameServerClient:
                 reason = await self._beat(link)
                 log.info("connection to a name server lost", address=str(address), reason=reason)
                 self._set_link(None, RegistryDown(f"the connection to the name server at {address} is lost: {reason}"))
-                turn += random.randrange(len(self._addresses))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
+    @property
+    def _beat_seconds(self) -> float:
+        """How often the session is renewed, and how long that may take before another name server is asked."""
+        return min(self._patience, self.session_seconds / _BEATS_A_SESSION)
+
     async def _connect(self, address: ServerAddress) -> Link:
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._patience if len(self._addresses) == 1 else self._beat_seconds):
             link = await Link.open(address, self._owner, clock=self._clock, peer="name server", on_push=self._hear)
             try:
                 await self._begin_session(link)
@@ -306,7 +337,14 @@ class NameServerClient:
         """Go on with our session on this connection, or begin another one."""
         asked = headers.RegistrySession(self._owner, self.session)
         reply: headers.RegistrySessionReply = await link.request(Command.REGISTRY_SESSION, asked)
+        if self.registry_id and reply.registry and reply.registry != self.registry_id:
+            raise RegistryDown(
+                f"it serves the registry {reply.registry}, and the others {self.registry_id}: correct its --database, "
+                "or take it out of the URL"
+            )
+        self.registry_id = self.registry_id or reply.registry
         self.session_seconds = reply.session_ms / 1000
+        self._tenure.adopt(self.session_seconds)
         if reply.session != self.session:
             self._tenure = Tenure(self.session_seconds)
             self._tenure.begin(reply.session)
@@ -331,12 +369,12 @@ class NameServerClient:
                 pulled_at = self._clock.monotonic()
                 self._watches.add_all()
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._patience if len(self._addresses) == 1 else self._beat_seconds):
                     await link.request(Command.REGISTRY_BEAT, headers.RegistryBeat(session))
             except SessionExpired:
                 self._session_ended(link, session)
-            except (DatabaseDown, Busy):
-                pass  # it is there, and that is what a beat is to tell
+            except (DatabaseDown, Busy) as error:
+                self._leave(link, error)  # if there is no other, it is there, and that is what a beat is to tell
             except (TimeoutError, LinkLost, DMQError) as error:
                 link.close(NotConnected(str(error) or "a beat was not answered"))
         return link.closed.result().message if link.closed.done() else "closed"

@@ -1,24 +1,41 @@
 """The tables of a registry in SQL, the same on every database, and their making.
 
-What always holds: making them twice does no harm; tables that a newer DMQ made are left alone, with one sentence that
-says so. Paths compare byte by byte everywhere.
+What always holds: making them twice, or by two name servers at once, does no harm; tables that a newer DMQ made are
+left alone, with one sentence that says so. Paths compare byte by byte everywhere. A database holds a registry or the
+mirror of one, never both. The root's value is drawn once: by it a client knows name servers of one database.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Column, Engine, Index, Integer, LargeBinary, MetaData, String, Table, insert, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.sql.dml import Insert
 
 from dmq.errors import WrongFormat
 from dmq.registry.registry import PATH_BYTES_MAX, ROOT
 
-__all__ = ["CHANGES", "ENTRIES", "SESSIONS", "VERSION", "make_schema"]
+__all__ = ["CHANGES", "ENTRIES", "LOOKS", "MIRRORED", "SESSIONS", "SOURCES", "VERSION", "make_mirror", "make_schema"]
 
 VERSION: Final = 1
-_NAME: Final = "dmq_registry"
+_REGISTRY: Final = "dmq_registry"
+_MIRROR: Final = "dmq_mirror"
 _TRIES: Final = 10
 _THERE: Final = (1050, 1061, "42P07", "42710", "23505")  # MariaDB's numbers, PostgreSQL's states
 
@@ -62,6 +79,16 @@ CHANGES: Final = Table(
     **_OPTIONS,
 )
 
+# One row: when a name server looked last, so that another one knows whether sessions could be renewed.
+LOOKS: Final = Table(
+    "dmq_registry_look",
+    _metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("looked_at", BigInteger, nullable=False),  # milliseconds by the database's clock
+    Column("session_ms", BigInteger, nullable=False),  # how long sessions live; the same for all name servers
+    **_OPTIONS,
+)
+
 _VERSIONS: Final = Table(
     "dmq_schema",
     _metadata,
@@ -70,38 +97,88 @@ _VERSIONS: Final = Table(
     **_OPTIONS,
 )
 
+# Metadata of a registry that is elsewhere.
+MIRRORED: Final = Table(
+    "dmq_mirror_entry",
+    _metadata,
+    Column("path", _Path, primary_key=True),
+    Column("parent", _Path, nullable=False),
+    Column("value", _Bytes, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Index("dmq_mirror_entry_by_parent", "parent"),
+    **_OPTIONS,
+)
 
-def make_schema(engine: Engine) -> None:
-    """Make the tables that are missing, and the root.
+# One row: of which registry, and how far.
+SOURCES: Final = Table(
+    "dmq_mirror_source",
+    _metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("url", String(1024), nullable=False),
+    Column("cluster", String(64), nullable=False),
+    Column("change", BigInteger, nullable=False, quote=True),  # version of /dmq/change that is mirrored whole
+    Column("mirrored_at", BigInteger, nullable=False),  # when the mirror was last as the registry, milliseconds
+    **_OPTIONS,
+)
+
+
+def make_schema(engine: Engine) -> str:
+    """Make the tables of a registry that are missing, and the root; returns the registry's id.
 
     Raises:
-        WrongFormat: another version of DMQ made them.
+        WrongFormat: another version of DMQ made them, or the database is a mirror.
         SQLAlchemyError: the database is not there, or does not let us.
     """
+    _make(engine, _REGISTRY, [ENTRIES, SESSIONS, CHANGES, LOOKS, _VERSIONS])
+    root = ENTRIES.c.path == ROOT
+    _insert_once(engine, insert(ENTRIES).values(path=ROOT, parent="", value=b"", version=0, session=0))
+    with engine.begin() as connection:
+        drawn = secrets.token_hex(8).encode()
+        connection.execute(update(ENTRIES).where(root, ENTRIES.c.value == b"").values(value=drawn))
+    with engine.begin() as connection:
+        return bytes(connection.execute(select(ENTRIES.c.value).where(root)).scalar_one()).decode()
+
+
+def make_mirror(engine: Engine) -> None:
+    """Make the tables of a mirror that are missing; raises as `make_schema` does."""
+    _make(engine, _MIRROR, [MIRRORED, SOURCES, _VERSIONS])
+
+
+def _make(engine: Engine, name: str, tables: list[Table]) -> None:
     for left in range(_TRIES, 0, -1):
         try:
-            _metadata.create_all(engine)
+            _metadata.create_all(engine, tables)
             break
         except (ProgrammingError, IntegrityError, OperationalError) as error:
             # Another name server makes them at the same moment: each try finds more of them there.
             if left == 1 or not _is_there(error):
                 raise
-    for statement in (
-        insert(_VERSIONS).values(name=_NAME, version=VERSION),
-        insert(ENTRIES).values(path=ROOT, parent="", value=b"", version=0, session=0),
-    ):
-        try:
-            with engine.begin() as connection:
-                connection.execute(statement)
-        except IntegrityError:
-            pass  # it is there
-    with engine.begin() as connection:
-        found = connection.scalar(select(_VERSIONS.c.version).where(_VERSIONS.c.name == _NAME))
-    if found != VERSION:
+    found = _versions(engine)
+    other = _REGISTRY if name == _MIRROR else _MIRROR
+    if other in found:
+        what = "the registry itself" if other == _REGISTRY else "a mirror of a registry that is elsewhere"
+        raise WrongFormat(f"the database holds {what}, which goes with nothing else: use another database")
+    if name not in found:
+        _insert_once(engine, insert(_VERSIONS).values(name=name, version=VERSION))
+        found = _versions(engine)
+    if found.get(name) != VERSION:
         raise WrongFormat(
-            f"the registry's tables are of version {found}, and this DMQ knows version {VERSION}: use the DMQ that "
-            "made them, or another database"
+            f"the registry's tables are of version {found.get(name)}, and this DMQ knows version {VERSION}: use the "
+            "DMQ that made them, or another database"
         )
+
+
+def _versions(engine: Engine) -> dict[str, int]:
+    with engine.begin() as connection:
+        return {row.name: row.version for row in connection.execute(select(_VERSIONS))}
+
+
+def _insert_once(engine: Engine, statement: Insert) -> None:
+    try:
+        with engine.begin() as connection:
+            connection.execute(statement)
+    except IntegrityError:
+        pass  # it is there
 
 
 def _is_there(error: DBAPIError) -> bool:

@@ -13,17 +13,18 @@ nothing, and a write that does not apply still counts as the last. A database fi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dmq.clock import Clock, SystemClock
-from dmq.deadletters.engines import make_engine
 from dmq.deadletters.url import check_url, shown
 from dmq.errors import (
     DatabaseDown,
@@ -35,8 +36,12 @@ from dmq.errors import (
     WriteUnknown,
 )
 from dmq.event_log import EventLog
+from dmq.protocol.cluster.registry import PAGE_BYTES_MAX
+from dmq.registry.name_server.backend import News
+from dmq.registry.name_server.engine import make_registry_engine
 from dmq.registry.name_server.expiry import DatabaseExpiry, Expiry, ServerExpiry
 from dmq.registry.name_server.schema import CHANGES, ENTRIES, SESSIONS, make_schema
+from dmq.registry.name_server.views import make_views
 from dmq.registry.registry import (
     OPERATIONS_MAX,
     ROOT,
@@ -50,7 +55,7 @@ from dmq.registry.registry import (
 )
 from dmq.registry.tree import Applied, Tree
 
-__all__ = ["EntryPage", "News", "SqlStore"]
+__all__ = ["EntryPage", "SqlStore", "expired"]
 
 log = EventLog(__name__)
 
@@ -59,10 +64,13 @@ T = TypeVar("T")
 CHANGES_KEPT: Final = 10_000
 _NEWS_MAX: Final = 1000
 _TRIES: Final = 5
+_TRIES_SECONDS: Final = 3.0
 _KEY: Final = "--database"
 _SQLITE: Final = "sqlite"
 # Two transactions waited for each other, and the database ended this one: PostgreSQL's states, MariaDB's numbers.
 _COLLISIONS: Final = ("40001", "40P01", 1213, 1205, 1020)
+# Those of them that, answered to a commit, mean that it did not happen.
+_ROLLED_BACK: Final = ("40001", "40P01", 1213)
 
 
 class EntryPage(NamedTuple):
@@ -72,20 +80,16 @@ class EntryPage(NamedTuple):
     more: bool
 
 
-class News(NamedTuple):
-    """What has changed since a number."""
-
-    seq: int
-    paths: tuple[str, ...]
-    is_all: bool
-
-
 class SqlStore:
     """The registry of a database.
 
     Parameters:
         url: where the database is, as SQLAlchemy writes it.
         shared: other name servers may use it too; not with SQLite. None: every database but SQLite is.
+
+    Attributes:
+        registry_id: drawn when the tables were made: name servers with one id share a database.
+        shown: the database, for logs.
     """
 
     def __init__(
@@ -97,33 +101,32 @@ class SqlStore:
         shared: bool | None = None,
     ) -> None:
         url = check_url(url, _KEY)
-        self._shown = shown(url)
-        self._engine: Engine = make_engine(url)
+        self.shown = shown(url)
+        self._engine: Engine = make_registry_engine(url)
         kind = self._engine.dialect.name
-        self._lock = -1
-        if kind == _SQLITE:
-            self._lock = _lock_file(self._engine.url.database)
-        else:
-            # A row that was waited for is then seen as it is, not as it was when the transaction began.
-            self._engine = self._engine.execution_options(isolation_level="READ COMMITTED")
+        self._lock = _lock_file(self._engine.url.database) if kind == _SQLITE else -1
         clock = clock or SystemClock()
         is_shared = kind != _SQLITE if shared is None else shared
         self._expiry: Expiry = (
             DatabaseExpiry(clock, session_seconds, kind) if is_shared else ServerExpiry(clock, session_seconds)
         )
         self.session_seconds = session_seconds
+        self.registry_id = ""
 
     def open(self) -> int:
         """Make what is missing; returns the number of the last change.
 
         Raises:
             WrongFormat: another version of DMQ made the tables.
+            InvalidSettings: another name server of the database lets sessions live for another time.
             DatabaseDown: the database cannot be used.
         """
         try:
-            make_schema(self._engine)
+            self.registry_id = make_schema(self._engine)
+            make_views(self._engine, ENTRIES.name)
         except SQLAlchemyError as error:
             raise self._down(error) from error
+        self._do(self._expiry.begin)
         return self._do(_last_seq)
 
     def close(self) -> None:
@@ -138,31 +141,31 @@ class SqlStore:
         """Go on with a session, or begin another one; returns its number."""
 
         def work(connection: Connection) -> int:
-            if session and self._is_alive(connection, session):
-                self._expiry.renew(connection, session)
+            if session and self._expiry.alive(connection, [session]):
+                self._expiry.renew(connection, [session])
                 return session
             made = secrets.randbits(62) or 1
             connection.execute(insert(SESSIONS).values(id=made, owner=owner, number=0, expires_at=0))
-            self._expiry.renew(connection, made)
+            self._expiry.renew(connection, [made])
             return made
 
         return self._do(work)
 
-    def renew(self, session: int) -> None:
-        """
-        Raises:
-            SessionExpired: it is over.
-        """
+    def renew(self, sessions: Collection[int]) -> frozenset[int]:
+        """Let sessions live on; returns those that are over."""
 
-        def work(connection: Connection) -> None:
-            if not self._is_alive(connection, session):
-                raise _expired(session)
-            self._expiry.renew(connection, session)
+        def work(connection: Connection) -> frozenset[int]:
+            alive = self._expiry.alive(connection, sessions)
+            if alive:
+                self._expiry.renew(connection, alive)
+            return frozenset(sessions).difference(alive)
 
-        self._do(work)
+        return self._do(work)
 
     def close_session(self, session: int) -> None:
         """End a session; does nothing if it is over."""
+        if not session:
+            return  # what is nobody's stays
         self._do(lambda connection: self._end(connection, [session]))
         self._expiry.forget(session)
 
@@ -176,6 +179,7 @@ class SqlStore:
             return due
 
         over = self._do(work)
+        self._expiry.looked()
         for session in over:
             self._expiry.forget(session)
             log.info("session expired", session=f"{session:x}")
@@ -188,10 +192,6 @@ class SqlStore:
         connection.execute(delete(SESSIONS).where(SESSIONS.c.id.in_(sessions)))
         self._record(connection, paths)
 
-    def _is_alive(self, connection: Connection, session: int) -> bool:
-        row = connection.scalar(select(SESSIONS.c.id).where(SESSIONS.c.id == session).with_for_update())
-        return row is not None and not self._expiry.is_over(connection, session)
-
     # --- entries ----------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> Entry | None:
@@ -200,7 +200,7 @@ class SqlStore:
         found = self._do(lambda connection: _load(connection, [path], is_locked=False))
         return found[0] if found else None
 
-    def children(self, path: str, after: str, limit: int, bytes_max: int) -> EntryPage:
+    def children(self, path: str, after: str, limit: int, bytes_max: int = PAGE_BYTES_MAX) -> EntryPage:
         """Entries right below a path, in the order of their paths, after one of them; at least one if there is any.
 
         Raises:
@@ -236,12 +236,12 @@ class SqlStore:
         """
 
         def work(connection: Connection) -> Applied | RegistryConflict:
-            if not self._is_alive(connection, session):
-                raise _expired(session)
+            if not self._expiry.alive(connection, [session]):
+                raise expired(session)
             this = update(SESSIONS).where(SESSIONS.c.id == session, SESSIONS.c.number < number)
             if connection.execute(this.values(number=number)).rowcount != 1:
                 raise InvalidRequest("a later write of this session was carried out before: this one never will be")
-            self._expiry.renew(connection, session)
+            self._expiry.renew(connection, [session])
             return self._apply(connection, operations, session)
 
         applied = self._do(work)
@@ -283,6 +283,16 @@ class SqlStore:
 
         return self._do(work)
 
+    def count(self) -> tuple[int, int]:
+        """How many sessions there are, and entries."""
+
+        def work(connection: Connection) -> tuple[int, int]:
+            counts = [select(func.count()).select_from(table) for table in (SESSIONS, ENTRIES)]
+            sessions, entries = (connection.execute(count).scalar_one() for count in counts)
+            return sessions, entries
+
+        return self._do(work)
+
     def trim(self) -> None:
         """Drop changes that every name server has seen long ago."""
 
@@ -309,6 +319,7 @@ class SqlStore:
             DatabaseDown: nothing was written.
             WriteUnknown: the commit failed.
         """
+        until = time.monotonic() + _TRIES_SECONDS
         for left in range(_TRIES, 0, -1):
             try:
                 with self._engine.connect() as connection:
@@ -321,18 +332,22 @@ class SqlStore:
                     try:
                         transaction.commit()
                     except SQLAlchemyError as error:
+                        with contextlib.suppress(Exception):
+                            connection.connection.rollback()  # it must not go on with the next one
+                        if _code(error) in _ROLLED_BACK:
+                            raise
                         raise WriteUnknown(
-                            f"the database {self._shown} did not say whether it has committed ({_words(error)}): "
+                            f"the database {self.shown} did not say whether it has committed ({_words(error)}): "
                             "settle it by another write"
                         ) from error
                     return result
             except SQLAlchemyError as error:
-                if left == 1 or not _is_collision(error):
+                if left == 1 or not _is_collision(error) or time.monotonic() > until:
                     raise self._down(error) from error
         raise AssertionError("unreachable")
 
     def _down(self, error: SQLAlchemyError) -> DatabaseDown:
-        return DatabaseDown(f"the database {self._shown} of the registry cannot be used now: {_words(error)}")
+        return DatabaseDown(f"the database {self.shown} of the registry cannot be used now: {_words(error)}")
 
 
 def _load(connection: Connection, paths: Sequence[str], *, is_locked: bool) -> list[Entry]:
@@ -374,7 +389,7 @@ def _last_seq(connection: Connection) -> int:
     return int(connection.execute(select(ENTRIES.c.version).where(ENTRIES.c.path == ROOT)).scalar_one())
 
 
-def _expired(session: int) -> SessionExpired:
+def expired(session: int) -> SessionExpired:
     return SessionExpired(
         "nothing was written: the name server has not heard this client for longer than its session lives; its "
         "ephemeral entries are gone, and must be created again",
@@ -383,10 +398,17 @@ def _expired(session: int) -> SessionExpired:
 
 
 def _is_collision(error: SQLAlchemyError) -> bool:
+    # Two that create the same entry at once: the second finds it there when it tries again.
+    return type(error).__name__ == "IntegrityError" or _code(error) in _COLLISIONS
+
+
+def _code(error: SQLAlchemyError) -> object:
+    """What the database calls an error: PostgreSQL's state, or MariaDB's number."""
     cause = error.orig if isinstance(error, DBAPIError) else None
     code = cause.args[0] if cause is not None and cause.args else None
-    # Two that create the same entry at once: the second finds it there when it tries again.
-    return type(error).__name__ == "IntegrityError" or (getattr(cause, "sqlstate", None) or code) in _COLLISIONS
+    if isinstance(code, dict):
+        return code.get("C")  # pg8000
+    return getattr(cause, "sqlstate", None) or code
 
 
 def _words(error: SQLAlchemyError) -> str:
