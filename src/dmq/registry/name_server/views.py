@@ -99,13 +99,14 @@ _SQLITE: Final = _Words(
     field="json_extract(j, '$.{}')",
     number="json_extract(j, '$.{}')",
     slots=(
-        "JOIN (SELECT e.path AS slot_of, json_extract(slot.value, '$[0]') AS shard, "
-        "json_extract(slot.value, '$[1]') AS queues FROM {entries} AS e, json_each(e.j, '$.slots') AS slot"
-        ") AS slots ON slot_of = path"
+        "JOIN (SELECT e.path AS slot_of, json_extract(e.j, slot.fullkey || '[0]') AS shard, "
+        "json_extract(e.j, slot.fullkey || '[1]') AS queues FROM {entries} AS e, json_each(e.j, '$.slots') AS slot "
+        "WHERE slot.type = 'array') AS slots ON slot_of = path"
     ),
     members=(
         'JOIN (SELECT e.path AS member_of, member."key" AS broker, member.value AS replica '
-        "FROM {entries} AS e, json_each(e.j, '$.members') AS member) AS members ON member_of = path"
+        "FROM {entries} AS e, json_each(e.j, '$.members') AS member "
+        "WHERE json_type(e.j, '$.members') = 'object') AS members ON member_of = path"
     ),
     holds="EXISTS (SELECT 1 FROM json_each(j, '$.{}') AS held WHERE held.value = {})",
     length="length",
