@@ -131,6 +131,10 @@ class Command(IntEnum):
     SHARD_PROMOTE = 0x0083
     SHARD_HANDOVER = 0x0084
     SHARD_REPAIR = 0x0085
+    SHARD_CREATE = 0x0086
+    SHARD_ADD = 0x0087
+    SHARD_REMOVE = 0x0088
+    SHARD_DRAIN = 0x0089
 
     # where clients find what they look for
     ROUTE = 0x0100
@@ -230,6 +234,10 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SHARD_PROMOTE: Spec(Way.ASK, shard.ShardPromote, shard.ShardChange),
     Command.SHARD_HANDOVER: Spec(Way.ASK, shard.ShardHandover, shard.ShardChange),
     Command.SHARD_REPAIR: Spec(Way.ASK, shard.ShardRepair, shard.ShardRepairReply),
+    Command.SHARD_CREATE: Spec(Way.ASK, shard.ShardCreate, shard.ShardChange),
+    Command.SHARD_ADD: Spec(Way.ASK, shard.ShardAdd, shard.ShardChange),
+    Command.SHARD_REMOVE: Spec(Way.ASK, shard.ShardRemove, shard.ShardChange),
+    Command.SHARD_DRAIN: Spec(Way.ASK, shard.ShardDrain, shard.ShardChange),
     Command.ROUTE: Spec(Way.ASK, route.Route, route.RouteReply),
     Command.ROUTE_CHANGED: Spec(Way.PUSH, route.RouteChanged),
     Command.REGISTRY_SESSION: Spec(Way.ASK, registry.RegistrySession, registry.RegistrySessionReply),

@@ -16,6 +16,9 @@ from msgspec import Meta
 from dmq.errors import WrongFormat
 
 __all__ = [
+    "CLUSTER_FORMAT",
+    "MEMBERS_MAX",
+    "REMOVED_MAX",
     "ChangeContent",
     "ClusterContent",
     "ConsumerContent",
@@ -42,6 +45,11 @@ _UNKNOWN: Final = "unknown"
 MEMBERS_MAX: Final = 7
 WEIGHT_MAX: Final = 10_000
 PATHS_MAX: Final = 64
+REMOVED_MAX: Final = 16  # removed members that a record remembers
+
+# The newest format of a cluster that this version knows. 2: the record of a shard may have members that are drained or
+# removed, and be asynchronous. Kinds of events and versions of units that format 1 does not know: none so far.
+CLUSTER_FORMAT: Final = 2
 
 
 def hex_id(number: int) -> str:
@@ -60,7 +68,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterContent(Content, frozen=True, kw_only=True):
-    """`/dmq/cluster`: which cluster the registry belongs to, and how new its journals may be."""
+    """`/dmq/cluster`: which cluster the registry belongs to, and how new what its members write may be."""
 
     id: HexId
     format: Count = 1
@@ -76,6 +84,7 @@ class NodeContent(Content, frozen=True, kw_only=True):
     zone: str = ""
     weight: Count = 100
     version: str = ""
+    format: Count = 1  # the newest format of a cluster that it knows
     load: dict[str, float] = {}
 
 
@@ -106,6 +115,9 @@ class ShardContent(Content, frozen=True, kw_only=True):
         in_sync: replicas that have everything committed.
         unsafe: the epoch of the last promotion that accepted a loss; 0 for none.
         weight: its share of the messages that may go to any shard; 100 is usual.
+        asynchronous: what the leader alone has flushed is committed; the set is the leader alone.
+        drained: brokers that do not lead until they are put back in use.
+        removed: replicas that are members no more, with the names of their brokers, the last ones last.
     """
 
     number: U32
@@ -122,6 +134,14 @@ class ShardContent(Content, frozen=True, kw_only=True):
     state: ShardState = ShardState.OPEN
     unsafe: U32 = 0
     weight: Annotated[int, Meta(ge=0, le=WEIGHT_MAX)] = 100
+    asynchronous: bool = False
+    drained: list[str] = []
+    removed: dict[HexId, str] = {}
+
+    @property
+    def least(self) -> int:
+        """So many members of the set must have a message before it is acknowledged."""
+        return 1 if self.asynchronous else self.min_in_sync
 
 
 class LeaderContent(Content, frozen=True, kw_only=True):

@@ -50,6 +50,7 @@ class Obstacle(StrEnum):
         "its journal has damage that it could not read when it opened: another member must give it the bytes first"
     )
     UNSETTLED = "an earlier write of its own is not settled"
+    DRAINED = "it is drained"
     OLD_REGISTRY = "the registry's record is older than one that it has seen"
 
 
@@ -65,6 +66,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         has_holes: what it derived from its journal lacks what could not be read: see `storage.upkeep.damage`.
         is_unsettled: a write of its own has no answer, and no later one has.
         revision_seen: the highest revision of the record that it has seen.
+        is_drained: it is not to lead until it is put back in use.
     """
 
     replica: int
@@ -77,6 +79,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     has_holes: bool = False
     is_unsettled: bool = False
     revision_seen: int = 0
+    is_drained: bool = False
 
 
 def obstacle(situation: Situation) -> Obstacle:
@@ -86,6 +89,7 @@ def obstacle(situation: Situation) -> Obstacle:
         (record.revision < situation.revision_seen, Obstacle.OLD_REGISTRY),
         (situation.is_led, Obstacle.LED),
         (own not in record.in_sync, Obstacle.NOT_IN_SYNC),
+        (situation.is_drained, Obstacle.DRAINED),
         (situation.is_unsettled, Obstacle.UNSETTLED),
         (situation.is_promised, Obstacle.PROMISED),
         (situation.is_following, Obstacle.FOLLOWING),
@@ -140,7 +144,7 @@ def won_record(record: ShardContent, replica: int, last_epoch: int, registered: 
     kept = [other for other in record.in_sync if other in there]
     # Who is not there leaves the set, but never so many that fewer than the least are left: they could not be elected.
     for other in record.in_sync:
-        if len(kept) >= record.min_in_sync:
+        if len(kept) >= record.least:
             break
         if other not in kept:
             kept.append(other)

@@ -53,6 +53,7 @@ class InSyncSet:
 
     Attributes:
         committed: everything below is durable on all members that count.
+        is_alone: the shard is asynchronous: the set is to be the leader alone.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class InSyncSet:
         self._recorded = frozenset(members) | {leader}
         self._epoch_end = epoch_end
         self.min_in_sync = min_in_sync
+        self.is_alone = False
         self._lag_seconds = lag_seconds
         self._unsettled: list[frozenset[int]] = []  # sets whose write has no answer, oldest first
         self._progress: dict[int, Progress] = {}
@@ -207,7 +209,8 @@ class InSyncSet:
             members: the replica ids that belong to the shard.
             gone: those that are neither registered nor connected: there is nothing to wait for.
         """
-        belong = (frozenset(members) - {*gone}) | {self._leader}
+        belong = frozenset() if self.is_alone else frozenset(members) - {*gone}
+        belong |= {self._leader}
         stay = {replica for replica in self._recorded if replica in belong and not self.lags(replica, now)}
         joining = {replica for replica in belong - self._recorded if self._may_join(replica, now)}
         wanted = frozenset(stay | joining | {self._leader})

@@ -43,7 +43,7 @@ from dmq.protocol.cluster.replication import (
     Standing,
     StandingReply,
 )
-from dmq.registry.contents import NodeContent, hex_id
+from dmq.registry.contents import CLUSTER_FORMAT, NodeContent, ShardContent, hex_id
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Registry
 from dmq.shard.election import Obstacle
@@ -51,7 +51,7 @@ from dmq.shard.follower import Follower
 from dmq.shard.heart import Heart
 from dmq.shard.peers import Peers, Seat
 from dmq.shard.place import Directory, MemberSettings, Place
-from dmq.shard.record.enrolment import Enrolment
+from dmq.shard.record.enrolment import Enrolment, removed_sentence
 from dmq.shard.record.registration import Registration
 from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
 from dmq.shard.repair.answer import CommittedJournal, answer_repair
@@ -122,8 +122,9 @@ class Member:
             heart=self.heart,
             repairs=Repairs(directory, self._view, peers),
             notes=asyncio.Lock(),
+            mark=hex_id(directory.draw()),
         )
-        self._enrolment = Enrolment(directory, place, settings, self._view)
+        self._enrolment = Enrolment(directory, place, settings, self._view, mark=self._post.mark)
         self._candidacy = Candidacy(self._post)
         self._replica: Replica | None = None
         self._intake: Intake | None = None
@@ -299,6 +300,7 @@ class Member:
             replica=hex_id(replica.membership.replica_id),
             zone=self._place.zone,
             version=__version__,
+            format=CLUSTER_FORMAT,
         )
         self._registration = registration = Registration(self._view, self._place.broker, content, self._directory.clock)
         keeper = asyncio.ensure_future(registration.keep())
@@ -325,6 +327,11 @@ class Member:
         assert self._replica is not None
         if self._is_parked():
             self.role = Role.PARKED
+            await self._view.wait(_AGAIN_SECONDS)
+            return
+        if self._is_missing():
+            self.role = Role.WAITING
+            self._tell_obstacle(await self._enrolment.again(self._replica))
             await self._view.wait(_AGAIN_SECONDS)
             return
         if self._mending is not None or self._post.repairs.is_due(self._replica.damage):
@@ -381,11 +388,40 @@ class Member:
                 "its own registry"
             )
             return True
+        if record is not None and (why := self._exclusion(record, replica)):
+            self._tell_obstacle(why)
+            return True
         if self._diverged is not None and record is not None:
             if (record.epoch, record.unsafe) == self._diverged:
                 return True
             self._diverged = None
         return False
+
+    def _exclusion(self, record: ShardContent, replica: Replica) -> str:
+        """Why the record does not let this process take part; nothing if it does."""
+        member, own = replica.membership, hex_id(replica.membership.replica_id)
+        if record.revision < member.revision:
+            return ""  # an old copy says nothing
+        if own in record.removed:
+            return removed_sentence(self._place.shard, self._place.broker)
+        if record.members.get(self._place.broker, own) != own:
+            return (
+                f"another data directory has taken the place of this one as {self._place.broker}: stop one of the two; "
+                "each broker has a name of its own"
+            )
+        if record.marks.get(own, self._post.mark) != self._post.mark:
+            return (
+                "another process was started with a copy of this data directory, and is the member now: stop one of "
+                "the two, and start this one again if it is the right one"
+            )
+        return ""
+
+    def _is_missing(self) -> bool:
+        """Whether the record has this member no more: it was removed, and somebody took that back."""
+        record, replica = self._view.record, self._replica
+        if record is None or replica is None or record.revision < replica.membership.revision:
+            return False
+        return hex_id(replica.membership.replica_id) not in record.members.values()
 
     def _tell_obstacle(self, why: str) -> None:
         self._obstacle = why

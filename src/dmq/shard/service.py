@@ -39,6 +39,10 @@ class Leadership(Protocol):
         """
         ...
 
+    def check_open(self) -> None:
+        """Raises ShardConflict where the shard takes no messages, by an operator's word; nothing is written then."""
+        ...
+
     def wrote(self) -> None:
         """The store has written more: it goes to the followers at the end of this turn of the loop."""
         ...

@@ -81,6 +81,9 @@ class SaidLeadership:
         if not self.has_replicas:
             raise NotEnoughReplicas("one of two members is in sync: start the others")
 
+    def check_open(self) -> None:
+        pass
+
     def wrote(self) -> None:
         self.writes += 1
 

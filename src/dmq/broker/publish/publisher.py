@@ -335,6 +335,7 @@ class Publisher:
         self._readiness.check_running()
         leadership = self._readiness.leadership
         if leadership is not None:
+            leadership.check_open()
             leadership.check_writable()
         elif asked.durability == _REPLICATED:
             raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")

@@ -73,6 +73,10 @@ COMMANDS: Final[dict[int, CommandEntry]] = {
     Command.SHARD_PROMOTE: CommandEntry(shard.promote_member, needs_broker=False),
     Command.SHARD_HANDOVER: CommandEntry(shard.hand_over, needs_broker=False),
     Command.SHARD_REPAIR: CommandEntry(shard.repair_member, needs_broker=False),
+    Command.SHARD_CREATE: CommandEntry(shard.create_shard, needs_broker=False),
+    Command.SHARD_ADD: CommandEntry(shard.add_member, needs_broker=False),
+    Command.SHARD_REMOVE: CommandEntry(shard.remove_member, needs_broker=False),
+    Command.SHARD_DRAIN: CommandEntry(shard.drain_member, needs_broker=False),
     Command.TRACE: CommandEntry(message_history.trace),
     Command.WHY: CommandEntry(message_history.why),
 }

@@ -1,30 +1,70 @@
-"""SHARD_LIST, _SHOW, _SET, _PROMOTE, _HANDOVER and _REPAIR: members answer them without a Broker."""
+"""SHARD_LIST, _SHOW, _SET, _CREATE and the others about shards: members answer them without a Broker."""
 
 from __future__ import annotations
 
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
-from dmq.errors import NotInCluster, ShardConflict
+from dmq.errors import InvalidSettings, NotInCluster, ShardConflict
 from dmq.protocol.cluster import shard as headers
 from dmq.protocol.frame import Frame
-from dmq.shard.admin.operations import Done, Operations, RecordChange
-from dmq.shard.admin.overview import MemberView, Overview
+from dmq.registry.contents import ShardState
+from dmq.shard.admin.operations import Done, Operations
+from dmq.shard.admin.overview import shard_header
+from dmq.shard.admin.record_change import RecordChange
 
-__all__ = ["hand_over", "list_shards", "promote_member", "repair_member", "set_shard", "show_shard"]
+__all__ = [
+    "add_member",
+    "create_shard",
+    "drain_member",
+    "hand_over",
+    "list_shards",
+    "promote_member",
+    "remove_member",
+    "repair_member",
+    "set_shard",
+    "show_shard",
+]
 
 
 async def list_shards(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardList) -> None:
     found, following = await _shards(dispatcher).shards(asked.after, asked.limit)
-    session.answer(frame, headers.ShardListReply([_info(one) for one in found], following))
+    session.answer(frame, headers.ShardListReply([shard_header(one) for one in found], following))
 
 
 async def show_shard(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardShow) -> None:
-    session.answer(frame, _info(await _shards(dispatcher).shard(asked.shard)))
+    session.answer(frame, shard_header(await _shards(dispatcher).shard(asked.shard)))
 
 
 async def set_shard(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardSet) -> None:
-    change = RecordChange(asked.min_in_sync, asked.replicas, asked.remove)
+    change = RecordChange(
+        min_in_sync=asked.min_in_sync,
+        replicas=asked.replicas,
+        remove=asked.remove,
+        asynchronous=asked.is_asynchronous,
+        state=_state(asked.state),
+        weight=asked.weight,
+    )
     session.answer(frame, _change(await _shards(dispatcher).change(asked.shard, change, by=session.who)))
+
+
+async def create_shard(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardCreate) -> None:
+    done = await _shards(dispatcher).create(
+        asked.shard, replicas=asked.replicas, min_in_sync=asked.min_in_sync, by=session.who
+    )
+    session.answer(frame, _change(done))
+
+
+async def add_member(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardAdd) -> None:
+    session.answer(frame, _change(await _shards(dispatcher).add(asked.shard, asked.member, by=session.who)))
+
+
+async def remove_member(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardRemove) -> None:
+    session.answer(frame, _change(await _shards(dispatcher).remove(asked.member, asked.shard, by=session.who)))
+
+
+async def drain_member(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardDrain) -> None:
+    done = await _shards(dispatcher).drain(asked.member, asked.shard, undo=asked.undo, by=session.who)
+    session.answer(frame, _change(done))
 
 
 async def promote_member(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.ShardPromote) -> None:
@@ -60,54 +100,13 @@ def _shards(dispatcher: Dispatcher) -> Operations:
     return dispatcher.shards
 
 
+def _state(said: str) -> ShardState | None:
+    try:
+        return ShardState(said) if said else None
+    except ValueError:
+        known = ", ".join(ShardState)
+        raise InvalidSettings(f"{said!r} is no state of a shard: choose one of {known}", state=said) from None
+
+
 def _change(done: Done) -> headers.ShardChange:
-    return headers.ShardChange(done.what, _info(done.shard))
-
-
-def _info(shard: Overview) -> headers.ShardShowReply:
-    record = shard.record
-    return headers.ShardShowReply(
-        name=shard.name,
-        number=record.number,
-        revision=record.revision,
-        epoch=record.epoch,
-        leader=shard.leader,
-        members=[_member(member) for member in shard.members],
-        min_in_sync=record.min_in_sync,
-        replicas=record.replicas,
-        state=record.state,
-        unsafe=record.unsafe,
-        findings=[
-            headers.ShardFinding(headers.Severity[found.severity.name], found.what, found.advice)
-            for found in shard.findings
-        ],
-    )
-
-
-def _member(member: MemberView) -> headers.ShardMember:
-    node, said = member.node, member.said
-    return headers.ShardMember(
-        name=member.name,
-        replica=member.replica,
-        role=member.role,
-        is_recorded=member.is_recorded,
-        is_in_sync=member.is_in_sync,
-        is_registered=node is not None,
-        is_reached=said is not None,
-        address="" if node is None else node.address,
-        replication_address="" if node is None else node.replication_address,
-        zone="" if node is None else node.zone,
-        version="" if node is None else node.version,
-        epoch=None if said is None else said.last_epoch,
-        end=None if said is None else said.end,
-        committed=None if said is None else said.committed,
-        lag=member.lag,
-        promise_ms=None if said is None else said.promise_ms,
-        clock_skew_ms=_bounded(member.skew_ms),
-        obstacle="" if said is None else said.obstacle,
-        damaged=0 if said is None else said.damaged,
-    )
-
-
-def _bounded(skew_ms: int | None) -> int | None:
-    return None if skew_ms is None else max(-headers.SKEW_MS_MAX, min(headers.SKEW_MS_MAX, skew_ms))
+    return headers.ShardChange(done.what, shard_header(done.shard))

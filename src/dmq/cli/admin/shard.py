@@ -1,7 +1,9 @@
-"""`dmq shard`: list, show, set, promote, handover, repair."""
+"""`dmq shard`: list, show, create, set, add, remove, drain, promote, handover, repair."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,10 +11,13 @@ import typer
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
 from dmq.cli.output import printable, show_facts, show_rows
 from dmq.errors import NotLeader, ShardConflict, UnknownEntry
+from dmq.model import check_name
+from dmq.registry.contents import ShardState
 
 if TYPE_CHECKING:
     from dmq.client.admin.admin import Admin
     from dmq.client.admin.shards import ShardChange, ShardFinding, ShardMember, ShardReport
+    from dmq.shard.admin.operations import Done, Operations
 
 __all__ = ["app"]
 
@@ -20,6 +25,15 @@ app = make_app("Look at shards and their members, and operate them.")
 
 ShardName = Annotated[
     str, typer.Argument(metavar="SHARD", help="The shard; that of the member that is asked if left out.")
+]
+
+ShardOption = Annotated[
+    str, typer.Option("--shard", metavar="SHARD", help="Its shard; found by the member if left out.")
+]
+MemberName = Annotated[str, typer.Argument(metavar="MEMBER", help="The name of the broker.")]
+RegistryUrl = Annotated[
+    str | None,
+    typer.Option("--registry", metavar="URL", help="Ask the registry itself, where no broker runs."),
 ]
 
 
@@ -53,6 +67,72 @@ def show(shard: ShardName = "", url: Url = DEFAULT_URL, form: Formatted = Format
         _show(client.admin.shard(shard), form)
 
 
+@app.command()
+def create(
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="What it is called.")],
+    replicas: Annotated[int, typer.Option(min=1, max=7, metavar="N", help="How many members it may have.")] = 3,
+    min_in_sync: Annotated[
+        int,
+        typer.Option(min=1, max=7, metavar="N", help="So many members must have a message before it is acknowledged."),
+    ] = 2,
+    registry: RegistryUrl = None,
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Make a shard before its members are started. The first member would make it as well, by its settings."""
+    if registry is None:
+        with connected(url, any_member=True) as client:
+            changed = client.admin.create_shard(shard, replicas=replicas, min_in_sync=min_in_sync)
+    else:
+        changed = _visited(
+            registry,
+            lambda shards: shards.create(
+                check_name(shard, "shard"), replicas=replicas, min_in_sync=min_in_sync, by="dmq-cli"
+            ),
+        )
+    _show_change(changed, form)
+
+
+@app.command()
+def add(
+    member: MemberName,
+    shard: ShardOption = "",
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Have a place for one more broker in a shard, or for one that was removed. It joins when it is started."""
+    with connected(url, any_member=True) as client:
+        changed = client.admin.add_member(member, shard=shard)
+    _show_change(changed, form)
+
+
+@app.command()
+def remove(
+    member: MemberName,
+    shard: ShardOption = "",
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Take a member out of its shard, whether it runs or not. A leader hands over first."""
+    with connected(url, any_member=True) as client:
+        changed = client.admin.remove_member(member, shard=shard)
+    _show_change(changed, form)
+
+
+@app.command()
+def drain(
+    member: MemberName,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it lead again instead.")] = False,
+    shard: ShardOption = "",
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Let a member lead no more until --undo: it hands over if it leads, and goes on following."""
+    with connected(url, any_member=True) as client:
+        changed = client.admin.drain_member(member, shard=shard, undo=undo)
+    _show_change(changed, form)
+
+
 @app.command(name="set")
 def set_shard(
     shard: ShardName = "",
@@ -66,14 +146,37 @@ def set_shard(
     remove: Annotated[
         str, typer.Option(metavar="MEMBER", help="Forget a member that is gone for good; it must not run.")
     ] = "",
+    asynchronous: Annotated[
+        bool | None,
+        typer.Option("--async/--no-async", help="Acknowledge what the leader alone has; failover is by command then."),
+    ] = None,
+    state: Annotated[
+        ShardState | None, typer.Option(metavar="STATE", help="open, read-only or leaving: only open takes messages.")
+    ] = None,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=10_000, metavar="W", help="Its share of the messages that may go to any shard; 100 is usual."
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
     """Change a shard. What is left out stays as it is."""
-    if min_in_sync is None and replicas is None and not remove:
-        raise typer.BadParameter("there is nothing to change: give --min-in-sync, --replicas or --remove")
+    if not remove and all(given is None for given in (min_in_sync, replicas, asynchronous, state, weight)):
+        raise typer.BadParameter(
+            "there is nothing to change: give --min-in-sync, --replicas, --weight, --state, --async or --remove"
+        )
     with connected(url, any_member=True) as client:
-        changed = client.admin.set_shard(shard, min_in_sync=min_in_sync, replicas=replicas, remove=remove)
+        changed = client.admin.set_shard(
+            shard,
+            min_in_sync=min_in_sync,
+            replicas=replicas,
+            remove=remove,
+            asynchronous=asynchronous,
+            state="" if state is None else state,
+            weight=weight,
+        )
     _show_change(changed, form)
 
 
@@ -147,6 +250,16 @@ def repair(
         raise typer.Exit(1)
 
 
+def _visited(registry: str, work: Callable[[Operations], Awaitable[Done]]) -> ShardChange:
+    """Do something through the registry, where no broker runs."""
+    from dmq.client.admin.shards import ShardChange, ShardReport
+    from dmq.shard.admin.overview import shard_header
+    from dmq.shard.admin.visitor import visit
+
+    done = asyncio.run(visit(registry, work))
+    return ShardChange(done.what, ShardReport.of(shard_header(done.shard)))
+
+
 def _address_of(admin: Admin, name: str) -> str:
     """Where clients reach a member."""
     members = [member for shard in admin.shards() for member in shard.members]
@@ -174,8 +287,9 @@ def _show(shard: ShardReport, form: Format) -> None:
         return
     for name in ("members", "findings", "health"):
         del facts[name]
-    if not facts["unsafe_epoch"]:
-        del facts["unsafe_epoch"]
+    for name, usual in (("unsafe_epoch", 0), ("asynchronous", False), ("weight", 100)):
+        if facts[name] == usual:
+            del facts[name]
     show_facts(facts, form)
     typer.echo("")
     rows = [
@@ -183,6 +297,7 @@ def _show(shard: ShardReport, form: Format) -> None:
             "member": member.name,
             "role": member.role,
             "in_sync": member.is_in_sync,
+            **({"drained": member.is_drained} if any(one.is_drained for one in shard.members) else {}),
             "epoch": member.epoch,
             "committed_offset": member.committed,
             "lag": member.lag,
@@ -214,6 +329,8 @@ def _shard_facts(shard: ShardReport) -> dict[str, Any]:
         "min_in_sync": shard.min_in_sync,
         "replicas": shard.replicas,
         "unsafe_epoch": shard.unsafe_epoch,
+        "weight": shard.weight,
+        "asynchronous": shard.is_asynchronous,
         "health": shard.health,
         "members": [_member_facts(shard.name, member) for member in shard.members],
         "findings": [
@@ -244,4 +361,6 @@ def _member_facts(shard: str, member: ShardMember) -> dict[str, Any]:
         "clock_skew_seconds": member.clock_skew,
         "obstacle": member.obstacle or None,
         "damaged": member.damaged,
+        "drained": member.is_drained,
+        "doubtful": member.is_doubtful,
     }

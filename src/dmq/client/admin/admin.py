@@ -36,6 +36,7 @@ from dmq.client.admin.reports import (
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
 from dmq.client.connection.router import Router
 from dmq.model import MessageId
+from dmq.protocol.cluster.shard import ShardSet
 from dmq.protocol.session import DrainAction
 
 __all__ = ["Admin"]
@@ -274,7 +275,15 @@ class Admin:
         return self._converse(shards.shown(name))
 
     def set_shard(
-        self, name: str = "", *, min_in_sync: int | None = None, replicas: int | None = None, remove: str = ""
+        self,
+        name: str = "",
+        *,
+        min_in_sync: int | None = None,
+        replicas: int | None = None,
+        remove: str = "",
+        asynchronous: bool | None = None,
+        state: str = "",
+        weight: int | None = None,
     ) -> ShardChange:
         """Change the record of a shard; what is left out stays as it is.
 
@@ -282,13 +291,48 @@ class Admin:
             min_in_sync: so many members must have a message before it is acknowledged; with fewer, sends are refused.
             replicas: how many members the shard may have.
             remove: a member that is gone for good. It must not run.
+            asynchronous: acknowledge what the leader alone has on disk. If it dies, another member leads only by
+                `promote` with `accept_loss`, and what had not reached it is lost.
+            state: open, read-only or leaving; only an open shard takes messages.
+            weight: its share of the messages that may go to any shard; 100 is usual.
 
         Raises:
             InvalidSettings: the values do not go together.
             ShardConflict: the state of the shard forbids it; nothing was changed.
             UnknownEntry: there is no such shard.
         """
-        return self._converse(shards.changed(name, min_in_sync, replicas, remove))
+        asked = ShardSet(name, min_in_sync, replicas, remove, is_asynchronous=asynchronous, state=state, weight=weight)
+        return self._converse(shards.changed(asked))
+
+    def create_shard(self, name: str, *, replicas: int = 3, min_in_sync: int = 2) -> ShardChange:
+        """Make the record of a shard before its members are started; the first member would make it as well.
+
+        Raises:
+            ShardConflict: there is such a shard.
+        """
+        return self._converse(shards.created(name, replicas, min_in_sync))
+
+    def add_member(self, member: str, *, shard: str = "") -> ShardChange:
+        """Have a place for one more broker in a shard, or for one that was removed; it joins when it is started."""
+        return self._converse(shards.added(member, shard))
+
+    def remove_member(self, member: str, *, shard: str = "") -> ShardChange:
+        """Take a member out of its shard, whether it runs or not; a leader hands over first.
+
+        Raises:
+            ShardConflict: fewer than `min_in_sync` would be left in sync, or nobody takes over; nothing was changed.
+            UnknownEntry: no shard has such a member.
+        """
+        return self._converse(shards.removed(member, shard))
+
+    def drain_member(self, member: str, *, shard: str = "", undo: bool = False) -> ShardChange:
+        """Let a member lead no more until that is undone; if it leads, it hands over.
+
+        Raises:
+            ShardConflict: nobody else could lead; nothing was changed.
+            UnknownEntry: no shard has such a member.
+        """
+        return self._converse(shards.drained(member, shard, undo=undo))
 
     def promote(self, member: str, *, shard: str = "", accept_loss: bool = False) -> ShardChange:
         """Let a member lead that may lack what was acknowledged, when no member of the in-sync set comes back.

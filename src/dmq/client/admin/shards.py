@@ -20,15 +20,21 @@ __all__ = [
     "ShardFinding",
     "ShardMember",
     "ShardReport",
+    "added",
     "changed",
+    "created",
+    "drained",
     "handed_over",
     "listed",
     "promoted",
+    "removed",
     "repaired",
     "shown",
 ]
 
 REPLICAS_MAX = 7
+WEIGHT_MAX = 10_000
+STATES = ("open", "read-only", "leaving")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ class ShardMember:
     clock_skew: float | None  # seconds by which its clock is ahead
     obstacle: str  # why it does not stand
     damaged: int  # ranges of its journal
+    is_drained: bool  # it does not lead until it is put back in use
+    is_doubtful: bool  # its journal lost its end or was damaged, and it has not caught up since
 
     @classmethod
     def of(cls, info: headers.ShardMember) -> ShardMember:
@@ -90,6 +98,8 @@ class ShardMember:
             clock_skew=None if info.clock_skew_ms is None else info.clock_skew_ms / 1000,
             obstacle=info.obstacle,
             damaged=info.damaged,
+            is_drained=info.is_drained,
+            is_doubtful=info.is_doubtful,
         )
 
 
@@ -108,6 +118,8 @@ class ShardReport:
     state: str
     unsafe_epoch: int  # of the last promotion with loss; 0 for none
     findings: tuple[ShardFinding, ...]
+    weight: int  # its share of the messages that may go to any shard
+    is_asynchronous: bool  # what the leader alone has flushed is acknowledged
 
     @property
     def in_sync(self) -> tuple[str, ...]:
@@ -133,6 +145,8 @@ class ShardReport:
             state=info.state,
             unsafe_epoch=info.unsafe,
             findings=tuple(map(ShardFinding.of, info.findings)),
+            weight=info.weight,
+            is_asynchronous=info.is_asynchronous,
         )
 
 
@@ -175,14 +189,40 @@ def shown(name: str) -> Call[ShardReport]:
     return ShardReport.of(info)
 
 
-def changed(name: str, min_in_sync: int | None, replicas: int | None, remove: str) -> Call[ShardChange]:
-    for label, value in (("min_in_sync", min_in_sync), ("replicas", replicas)):
-        if value is not None and (type(value) is not int or not 0 < value <= REPLICAS_MAX):
-            raise InvalidSettings(f"{label} is a number from 1 to {REPLICAS_MAX}, not {value!r}")
-    if min_in_sync is None and replicas is None and not remove:
-        raise InvalidSettings("there is nothing to change: give min_in_sync=, replicas= or remove=")
-    asked = headers.ShardSet(_optional(name, "shard"), min_in_sync, replicas, _optional(remove, "broker"))
+def changed(asked: headers.ShardSet) -> Call[ShardChange]:
+    _check_counts(min_in_sync=asked.min_in_sync, replicas=asked.replicas)
+    if asked.weight is not None and (type(asked.weight) is not int or not 0 <= asked.weight <= WEIGHT_MAX):
+        raise InvalidSettings(f"weight is a number from 0 to {WEIGHT_MAX}, not {asked.weight!r}")
+    if asked.state not in ("", *STATES):
+        raise InvalidSettings(f"state is one of {', '.join(STATES)}, not {asked.state!r}")
+    _optional(asked.shard, "shard")
+    _optional(asked.remove, "broker")
+    if asked == headers.ShardSet(asked.shard):
+        raise InvalidSettings(
+            "there is nothing to change: give min_in_sync=, replicas=, weight=, state=, asynchronous= or remove="
+        )
     return ShardChange.of(decode_response((yield Command.SHARD_SET, asked)))
+
+
+def created(name: str, replicas: int, min_in_sync: int) -> Call[ShardChange]:
+    _check_counts(min_in_sync=min_in_sync, replicas=replicas)
+    asked = headers.ShardCreate(check_name(name, "shard"), replicas, min_in_sync)
+    return ShardChange.of(decode_response((yield Command.SHARD_CREATE, asked)))
+
+
+def added(member: str, shard: str) -> Call[ShardChange]:
+    asked = headers.ShardAdd(check_name(member, "broker"), _optional(shard, "shard"))
+    return ShardChange.of(decode_response((yield Command.SHARD_ADD, asked)))
+
+
+def removed(member: str, shard: str) -> Call[ShardChange]:
+    asked = headers.ShardRemove(check_name(member, "broker"), _optional(shard, "shard"))
+    return ShardChange.of(decode_response((yield Command.SHARD_REMOVE, asked)))
+
+
+def drained(member: str, shard: str, *, undo: bool) -> Call[ShardChange]:
+    asked = headers.ShardDrain(check_name(member, "broker"), _optional(shard, "shard"), undo)
+    return ShardChange.of(decode_response((yield Command.SHARD_DRAIN, asked)))
 
 
 def promoted(member: str, shard: str, *, accept_loss: bool) -> Call[ShardChange]:
@@ -201,6 +241,12 @@ def repaired() -> Call[RepairReport]:
         if not reply.is_under_way:
             break
     return RepairReport(reply.member, tuple(reply.mended), tuple(reply.left), reply.reason)
+
+
+def _check_counts(**counts: int | None) -> None:
+    for label, value in counts.items():
+        if value is not None and (type(value) is not int or not 0 < value <= REPLICAS_MAX):
+            raise InvalidSettings(f"{label} is a number from 1 to {REPLICAS_MAX}, not {value!r}")
 
 
 def _optional(name: str, kind: str) -> str:

@@ -60,6 +60,8 @@ _REPEATABLE: Final = frozenset(
         Command.SHARD_LIST,
         Command.SHARD_SHOW,
         Command.SHARD_SET,
+        Command.SHARD_ADD,
+        Command.SHARD_DRAIN,
         Command.TRACE,
         Command.WHY,
     }

@@ -1,4 +1,4 @@
-"""Headers about shards, for people who operate them: SHARD_LIST to SHARD_REPAIR.
+"""Headers about shards, for people who operate them: SHARD_LIST to SHARD_DRAIN.
 
 Any member of the cluster answers them on the port of clients, whether it leads or not. A shard of no name is that of
 the member that was asked.
@@ -18,13 +18,17 @@ __all__ = [
     "SHARDS_MAX",
     "SKEW_MS_MAX",
     "Severity",
+    "ShardAdd",
     "ShardChange",
+    "ShardCreate",
+    "ShardDrain",
     "ShardFinding",
     "ShardHandover",
     "ShardList",
     "ShardListReply",
     "ShardMember",
     "ShardPromote",
+    "ShardRemove",
     "ShardRepair",
     "ShardRepairReply",
     "ShardSet",
@@ -39,6 +43,7 @@ _FINDINGS_MAX: Final = 64
 RANGES_MAX: Final = 1000
 
 Count = Annotated[int, Meta(ge=1, le=7)]
+Weight = Annotated[int, Meta(ge=0, le=10_000)]
 Skew = Annotated[int, Meta(ge=-SKEW_MS_MAX, le=SKEW_MS_MAX)]
 
 
@@ -83,6 +88,8 @@ class ShardMember(Header, frozen=True):
     clock_skew_ms: Skew | None = None  # its clock is ahead of that of the member that was asked
     obstacle: Text = ""  # why it does not stand
     damaged: U32 = 0  # ranges of its journal
+    is_drained: bool = False  # it does not lead until it is put back in use
+    is_doubtful: bool = False  # its journal lost its end or was damaged, and it has not caught up since
 
 
 class ShardShowReply(Header, frozen=True):
@@ -99,6 +106,8 @@ class ShardShowReply(Header, frozen=True):
     state: Name
     unsafe: U32 = 0  # the epoch of the last promotion with loss
     findings: Annotated[list[ShardFinding], Meta(max_length=_FINDINGS_MAX)] = []  # the most important first
+    weight: U32 = 100  # its share of the messages that may go to any shard
+    is_asynchronous: bool = False  # what the leader alone has flushed is acknowledged
 
 
 class ShardList(Header, frozen=True):
@@ -128,6 +137,39 @@ class ShardSet(Header, frozen=True):
     min_in_sync: Count | None = None
     replicas: Count | None = None
     remove: OptionalName = ""  # a member that is gone for good
+    is_asynchronous: bool | None = None
+    state: OptionalName = ""  # open, read-only or leaving
+    weight: Weight | None = None
+
+
+class ShardCreate(Header, frozen=True):
+    """Make the record of a shard before its members are started."""
+
+    shard: Name
+    replicas: Count = 3
+    min_in_sync: Count = 2
+
+
+class ShardAdd(Header, frozen=True):
+    """Have a place for a broker in a shard."""
+
+    member: Name
+    shard: OptionalName = ""
+
+
+class ShardRemove(Header, frozen=True):
+    """Take a member out of its shard, whether it runs or not; a leader hands over first."""
+
+    member: Name
+    shard: OptionalName = ""
+
+
+class ShardDrain(Header, frozen=True):
+    """Let a member lead no more, or again."""
+
+    member: Name
+    shard: OptionalName = ""
+    undo: bool = False
 
 
 class ShardPromote(Header, frozen=True):

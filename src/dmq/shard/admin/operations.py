@@ -6,7 +6,7 @@ and each member mends its own disk.
 What always holds: a change is one write of the record, in the version that was read, with the next revision; a write
 that is not answered is settled by a later write that is, and then decided anew; a record that is older than one that a
 member has seen is not changed; no change makes the in-sync set smaller than `min_in_sync` but a promotion with loss,
-which says so. What is answered is what is in force afterwards.
+which says so (`record_change`). What is answered is what is in force afterwards.
 """
 
 from __future__ import annotations
@@ -40,19 +40,29 @@ from dmq.registry.contents import (
     LeaderContent,
     NodeContent,
     ShardContent,
+    ShardsContent,
     decode_content,
     encode_content,
     hex_id,
 )
 from dmq.registry.paths import name_of
 from dmq.registry.registry import Check, Create, Delete, Operation, Put
-from dmq.shard.admin.overview import MemberView, Overview, Sighting, overview_of
+from dmq.shard.admin.overview import Overview, Sighting, overview_of
+from dmq.shard.admin.record_change import (
+    RecordChange,
+    changed_record,
+    difference,
+    known_member,
+    promoted_record,
+)
 from dmq.shard.peers import Peers
+from dmq.shard.place import draw_id
+from dmq.shard.record.enrolment import create_cluster
 from dmq.shard.record.shard_view import ShardView
 from dmq.shard.repair.mender import Mended
 from dmq.shard.report import MemberReport, Role
 
-__all__ = ["Done", "LocalMember", "Operations", "RecordChange"]
+__all__ = ["Done", "LocalMember", "Operations"]
 
 log = EventLog(__name__)
 
@@ -61,19 +71,8 @@ _ASKED_MAX: Final = 32  # members at a time
 _ATTEMPTS: Final = 20  # at a record that others write, too
 _PAUSE_SECONDS: Final = 0.1
 _REPAIR_SECONDS: Final = 10.0
+_RECORD_FORMAT: Final = 2  # of the cluster, from which on members know drained, removed and asynchronous
 _ELECTION_SECONDS: Final = 20.0  # that a promotion is waited for: a session, a promise, and the election itself
-
-
-class RecordChange(NamedTuple):
-    """What is to be changed in a record; None and "" leave it as it is.
-
-    Attributes:
-        remove: a member that is gone for good.
-    """
-
-    min_in_sync: int | None = None
-    replicas: int | None = None
-    remove: str = ""
 
 
 class Done(NamedTuple):
@@ -187,7 +186,7 @@ class Operations:
                 nodes=nodes,
                 own_obstacle=self._own_obstacle if name == self._shard else "",
             ),
-            await self._cluster(),
+            (await self._cluster()).id,
         )
 
     async def _remembered(self, record: ShardContent) -> Sighting:
@@ -240,11 +239,11 @@ class Operations:
             return None  # a replaced disk; what it has says nothing of the one that the record knows
         return said, said.now_ms - (sent_ms + self._clock.now_ms()) // 2
 
-    async def _cluster(self) -> str:
+    async def _cluster(self) -> ClusterContent:
         entry = await self._registry.read(self._paths.cluster)
         if entry is None:
             raise UnknownEntry("the registry has no cluster: check that it is the one of this shard")
-        return decode_content(ClusterContent, entry.value, entry.path).id
+        return decode_content(ClusterContent, entry.value, entry.path)
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -262,11 +261,125 @@ class Operations:
         """
         name = name or self._shard
         if change == RecordChange():
-            raise InvalidSettings("there is nothing to change: name min_in_sync, replicas or a member to remove")
+            raise InvalidSettings(
+                "there is nothing to change: name min_in_sync, replicas, weight, state, asynchronous or a member "
+                "to remove"
+            )
+        await self._check_format(change)
         before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
-        what = _difference(before.record, after.record)
+        what = difference(before.record, after.record)
         log.warning("shard changed", shard=name, by=by, change=what)
         return Done(what, after)
+
+    async def create(self, name: str, *, replicas: int, min_in_sync: int, by: str) -> Done:
+        """Make the record of a shard before its members are started.
+
+        Raises:
+            ShardConflict: there is such a shard, or the registry does not answer.
+            InvalidSettings: the numbers do not go together.
+        """
+        if min_in_sync > replicas:
+            raise InvalidSettings(f"min_in_sync {min_in_sync} is above replicas {replicas}: choose at most {replicas}")
+        paths, is_again = self._paths, False
+        for _ in range(_ATTEMPTS):
+            with _answered():
+                if await self._registry.read(paths.cluster) is None:
+                    await create_cluster(self._view, hex_id(draw_id()))
+                entry, there = await self._registry.read(paths.shards), await self._registry.read(paths.shard(name))
+                if entry is None:
+                    raise UnknownEntry(f"{paths.shards} is not in the registry: dmq cluster check says what to do")
+            if there is not None and is_again:
+                break
+            if there is not None:
+                raise ShardConflict(f"there is a shard {name!r} already: dmq shard set changes it", shard=name)
+            numbers = decode_content(ShardsContent, entry.value, entry.path) if entry.value else ShardsContent()
+            number = numbers.numbers + 1
+            record = ShardContent(number=number, revision=1, replicas=replicas, min_in_sync=min_in_sync)
+            operations: list[Operation] = [
+                Put(paths.shards, encode_content(msgspec.structs.replace(numbers, numbers=number)), entry.version),
+                Create(paths.shard(name), encode_content(record)),
+            ]
+            try:
+                with _answered():
+                    await self._view.write(operations)
+            except (RegistryConflict, SessionExpired):
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except WriteUnknown:
+                await self._settle(paths.shards)
+                is_again = True
+            else:
+                break
+        else:
+            raise Busy("the registry's list of shards changes all the time: try again", shard=name)
+        after = await self.shard(name)
+        log.info("shard created", shard=name, number=after.record.number, by=by)
+        return Done(f"shard {name} has number {after.record.number}: dmq broker --shard {name} adds members", after)
+
+    async def add(self, name: str, member: str, *, by: str) -> Done:
+        """Have a place for a broker in a shard; it joins when it is started."""
+        name = name or self._shard
+        await self._check_format(RecordChange(add=member))
+        before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, RecordChange(add=member)))
+        if before.member(member) is not None:
+            return Done(f"{member} is a member already", after)
+        log.warning("place for a member", shard=name, member=member, by=by, replicas=after.record.replicas)
+        what = f"there is a place for {member}: start it with dmq broker --registry … --shard {name} --name {member}"
+        return Done(f"{what} --data DIR", after)
+
+    async def remove(self, member: str, name: str = "", *, by: str) -> Done:
+        """Take a member out of its shard, whether it runs or not; a leader hands over first.
+
+        Raises:
+            UnknownEntry: there is no such shard or member.
+            ShardConflict: too few would be left in the in-sync set, or nobody takes over; nothing was changed.
+        """
+        name = name or await self._shard_of(member)
+        await self._check_format(RecordChange(expel=member))
+        if known_member(view := await self.shard(name), member).name == view.leader:
+            done = await self.drain(member, name, by=by)
+            if done.shard.leader in ("", member):
+                await self.drain(member, name, undo=True, by=by)
+                raise ShardConflict(f"{member} leads on, and nobody has taken over: {done.what}", member=member)
+        change = RecordChange(expel=member)
+        before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
+        log.warning("member removed", shard=name, member=member, by=by)
+        what = difference(before.record, after.record)
+        return Done(f"{what}. It does not stand or follow any more: stop it", after)
+
+    async def drain(self, member: str, name: str = "", *, undo: bool = False, by: str) -> Done:
+        """Let a member lead no more, until that is undone; it hands over if it leads.
+
+        Raises:
+            UnknownEntry: there is no such shard or member.
+            ShardConflict: nobody else could lead; nothing was changed.
+        """
+        name = name or await self._shard_of(member)
+        change = RecordChange(undrain=member) if undo else RecordChange(drain=member)
+        await self._check_format(change)
+        known_member(await self.shard(name), member)
+        _, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
+        log.warning("member put back in use" if undo else "member drained", shard=name, member=member, by=by)
+        if undo:
+            return Done(f"{member} may lead again", after)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.election_seconds):
+                while (after := await self.shard(name)).leader in ("", member):
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        if after.leader == member:
+            return Done(f"{member} leads on until a follower keeps up, and leads no more then", after)
+        return Done(f"{member} does not lead until dmq shard drain {member} --undo", after)
+
+    async def _check_format(self, change: RecordChange) -> None:
+        """Members of older versions share the registry until the cluster's format says otherwise."""
+        if not (change.asynchronous or change.expel or change.drain):
+            return
+        with _answered():
+            cluster = await self._cluster()
+        if cluster.format < _RECORD_FORMAT:
+            raise ShardConflict(
+                f"this needs format {_RECORD_FORMAT} of the cluster, and it has {cluster.format}: upgrade all brokers, "
+                "then dmq cluster finalize"
+            )
 
     async def promote(self, name: str, member: str, *, accept_loss: bool, by: str) -> Done:
         """Let a member lead that may lack what was acknowledged, and wait until it does.
@@ -317,9 +430,11 @@ class Operations:
                 f"shard {view.name} has no leader that could hand over: {view.findings[0].what}", shard=view.name
             )
         if to:
-            member = _known(view, to)
+            member = known_member(view, to)
             if to == view.leader:
                 raise ShardConflict(f"{to} leads already: name another member", shard=view.name)
+            if to in view.record.drained:
+                raise ShardConflict(f"{to} is drained: dmq shard drain {to} --undo first", shard=view.name)
             if not member.is_in_sync:
                 raise ShardConflict(
                     f"{to} cannot take over: it {'is not in sync' if member.node else 'does not run'}; "
@@ -416,7 +531,7 @@ class Operations:
     async def _await_leader(self, name: str, member: str) -> Overview:
         """The shard, once this member leads it, or when that takes too long."""
         path = self._paths.leader(name)
-        replica = _known(await self.shard(name), member).replica
+        replica = known_member(await self.shard(name), member).replica
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.election_seconds):
                 while await self._leader_of(path) != replica:
@@ -447,134 +562,3 @@ def _answered() -> Iterator[None]:
         yield
     except RegistryDown as error:
         raise ShardConflict(f"this needs the registry, and {error.message}") from error
-
-
-# --- decisions, pure --------------------------------------------------------------------------------------------------
-
-
-def changed_record(view: Overview, change: RecordChange) -> ShardContent | None:
-    """The record with a change; None if it is so already.
-
-    Raises:
-        UnknownEntry, InvalidSettings, ShardConflict: it must not be.
-    """
-    record = view.record
-    _check_current(view)
-    least = record.min_in_sync if change.min_in_sync is None else change.min_in_sync
-    most = record.replicas if change.replicas is None else change.replicas
-    members, in_sync, lives, marks = dict(record.members), record.in_sync, dict(record.lives), dict(record.marks)
-    if change.remove and change.remove in members:
-        gone = _removable(view, change.remove).replica
-        del members[change.remove]
-        lives.pop(gone, None)
-        marks.pop(gone, None)
-        in_sync = [replica for replica in in_sync if replica != gone]
-        if len(in_sync) < len(record.in_sync) and len(in_sync) < least:
-            raise ShardConflict(
-                f"without {change.remove} the in-sync set would have {len(in_sync)} members, and min_in_sync is "
-                f"{least}: let another member catch up first, or lower --min-in-sync, too",
-                in_sync=len(in_sync),
-                min_in_sync=least,
-            )
-    if least > most:
-        raise InvalidSettings(
-            f"min_in_sync {least} is above replicas {most}: no send would ever be answered; choose at most {most}"
-        )
-    if len(members) > most:
-        raise InvalidSettings(
-            f"the shard has {len(members)} members ({', '.join(members)}), and replicas would be {most}: stop one and "
-            "remove it (--remove) first"
-        )
-    wanted = msgspec.structs.replace(
-        record, members=members, in_sync=in_sync, lives=lives, marks=marks, min_in_sync=least, replicas=most
-    )
-    return None if wanted == record else msgspec.structs.replace(wanted, revision=record.revision + 1)
-
-
-def _removable(view: Overview, name: str) -> MemberView:
-    member = _known(view, name)
-    if member.node is not None or name == view.leader:
-        raise ShardConflict(f"{name} runs: stop it first, or it joins again at once", member=name)
-    return member
-
-
-def promoted_record(view: Overview, name: str, *, accept_loss: bool) -> ShardContent | None:
-    """The record that lets a member lead alone; None if it is so already.
-
-    Raises:
-        UnknownEntry, ShardConflict: it must not be.
-    """
-    record, member = view.record, _known(view, name)
-    _check_current(view)
-    if view.leader:
-        raise ShardConflict(
-            f"{name} leads already"
-            if view.leader == name
-            else f"{view.leader} leads shard {view.name} in epoch {record.epoch}: "
-            f"dmq shard handover --to {name} lets {name} lead, and nothing is lost",
-            leader=view.leader,
-        )
-    if member.node is None or member.is_replaced:
-        why = "does not run" if member.node is None else "runs with another data directory than that of the record"
-        raise ShardConflict(f"{name} {why}, and could not lead: start it, and ask again", member=name)
-    if member.said is None:
-        # It may just have died. The set would have it alone, and nobody else could be elected.
-        raise ShardConflict(
-            f"{name} does not answer at {member.node.replication_address}: check that it runs, and ask again",
-            member=name,
-        )
-    if record.in_sync == [member.replica] and record.unsafe > record.epoch:
-        return None
-    if not accept_loss:
-        raise ShardConflict(f"nothing was changed: {_loss(view, member, member.said.end)}", member=name)
-    return msgspec.structs.replace(
-        record, revision=record.revision + 1, in_sync=[member.replica], unsafe=max(record.unsafe, record.epoch + 1)
-    )
-
-
-def _loss(view: Overview, member: MemberView, end: int) -> str:
-    """What the promotion of a member whose journal ends there would lose, as far as it can be known."""
-    name = member.name
-    if member.is_recorded:
-        why = f", since {member.obstacle}" if member.obstacle else ""
-        return (
-            f"{name} is in the in-sync set, so it has everything that was acknowledged, and needs no promotion; it "
-            f"does not lead yet{why}. With --accept-loss it leads alone, even if its journal lost something"
-        )
-    further = [
-        f"{other.name} has {other.said.end - end:,} bytes more"
-        for other in view.members
-        if other.said is not None and other.said.end > end
-    ]
-    missing = ", ".join(one.name for one in view.in_set if one.said is None)
-    unknown = (
-        f"; what {missing} acknowledged after that is lost, and nobody here knows how much it is" if missing else ""
-    )
-    more = f"; {', '.join(further)}, which would be cut there" if further else ""
-    return (
-        f"{name} is not in the in-sync set, so it lacks messages that were acknowledged: its journal ends at "
-        f"{end}{more}{unknown}. Start a member of the set instead, or say --accept-loss"
-    )
-
-
-def _known(view: Overview, name: str) -> MemberView:
-    member = view.member(name)
-    if member is None:
-        known = ", ".join(one.name for one in view.members) or "none"
-        raise UnknownEntry(f"shard {view.name} has no member {name!r}: those it has: {known}", member=name)
-    return member
-
-
-def _check_current(view: Overview) -> None:
-    if view.is_stale:
-        raise ShardConflict(
-            f"the registry is an old copy: it has revision {view.record.revision}, and a member has seen "
-            f"{view.revision_seen}. Nothing is changed until the newest data of the registry is back"
-        )
-
-
-def _difference(before: ShardContent, after: ShardContent) -> str:
-    """What is in force now, in words."""
-    parts = [f"min_in_sync is {after.min_in_sync}", f"replicas is {after.replicas}"]
-    parts += [f"{name} is no member any more" for name in before.members if name not in after.members]
-    return ", ".join(parts)

@@ -13,12 +13,13 @@ from typing import Final
 
 import msgspec
 
+from dmq.protocol.cluster import shard as headers
 from dmq.protocol.cluster.replication import StandingReply
 from dmq.protocol.cluster.shard import Severity
 from dmq.registry.contents import LeaderContent, NodeContent, ShardContent, ShardState
 from dmq.shard.election import Obstacle
 
-__all__ = ["Finding", "MemberView", "Overview", "Sighting", "overview_of"]
+__all__ = ["Finding", "MemberView", "Overview", "Sighting", "finding_header", "overview_of", "shard_header"]
 
 SKEW_MS: Final = 500  # of two clocks, from which on delays are late or early enough to be told
 _ROLES: Final = {"leading": "leader", "following": "follower"}
@@ -132,6 +133,61 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         return max(reached, key=_reach, default=None)
 
 
+def shard_header(shard: Overview) -> headers.ShardShowReply:
+    """A shard as commands tell of it."""
+    record = shard.record
+    return headers.ShardShowReply(
+        name=shard.name,
+        number=record.number,
+        revision=record.revision,
+        epoch=record.epoch,
+        leader=shard.leader,
+        members=[_member_header(member, record) for member in shard.members],
+        min_in_sync=record.min_in_sync,
+        replicas=record.replicas,
+        state=record.state,
+        unsafe=record.unsafe,
+        findings=[finding_header(found) for found in shard.findings],
+        weight=record.weight,
+        is_asynchronous=record.asynchronous,
+    )
+
+
+def finding_header(found: Finding) -> headers.ShardFinding:
+    return headers.ShardFinding(headers.Severity[found.severity.name], found.what, found.advice)
+
+
+def _member_header(member: MemberView, record: ShardContent) -> headers.ShardMember:
+    node, said = member.node, member.said
+    return headers.ShardMember(
+        name=member.name,
+        replica=member.replica,
+        role=member.role,
+        is_recorded=member.is_recorded,
+        is_in_sync=member.is_in_sync,
+        is_registered=node is not None,
+        is_reached=said is not None,
+        address="" if node is None else node.address,
+        replication_address="" if node is None else node.replication_address,
+        zone="" if node is None else node.zone,
+        version="" if node is None else node.version,
+        epoch=None if said is None else said.last_epoch,
+        end=None if said is None else said.end,
+        committed=None if said is None else said.committed,
+        lag=member.lag,
+        promise_ms=None if said is None else said.promise_ms,
+        clock_skew_ms=_bounded(member.skew_ms),
+        obstacle="" if said is None else said.obstacle,
+        damaged=0 if said is None else said.damaged,
+        is_drained=member.name in record.drained,
+        is_doubtful=said is not None and said.is_doubtful,
+    )
+
+
+def _bounded(skew_ms: int | None) -> int | None:
+    return None if skew_ms is None else max(-headers.SKEW_MS_MAX, min(headers.SKEW_MS_MAX, skew_ms))
+
+
 def _reach(member: MemberView) -> tuple[int, int]:
     return (0, 0) if member.said is None else (member.said.last_epoch, member.said.end)
 
@@ -158,7 +214,7 @@ def overview_of(seen: Sighting) -> Overview:
         )
     view = Overview(name=seen.name, record=record, leader=leader, members=members)
     found = sorted(_findings(view, seen), key=lambda finding: -finding.severity)
-    return msgspec.structs.replace(view, findings=found or [_fine(view)])
+    return msgspec.structs.replace(view, findings=[*(found or [_fine(view)]), *_notes(view)])
 
 
 def _leader_of(seen: Sighting) -> str:
@@ -192,6 +248,19 @@ def _fine(view: Overview) -> Finding:
     )
 
 
+def _notes(view: Overview) -> Iterator[Finding]:
+    """What is as it was asked for, and should not be forgotten."""
+    if view.record.asynchronous:
+        lags = [member.lag for member in view.members if member.lag is not None and member.name != view.leader]
+        behind = f"; they are {max(lags):,} bytes behind" if lags else ""
+        yield Finding(
+            Severity.OK,
+            f"the shard is asynchronous: what {view.leader or 'its leader'} acknowledges may not have reached the "
+            f"others{behind}",
+            f"dmq shard set {view.name} --no-async waits for them again",
+        )
+
+
 def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
     if seen.own_obstacle:
         yield Finding(Severity.PROBLEM, f"the member that was asked cannot join: {seen.own_obstacle}")
@@ -207,7 +276,7 @@ def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
             Severity.PROBLEM,
             f"the registry is an old copy: it has revision {view.record.revision} of the record, and a member has seen "
             f"{view.revision_seen}; nobody stands, and no set is changed",
-            "bring the newest data of the registry back; this one knows nothing of what happened since",
+            "bring the newest data of the registry back, or have it rebuilt by dmq cluster import --from-members",
         )
     yield from _with_leader(view, is_led=seen.leader is not None) if view.leader else _without_leader(view)
     yield from _about_members(view)
@@ -289,7 +358,7 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             "bring the registry back, or that member",
         )
     live = [member for member in view.members if member.is_in_sync and not member.is_replaced]
-    if len(live) < record.min_in_sync:
+    if len(live) < record.least:
         missing = _names(member for member in view.members if member not in live)
         yield Finding(
             Severity.PROBLEM,
@@ -298,7 +367,7 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             f"bring {missing or 'another member'} back, or let them catch up; dmq shard set {view.name} --min-in-sync "
             f"{max(1, len(live))} goes on with fewer copies",
         )
-    elif len(live) == record.min_in_sync < record.replicas:
+    elif len(live) == record.least < record.replicas and not record.asynchronous:
         rest = "there is no other copy" if len(live) == 1 else "with one less, sends are refused"
         what = f"only {len(live)} of {record.replicas} are in sync: {rest}"
         yield Finding(Severity.WARNING, what, "bring the others back")
@@ -319,10 +388,19 @@ def _about_members(view: Overview) -> Iterator[Finding]:
         elif member.role == _PARKED:
             what = f"{name} does not take part: {member.obstacle or 'its log says why'}"
             yield Finding(Severity.PROBLEM, what, "its log says what to do")
-        elif not member.is_recorded and view.leader:
+        elif not member.is_recorded and view.leader and not view.record.asynchronous:
             behind = "" if member.lag is None else f", {member.lag:,} bytes behind"
             what = f"{name} runs and is not in sync{behind}"
             yield Finding(Severity.WARNING, what, "it joins by itself once it keeps up; if not, see its log and disk")
+        if member.said is not None and member.said.is_doubtful and not member.claims_to_lead:
+            yield Finding(
+                Severity.WARNING,
+                f"{name} is doubtful: its journal lost its end or was damaged, and it has not caught up since",
+                "it catches up with a leader by itself; if not, see its log and check its disk",
+            )
+        if name in view.record.drained:
+            what = f"{name} is drained: it does not lead"
+            yield Finding(Severity.WARNING, what, f"dmq shard drain {name} --undo puts it back in use")
         if member.said is not None and member.said.damaged:
             yield Finding(
                 Severity.WARNING,
@@ -353,7 +431,10 @@ def _about_record(view: Overview) -> Iterator[Finding]:
             what = f"{', '.join(names)} are in one zone, {zone}, and would be lost together"
             yield Finding(Severity.WARNING, what, "move one of them")
     if record.state is not ShardState.OPEN:
-        yield Finding(Severity.WARNING, f"the shard is {record.state}")
+        what = f"the shard is {record.state}: it takes no messages"
+        yield Finding(
+            Severity.WARNING, what, f"dmq shard set {view.name} --state open, when it is to take messages again"
+        )
 
 
 def _names(members: Iterable[MemberView]) -> str:

@@ -8,6 +8,8 @@ What always holds:
   its own, and what the member has promised or confirmed does not count for it. The mark, drawn at each start, tells our
   own write, whose answer was lost, from that of a copy.
 - The record is written in the version that was read. Who joins becomes a member, and in sync only by the leader.
+- A directory that was removed from the shard does not join again until an operator adds it, and a broker that does not
+  know the format of the cluster does not join at all.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import msgspec
 from dmq.errors import DMQError, InvalidSettings, RegistryConflict
 from dmq.event_log import EventLog
 from dmq.registry.contents import (
+    CLUSTER_FORMAT,
     ClusterContent,
     ShardContent,
     ShardsContent,
@@ -35,7 +38,7 @@ from dmq.storage.replica import Replica, join
 from dmq.storage.store import MessageStore
 from dmq.storage.upkeep.identity import Identity, Membership, read_identity
 
-__all__ = ["Enrolment"]
+__all__ = ["Enrolment", "create_cluster", "removed_sentence"]
 
 log = EventLog(__name__)
 
@@ -45,17 +48,22 @@ _AGAIN_SECONDS: Final = 0.5
 class Enrolment:
     """Of one data directory, at the start of its process.
 
+    Parameters:
+        mark: drawn for this start.
+
     Attributes:
         obstacle: why it is not done yet, for a person.
         is_new: the directory has a replica id that was drawn now, so it has promised nothing to anybody.
     """
 
-    def __init__(self, directory: Directory, place: Place, settings: MemberSettings, view: ShardView) -> None:
+    def __init__(
+        self, directory: Directory, place: Place, settings: MemberSettings, view: ShardView, *, mark: str
+    ) -> None:
         self._directory = directory
         self._place = place
         self._settings = settings
         self._view = view
-        self._mark = hex_id(directory.draw())
+        self._mark = mark
         self._replica: Replica | None = None
         self.obstacle = ""
         self.is_new = False
@@ -85,6 +93,14 @@ class Enrolment:
                 self._replica.close()
             raise
 
+    async def again(self, replica: Replica) -> str:
+        """Enter the record once more: this process runs, and the record has it no more; returns why it has to wait."""
+        try:
+            await self._view.refresh()
+            return await self._enter(replica)
+        except (InvalidSettings, RegistryConflict, *UNAVAILABLE) as error:
+            return str(error)
+
     async def _try(self) -> str:
         """One try; returns why it has to wait, or nothing."""
         directory = self._directory
@@ -96,7 +112,9 @@ class Enrolment:
             member = None if identity is None else identity.member
         self._check_place(member)
         is_known = member is not None and member.revision > 0
-        if (why := await self._find_cluster(member, is_known)) or (why := self._check_record(member, is_known)):
+        if why := await self._find_cluster(member, is_known) or self._check_format():
+            return why
+        if why := self._check_record(member, is_known):
             return why
         if self._replica is None:
             self._replica = await self._open()
@@ -119,6 +137,15 @@ class Enrolment:
                 f"{cluster.id}: check --registry, or choose an empty directory"
             )
 
+    def _check_format(self) -> str:
+        cluster = self._view.cluster
+        if cluster is None or cluster.format <= CLUSTER_FORMAT:
+            return ""
+        return (
+            f"the cluster has format {cluster.format}, and this version knows {CLUSTER_FORMAT}: upgrade this broker to "
+            "the version of the others"
+        )
+
     @property
     def _where(self) -> str:
         return self._directory.files.describe("")
@@ -129,12 +156,7 @@ class Enrolment:
             return ""
         if is_known:
             return "the registry holds no cluster, and this directory is a member of one: give it its own registry"
-        for folder in view.paths.folders():
-            if await view.registry.read(folder.path) is None:
-                await view.write([folder])
-        cluster = ClusterContent(id=hex_id(self._directory.draw()) if member is None else member.cluster)
-        await view.write([Create(view.paths.cluster, encode_content(cluster))])
-        log.info("cluster created", cluster=cluster.id)
+        await create_cluster(view, hex_id(self._directory.draw()) if member is None else member.cluster)
         await view.refresh()
         return ""
 
@@ -145,12 +167,12 @@ class Enrolment:
         if record is None:
             return (
                 f"the registry has no record of shard {self._place.shard!r}, and this member has seen one: it is an "
-                "old copy or another registry; give it its own, or import the members' state"
+                "old copy or another registry; give it its own, or have it rebuilt by dmq cluster import --from-members"
             )
         if record.revision < member.revision:
             return (
                 f"the registry's record of shard {self._place.shard!r} has revision {record.revision}, and this member "
-                f"has seen {member.revision}: it is an old copy; nobody stands until the members' state is imported"
+                f"has seen {member.revision}: it is an old copy; nobody stands until dmq cluster import --from-members"
             )
         return ""
 
@@ -203,6 +225,8 @@ class Enrolment:
         if record is None:
             return await self._create(replica)
         member = replica.membership
+        if hex_id(member.replica_id) in record.removed:
+            return removed_sentence(view.shard, self._place.broker)
         if record.journal not in (None, hex_id(replica.journal_id)) and not replica.journal.segments:
             replica = await self._begin_again(replica, int(record.journal or "", 16))  # another one was first
         elif _is_old_copy(member, record, self._mark):
@@ -288,6 +312,28 @@ class Enrolment:
         log.info("shard created", shard=view.shard, number=record.number, journal=record.journal)
         view.wrote_record(record, version)
         return await self._enter(replica)
+
+
+async def create_cluster(view: ShardView, cluster_id: str) -> None:
+    """Make a registry that holds no cluster that of a new one.
+
+    Raises:
+        RegistryConflict, RegistryDown, SessionExpired, WriteUnknown.
+    """
+    for folder in view.paths.folders():
+        if await view.registry.read(folder.path) is None:
+            await view.write([folder])
+    content = ClusterContent(id=cluster_id, format=CLUSTER_FORMAT)
+    await view.write([Create(view.paths.cluster, encode_content(content))])
+    log.info("cluster created", cluster=cluster_id)
+
+
+def removed_sentence(shard: str, broker: str) -> str:
+    """What a member is told that was removed."""
+    return (
+        f"it was removed from shard {shard!r}: dmq shard add {broker} takes it back; stop it otherwise, and dmq shard "
+        "leave makes its directory one of a broker by itself"
+    )
 
 
 def _identity_of(directory: Directory) -> Identity | None:

@@ -74,6 +74,7 @@ class Candidacy:
                 has_holes=replica.damage.has_holes,
                 is_unsettled=self.is_unsettled,
                 revision_seen=member.revision,
+                is_drained=post.place.broker in view.record.drained,
             )
         )
 

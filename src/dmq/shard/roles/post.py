@@ -23,6 +23,7 @@ class Post(NamedTuple):
         promise: not to stand; outlives the leaders it was given to.
         repairs: mends the journal.
         notes: held while the directory's own record of its membership is changed.
+        mark: drawn at this start, and written into the record: another one there is that of a copy of our directory.
     """
 
     place: Place
@@ -34,6 +35,7 @@ class Post(NamedTuple):
     heart: Heart
     repairs: Repairs
     notes: asyncio.Lock
+    mark: str
 
     def now(self) -> float:
         """On the clock of promises, rights and deadlines."""

@@ -29,12 +29,13 @@ from dmq.errors import (
     RegistryConflict,
     RegistryDown,
     SessionExpired,
+    ShardConflict,
     StaleEpoch,
     StorageError,
 )
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Handover
-from dmq.registry.contents import LeaderContent, encode_content, hex_id
+from dmq.registry.contents import LeaderContent, ShardState, encode_content, hex_id
 from dmq.registry.registry import NO_DEADLINE, Check, Create, Delete, Operation, Put
 from dmq.shard.feed import Feed, Reading
 from dmq.shard.in_sync import InSyncSet
@@ -60,6 +61,7 @@ _MEND_SECONDS: Final = 1.0
 _BEHIND_SECONDS: Final = 1.0  # a follower further behind does not take over
 _LOOK_SECONDS: Final = 0.02
 _LEVEL_SECONDS: Final = 3.0  # that writes are held for a hand-over
+_DRAIN_SECONDS: Final = 5.0  # between the tries of a drained leader to hand over
 
 
 class Term:
@@ -89,9 +91,11 @@ class Term:
             [int(one, 16) for one in record.in_sync],
             epoch_end=store.queries.end,
             began_at=post.now(),
-            min_in_sync=record.min_in_sync,
+            min_in_sync=record.least,
             lag_seconds=post.settings.lag_seconds,
         )
+        in_sync.is_alone = record.asynchronous
+        self._state = record.state
         self._epoch_end = store.queries.end
         self._leader = Leader(
             store,
@@ -110,6 +114,7 @@ class Term:
         self._is_begun = False  # the broker was made
         self._is_pushing = False
         self._is_held = False  # a hand-over is under way
+        self._drained_at = NO_DEADLINE  # when it last tried to hand over because it is drained
         self._version = 0  # of /leader
         self._registered_since: dict[int, float] = {}
         self._flushed = 0  # of the store, when that last changed
@@ -156,6 +161,14 @@ class Term:
             raise NotEnoughReplicas(
                 f"more than {limit} bytes wait for the members of shard {self._view.shard!r}: nothing was written; "
                 "send again when they have caught up"
+            )
+
+    def check_open(self) -> None:
+        if self._state is not ShardState.OPEN:
+            raise ShardConflict(
+                f"shard {self._view.shard!r} is {self._state} and takes no messages: send to another one, or open it "
+                f"with dmq shard set {self._view.shard} --state open",
+                shard=self._view.shard,
             )
 
     def wrote(self) -> None:
@@ -455,6 +468,19 @@ class Term:
         elif now - self._renewed_at >= _RENEW_SECONDS:
             await self._try(self._renew)
         await self._try(self._change_set)
+        await self._yield_if_drained(now)
+
+    async def _yield_if_drained(self, now: float) -> None:
+        """A drained leader hands over as soon as somebody can take over."""
+        record = self._view.record
+        if record is None or self._post.place.broker not in record.drained or not self.is_serving:
+            return
+        if now - self._drained_at >= _DRAIN_SECONDS:
+            self._drained_at = now
+            try:
+                await self.hand_over(None)
+            except DMQError as error:
+                log.info("drained, and leads on", shard=self._view.shard, epoch=self._epoch, why=error)
 
     def _has_heir(self) -> bool:
         """Whether somebody else could be elected, as far as is known."""
@@ -491,10 +517,16 @@ class Term:
         if self._own not in record.in_sync:
             self.cease("it was taken out of the in-sync set")
             return False
+        if record.marks.get(self._own, self._post.mark) != self._post.mark:
+            self.cease("another process was started with a copy of this data directory")
+            return False
         self._in_sync.found(_ids(record.in_sync))
         self._reckon_promises()
-        if self._in_sync.min_in_sync != record.min_in_sync:
-            self._in_sync.min_in_sync = record.min_in_sync
+        self._state = record.state
+        for replica in self._seats.keys() - {*_ids(record.members.values())}:
+            self._seats[replica].close()  # it was removed
+        if (self._in_sync.min_in_sync, self._in_sync.is_alone) != (record.least, record.asynchronous):
+            self._in_sync.min_in_sync, self._in_sync.is_alone = record.least, record.asynchronous
             self._moved()
         return True
 
@@ -661,10 +693,11 @@ class Term:
 
     def _successor(self, to: str | None) -> tuple[int, Seat]:
         now, in_sync = self._post.now(), self._in_sync
+        drained = () if self._view.record is None else self._view.record.drained
         found = {
             self._view.name_of(replica): (in_sync.flushed_of(replica), replica, seat)
             for replica, seat in self._seats.items()
-            if replica in in_sync.recorded
+            if replica in in_sync.recorded and self._view.name_of(replica) not in drained
         }
         if to is not None and to not in found:
             raise InvalidRequest(

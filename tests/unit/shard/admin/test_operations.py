@@ -14,7 +14,7 @@ from dmq.errors import DMQError, InvalidSettings, NotLeader, RegistryDown, Shard
 from dmq.registry.contents import ShardContent, encode_content, hex_id
 from dmq.registry.memory import Fate
 from dmq.registry.registry import Create, Delete
-from dmq.shard.admin.operations import RecordChange
+from dmq.shard.admin.record_change import RecordChange
 from dmq.shard.report import Role
 from tests.unit.shard.admin.shard_scene import CLUSTER, PATHS, A, B, C, ShardScene, node, record, reply
 

@@ -182,7 +182,7 @@ def test_a_shard_with_fewer_members_than_replicas_or_one_that_is_closed_is_told(
     assert [what for _, what in told(view)] == [
         "only 2 of 3 are in sync: with one less, sends are refused",
         "2 of 3 members have joined",
-        "the shard is read-only",
+        "the shard is read-only: it takes no messages",
     ]
 
 
