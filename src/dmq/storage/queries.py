@@ -240,6 +240,10 @@ class Queries:
         """The next offset of a queue, by its key; 0 if there is no such queue."""
         return self.derived.state.next.get(key, 0)
 
+    def next_offsets(self) -> dict[int, int]:
+        """The next offsets of all queues that have had messages, by their keys; as they are now."""
+        return {**self.derived.state.next}
+
     def newest(self, key: int, offset: int, stop: int, max_bytes: int) -> Newest | None:
         """Messages that were just stored, if it is those; see `Reader.newest`."""
         return self._reader.newest(key, offset, stop, max_bytes)

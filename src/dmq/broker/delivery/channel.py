@@ -15,8 +15,9 @@ hand out. A filter looks at a bounded number of index entries in one turn of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from dmq.broker.delivery.bitmap import Ranges, full, lowest
@@ -117,6 +118,8 @@ class ChannelParts(NamedTuple):
         waits: how long messages lay in the journal before they were handed out for the first time.
         inherited_until_ms: until when ordered queues wait for members that another leader of the shard had served; 0 in
             a broker by itself.
+        inherited: the next offsets of all queues when this broker became leader, by their keys: nothing from there on
+            was handed out before.
     """
 
     queries: Queries
@@ -132,6 +135,7 @@ class ChannelParts(NamedTuple):
     traffic: Traffic = Traffic()
     waits: Histogram = Histogram()
     inherited_until_ms: int = 0
+    inherited: Mapping[int, int] = MappingProxyType({})
 
 
 class Channel:
@@ -220,7 +224,7 @@ class Channel:
                 rules=HandOutRules(bool(subscription and subscription.is_ordered), self.parallel),
             )
             cursor.sought = self._queries.sought(self.group.name, topic.id, number)
-            if self._inheritance is not None and position.floor >= following:
+            if self._inheritance is not None and position.floor >= self._parts.inherited.get(topic.id << 8 | number, 0):
                 self._inheritance.release(queue)
         return cursor
 
@@ -229,6 +233,10 @@ class Channel:
         if self._inheritance is not None:
             self._inheritance.claim(queue, member.name)
             self.selection.mark(queue)
+
+    def begin_anew(self) -> None:
+        """The group is new to the topic: nobody has anything from another leader of the shard."""
+        self._inheritance = None
 
     def set_ordered(self, ordered: bool, now_ms: int) -> None:
         """What the members agreed on holds for cursors, too, that were there before them."""

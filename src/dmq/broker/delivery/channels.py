@@ -78,6 +78,7 @@ class Channels:
         self._pumping: set[Channel] = set()
         self._broadcasts = BroadcastCursors(int(settings.broadcast_expiry_hours * 3_600_000))
         self._loop = asyncio.get_running_loop()
+        is_led = runtime.readiness.leadership is not None
         self._parts = ChannelParts(
             self.queries,
             LeaseNumbers(self.queries.epoch, itertools.count(1), self._tally),
@@ -89,10 +90,11 @@ class Channels:
             doubt=self._doubt,
             traffic=self.traffic,
             waits=self.waits,
-            inherited_until_ms=0
-            if runtime.readiness.leadership is None
-            else runtime.clock.now_ms + int(settings.grace_seconds * 1000),
+            inherited_until_ms=runtime.clock.now_ms + int(settings.grace_seconds * 1000) if is_led else 0,
+            inherited=self.queries.next_offsets() if is_led else {},
         )
+        # Groups that began in topics while others may still come back to what another leader handed out to them.
+        self._begun: set[tuple[str, int]] | None = set() if is_led else None
 
     # --- channels ---------------------------------------------------------------------------------------------------
 
@@ -107,12 +109,20 @@ class Channels:
             self._forget_topic(topic.name)  # an earlier incarnation
         members = Group(group, topic.name, kept_subscription(self.queries, group, topic.id))
         made = Channel(topic, members, self._parts, self._kept.pop((topic.name, group), None))
+        if self._begun is not None and (group, topic.id) in self._begun:
+            made.begin_anew()
         retries = self.queries.find_topic(retry_topic_name(group, topic.id))
         if retries is not None:
             made.set_retry_topic(retries)
         self.open[topic.name, group] = made
         self._by_topic.setdefault(topic.name, []).append(made)
         return made
+
+    def begin_group(self, topic: Topic, group: str, name: str, offset: Callable[[int], int]) -> None:
+        """See that a group has a position in every queue; as `Catalog.begin_group`."""
+        if self._begun is not None and self.queries.position(group, topic.name, 0) is None:
+            self._begun.add((group, topic.id))
+        self.catalog.begin_group(topic, group, name, offset)
 
     def of_topic(self, topic: str) -> list[Channel]:
         """The channels of a topic that are in use."""
@@ -297,6 +307,8 @@ class Channels:
                 self.pump_soon(channel)
             self._forget_if_idle(channel, now_ms)
         self._expire_broadcasts(now_ms)
+        if self._begun is not None and self._parts.inherited_until_ms <= now_ms:
+            self._begun = None
 
     def _doubt(self, pulse: Pulse, now_ms: int) -> int:
         """A client let a lease run out: it is to say something until the time that is returned."""

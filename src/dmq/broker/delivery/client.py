@@ -88,7 +88,7 @@ class Client:
         if is_broadcast and not asked.member and self.client_id.startswith(f"{self.app}-"):
             raise MissingClientId("a broadcast consumer needs a name that stays: pass client_id= to connect")
         group = broadcast_name(asked.group, name) if is_broadcast else asked.group
-        channels.catalog.begin_group(
+        channels.begin_group(
             topic, group, asked.group, lambda queue: channels.offset_of(topic, queue, asked.start_from)
         )
         channel = channels.channel(topic, group)

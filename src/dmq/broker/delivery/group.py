@@ -336,7 +336,9 @@ class Inheritance:
     """Who gets an ordered queue after another member of the shard led it, whose leases are gone with it.
 
     Someone may still work on what that one handed out. It comes back with SUBSCRIBE, names its lease, and goes on at
-    once; others get the queue when it had time for that, so that two do not work on one queue.
+    once; others get the queue when it had time for that, so that two do not work on one queue. A queue of which the
+    group had settled everything when the leader changed is free at once, and so is every queue of a group that began
+    since.
 
     Parameters:
         until_ms: others may have any queue from then on.

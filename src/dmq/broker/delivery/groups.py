@@ -53,7 +53,7 @@ class Groups:
         self._channels.runtime.readiness.check_running()
         check_name(group, "group")
         found = self._channels.catalog.topic(topic)
-        self._channels.catalog.begin_group(found, group, group, lambda queue: self._queries.bounds(topic, queue)[0])
+        self._channels.begin_group(found, group, group, lambda queue: self._queries.bounds(topic, queue)[0])
 
     def delete(self, group: str, topic: str = "", by: str = "") -> Coroutine[Any, Any, None]:
         """Forget a group, in one topic or in all; under way from this call on.
