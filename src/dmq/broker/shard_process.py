@@ -20,11 +20,12 @@ from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
-from dmq.errors import DMQError, InvalidSettings, RegistryDown
+from dmq.errors import BrokerStopping, DMQError, InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
 from dmq.protocol.cluster.route import RouteReply, ShardRoute
+from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.cluster_view import ClusterView, ViewChange
 from dmq.registry.contents import NodeContent
@@ -36,7 +37,7 @@ from dmq.settings import BrokerSettings, Settings
 from dmq.shard.admin.operations import Operations
 from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
 from dmq.shard.network import Network
-from dmq.storage.files import Files
+from dmq.storage.files import Buffer, Files
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
@@ -47,6 +48,8 @@ log = EventLog(__name__)
 
 _AGAIN_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 1.0
+_FETCH_BYTES: Final = 4 << 20  # in one answer to FETCH
+_ARRIVAL_SECONDS: Final = 0.05  # until a FETCH that waits looks again
 _NAMELESS: Final = BrokerSettings().name
 _ADDRESSES_MAX: Final = 64
 # A flush, a checkpoint, and what is read for followers that are far behind or for a repair; none waits for another.
@@ -236,6 +239,34 @@ class ShardProcess:
             rows = [broker.catalog.route(name, info.number) for name in topics if name not in known]
             reply.topics.extend(row for row in rows if row is not None)
         return reply
+
+    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, Buffer]:
+        """Units that this member knows to be committed; waits for some if asked to.
+
+        Raises:
+            NotLeader: it is not a follower that is open now.
+            OffsetGone, Damaged: it does not have them.
+        """
+        size = min(asked.max_bytes or _FETCH_BYTES, _FETCH_BYTES, self._settings.broker.frame_bytes_max // 2)
+        clock = self._dispatcher.clock
+        deadline = clock.monotonic() + asked.wait_ms / 1000
+        while True:
+            if self.member is None or self._dispatcher.broker is not None:
+                raise self._dispatcher.no_broker()
+            try:
+                found = await self.member.committed_units(asked.journal_offset, size)
+            except BrokerStopping as error:
+                raise self._dispatcher.no_broker() from error
+            if len(found.raw) or clock.monotonic() >= deadline:
+                return FetchReply(
+                    found.start,
+                    found.end,
+                    found.first,
+                    found.committed,
+                    epoch=self.info().epoch,
+                    journal_id=found.journal_id,
+                ), found.raw
+            await asyncio.sleep(_ARRIVAL_SECONDS)
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Hand over if this member leads, leave the shard, and close everything but the clients' connections."""

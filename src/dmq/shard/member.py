@@ -46,6 +46,7 @@ from dmq.protocol.cluster.replication import (
 from dmq.registry.contents import CLUSTER_FORMAT, NodeContent, ShardContent, hex_id
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Registry
+from dmq.shard.committed_reader import CommittedReader, CommittedUnits
 from dmq.shard.election import Obstacle
 from dmq.shard.follower import Follower
 from dmq.shard.heart import Heart
@@ -126,6 +127,7 @@ class Member:
         )
         self._enrolment = Enrolment(directory, place, settings, self._view, mark=self._post.mark)
         self._candidacy = Candidacy(self._post)
+        self._committed_reader = CommittedReader(directory.on_disk)
         self._replica: Replica | None = None
         self._intake: Intake | None = None
         self._term: Term | None = None
@@ -667,6 +669,18 @@ class Member:
         else:
             journal = CommittedJournal.of_follower(replica)
         return await answer_repair(journal, asked, self._directory.on_disk)
+
+    async def committed_units(self, offset: int, max_bytes: int) -> CommittedUnits:
+        """Units of the journal that this member knows to be committed, while it follows.
+
+        Raises:
+            BrokerStopping: it is not open, or does not follow now.
+            OffsetGone, Damaged: as of `CommittedReader.read`.
+        """
+        replica = self._replica
+        if replica is None or self._term is not None or self._diverged is not None:
+            raise BrokerStopping("this member does not follow now: ask another one, or again in a moment")
+        return await self._committed_reader.read(replica, offset, max_bytes)
 
     # --- for people -------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import NotEnoughReplicas, NotLeader
 from dmq.model import TopicConfig
 from dmq.protocol.cluster.route import RouteReply, ShardRoute
+from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.settings import BrokerSettings, Settings, StoreSettings
 from dmq.storage.replica import Replica, join
@@ -49,6 +50,9 @@ class FollowersFace:
 
     def routes(self, topics: Sequence[str]) -> RouteReply:
         return RouteReply(1, [ShardRoute(1, "s", leader="127.0.0.1:1")])
+
+    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, bytes | memoryview]:
+        raise NotLeader("this follower is not open", leader="127.0.0.1:1")
 
 
 class SaidLeadership:

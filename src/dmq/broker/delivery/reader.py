@@ -257,12 +257,21 @@ def _answer_without_blocks(
     reply: headers.FetchReply,
     units: bytes | memoryview,
 ) -> None:
+    refuse_blocks(reply, units)
+    answer(reply, units)
+
+
+def refuse_blocks(reply: headers.FetchReply, units: bytes | memoryview) -> None:
+    """For a reader that does not know body blocks.
+
+    Raises:
+        Unsupported: the units have some.
+    """
     if has_blocks(units):
         raise Unsupported(
             f"the journal has body blocks from about offset {reply.start} on, and this reader does not know them: "
             "upgrade the reader, or set store.unit_version to 1 before they are written"
         )
-    answer(reply, units)
 
 
 def _row(found: Found) -> headers.Found:

@@ -49,7 +49,7 @@ COMMANDS: Final[dict[int, CommandEntry]] = {
     Command.OFFSETS: CommandEntry(read.offsets),
     Command.PEEK: CommandEntry(read.peek),
     Command.FIND: CommandEntry(read.find),
-    Command.FETCH: CommandEntry(read.fetch),
+    Command.FETCH: CommandEntry(read.fetch, follower=read.fetch_of_follower),
     Command.ARCHIVED: CommandEntry(read.archived),
     Command.DELAY_LIST: CommandEntry(schedule.list_delays),
     Command.DELAY_CANCEL: CommandEntry(schedule.cancel_delay),

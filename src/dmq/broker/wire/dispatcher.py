@@ -28,7 +28,8 @@ from dmq.event_log import EventLog
 from dmq.net.connection import Connection, WriteCoalescer
 from dmq.protocol.cluster.route import TOPICS_MAX, RouteChanged, RouteReply
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head
-from dmq.protocol.frame import Frame, Kind
+from dmq.protocol.frame import Buffer, Frame, Kind
+from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BLOCKS, FRAME_CRC, BrokerInfo, ServerHealth, ServerReboot, ShardInfo
 from dmq.settings import Settings
 from dmq.shard.admin.operations import Operations
@@ -52,13 +53,15 @@ class CommandEntry:
 
     Attributes:
         needs_broker: it takes the Broker, and is refused while there is none; else it takes the dispatcher.
+        follower: what serves it in a member of a shard that has no Broker, from the dispatcher.
         is_coroutine: the handler begins nothing before its work runs.
     """
 
-    __slots__ = ("handler", "is_coroutine", "needs_broker")
+    __slots__ = ("follower", "handler", "is_coroutine", "needs_broker")
 
-    def __init__(self, handler: Handler, *, needs_broker: bool = True) -> None:
+    def __init__(self, handler: Handler, *, needs_broker: bool = True, follower: Handler | None = None) -> None:
         self.handler = handler
+        self.follower = follower
         self.needs_broker = needs_broker
         self.is_coroutine = inspect.iscoroutinefunction(handler)
 
@@ -80,6 +83,10 @@ class ShardFace(Protocol):
 
     def routes(self, topics: Sequence[str]) -> RouteReply:
         """The shards of the cluster, and where these topics are."""
+        ...
+
+    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, Buffer]:
+        """Units of the journal, from a member that does not lead."""
         ...
 
 
@@ -202,14 +209,14 @@ class Dispatcher:
         if entry is None:
             raise InvalidRequest(f"command {Command(frame.command).name} is not served by this broker")
         if not entry.needs_broker:
-            work = entry.handler(self, session, frame, header)
-            if work is not None:
-                self._tasks = self._tasks or Tasks()
-                self._go_on(self._tasks, entry, session, frame, work=work)
+            self._begin(entry, session, frame, entry.handler(self, session, frame, header))
             return
         broker = self.broker
         if broker is None:
-            raise self.no_broker()
+            if entry.follower is None or self.face is None:
+                raise self.no_broker()
+            self._begin(entry, session, frame, entry.follower(self, session, frame, header))
+            return
         if broker.leadership is not None:
             broker.leadership.check_serving()
         try:
@@ -221,6 +228,12 @@ class Dispatcher:
         else:
             if work is not None:
                 self._go_on(broker.runtime.tasks, entry, session, frame, work=work)
+
+    def _begin(self, entry: CommandEntry, session: Session, frame: Frame, work: Work | None) -> None:
+        """Let what needs no Broker go on by itself."""
+        if work is not None:
+            self._tasks = self._tasks or Tasks()
+            self._go_on(self._tasks, entry, session, frame, work=work)
 
     def no_broker(self) -> DMQError:
         """What is answered to what needs a Broker, while there is none."""

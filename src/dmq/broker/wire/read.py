@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dmq.broker.broker import Broker
-from dmq.broker.delivery.reader import Read
+from dmq.broker.delivery.reader import Read, refuse_blocks
 from dmq.broker.runtime.tasks import Work
+from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
 from dmq.protocol import read as headers
 from dmq.protocol.batch import pack_records
 from dmq.protocol.frame import Frame
 from dmq.protocol.session import BLOCKS
 
-__all__ = ["archived", "fetch", "find", "offsets", "peek"]
+__all__ = ["archived", "fetch", "fetch_of_follower", "find", "offsets", "peek"]
 
 
 async def offsets(broker: Broker, session: Session, frame: Frame, asked: headers.Offsets) -> None:
@@ -39,6 +40,15 @@ async def fetch(broker: Broker, session: Session, frame: Frame, asked: headers.F
         lambda reply, units: session.answer(frame, reply, units),
         takes_blocks=BLOCKS in session.features,
     )
+
+
+async def fetch_of_follower(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Fetch) -> None:
+    """Committed units from a member that does not lead."""
+    assert dispatcher.face is not None
+    reply, units = await dispatcher.face.committed_units(asked)
+    if BLOCKS not in session.features:
+        refuse_blocks(reply, memoryview(units))
+    session.answer(frame, reply, units)
 
 
 def archived(broker: Broker, session: Session, frame: Frame, asked: headers.Archived) -> Work | None:

@@ -4,11 +4,13 @@ The broker hands out whole units, as they are on its disk; the caller decodes th
 Reading moves no group and takes nothing away, so every request may be repeated.
 
 What always holds: `units` gives every unit that starts in its range, once, in order; while one answer is worked on the
-next is on its way, and no more than that. A broker that restarts is waited for, as long as the timeout says.
+next is on its way, and no more than that. A broker that restarts is waited for, as long as the timeout says. Units of a
+shard come from a follower if one answers, and are the same bytes.
 """
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from dmq.client.connection.router import OneBroker, Router
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import Clock, SystemClock
-from dmq.errors import OffsetGone
+from dmq.errors import DMQError, OffsetGone
 from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
 from dmq.protocol.admin import TopicInfo, TopicList
 from dmq.protocol.consume import Point, PointKind
@@ -34,6 +36,7 @@ __all__ = ["FETCH_BYTES", "Fetched", "JournalReader", "Peeked", "server_url", "u
 FETCH_BYTES: Final = 4 << 20
 TIMEOUT: Final = 60.0
 ANSWER_SECONDS: Final = 60.0  # that a broker may take for an answer
+FOLLOWER_SECONDS: Final = 5.0  # that a follower may take, before the leader is asked instead
 _LENGTH: Final = struct.Struct(">4s20xI")  # of a unit: its magic, and its length at byte 24
 
 
@@ -100,6 +103,27 @@ class JournalReader:
         )
         self._router.open()
         self._ahead = ThreadPoolExecutor(1, "dmq-ahead")
+        self._app = app
+        self._clock = clock or SystemClock()
+        self._followers = self._find_followers()
+
+    def _find_followers(self) -> Router | None:
+        """A connection to a member that does not lead the shard, which has other things to do than to be read."""
+        connection = self._router.home.current()
+        info = None if connection is None else connection.reply.shard
+        others = [] if info is None else [address for address in info.members if address != info.leader]
+        if info is None or not info.is_leader or not others:
+            return None
+        random.shuffle(others)
+        followers = Router(
+            OneBroker(parse_url(server_url(",".join(others)))),
+            PoolSettings(make_hello(self._app, None), self._clock, reconnect=False, any_member=True),
+        )
+        try:
+            followers.open()
+        except DMQError:
+            return None
+        return followers
 
     def _ask(self, command: Command, header: Header) -> Frame:
         return self._router.home.request(command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS)
@@ -113,6 +137,21 @@ class JournalReader:
         """
         reply: ArchivedReply = decode_response(self._ask(Command.ARCHIVED, Archived(journal_id, offset)))
         return reply
+
+    def _ask_any(self, asked: Fetch) -> Frame:
+        """Ask a follower, if there is one; the leader for what that one does not have, or does not answer in time."""
+        if self._followers is not None and not asked.wait_ms:
+            try:
+                frame = self._followers.home.request(
+                    Command.FETCH, asked, timeout=FOLLOWER_SECONDS, answer_seconds=FOLLOWER_SECONDS
+                )
+                if not frame.status:
+                    return frame
+            except DMQError:
+                # It is stopped or gone, or leads now and has too much to do: the leader is asked from now on.
+                self._followers.close()
+                self._followers = None
+        return self._ask(Command.FETCH, asked)
 
     def topics(self, *, system: bool = False) -> list[TopicInfo]:
         """All topics by name, with id (`topic_id`) and `config.queues`; ours, too, with `system`."""
@@ -173,7 +212,7 @@ class JournalReader:
             OffsetGone: the journal does not have that offset (any more); `detail` has `first` and `next`.
             Damaged: the unit there cannot be read; `detail` has its `start` and `end`.
         """
-        frame = self._ask(Command.FETCH, Fetch(journal_offset, max_bytes, round(wait * 1000)))
+        frame = self._ask_any(Fetch(journal_offset, max_bytes, round(wait * 1000)))
         reply = decode_response(frame)
         body = memoryview(frame.body)
         return Fetched(reply.start, reply.end, reply.first, reply.visible, journal_id=reply.journal_id, body=body)
@@ -214,6 +253,8 @@ class JournalReader:
 
     def close(self) -> None:
         self._router.close()
+        if self._followers is not None:
+            self._followers.close()
         self._ahead.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
