@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from dmq.client.client import Client
 from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import BrokerAddresses, Listeners
+from dmq.client.connection.route_book import BrokerAddresses
+from dmq.client.connection.router import Listeners
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import SystemClock
@@ -40,18 +41,21 @@ class Cluster:
         self.first = first
         self.second = second
         self.at = [tuple(parse_url(broker.url)) for broker in (first, second)]
-        self.home: BrokerAddresses = self.at[0]
+        self.home = 0
         for broker in (first, second):
             with broker.connect() as client:
                 for topic in ("orders", "bills", "split"):
                     client.admin.create_topic(topic, queues=QUEUES)
 
-    def brokers(self, topic: str) -> Sequence[BrokerAddresses]:
-        return {"orders": self.at[:1], "bills": self.at[1:]}.get(topic, self.at)
+    def brokers(self, topic: str) -> Sequence[int]:
+        return {"orders": [0], "bills": [1]}.get(topic, [0, 1])
 
-    def broker(self, topic: str, queue: int) -> BrokerAddresses:
+    def broker(self, topic: str, place: int) -> int:
         brokers = self.brokers(topic)
-        return brokers[0] if queue < QUEUES // 2 else brokers[-1]
+        return brokers[0] if place < QUEUES // 2 else brokers[-1]
+
+    def addresses(self, broker: int) -> BrokerAddresses:
+        return self.at[broker]
 
     @property
     def settings(self) -> PoolSettings:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dmq.broker.server import BrokerServer
+from dmq.errors import UnknownCommand
 from dmq.model import TopicConfig
 from dmq.protocol import (
     FRAME_BYTES_MAX,
@@ -26,6 +27,7 @@ from dmq.protocol import (
     seal_frame,
 )
 from dmq.protocol.admin import TopicDescribeReply, TopicInfo
+from dmq.protocol.cluster.route import Route, RouteReply
 from dmq.protocol.produce import ProduceReply
 from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits, ShardInfo
 from dmq.settings import BrokerSettings, Settings
@@ -93,6 +95,8 @@ class Peer:
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self.shard: ShardInfo | None = None  # what it says of itself
+        self.name = "peer"
+        self.routes: Callable[[Route], RouteReply | Exception] | None = None  # what it answers to ROUTE
         self.is_mute = False  # it answers no hello
         self.frames: list[Frame] = []
         self.sockets: list[socket.socket] = []
@@ -134,12 +138,19 @@ class Peer:
             if self.is_mute:
                 return
             features = [FRAME_CRC] if sock in self._checked else []
-            reply = HelloReply("peer", "", 1, self._limits, features=features, shard=self.shard)
+            reply = HelloReply(self.name, "", 1, self._limits, features=features, shard=self.shard)
             self.send(sock, response_head(frame.command, reply, frame.correlation))
             return
         if frame.command == Command.HEARTBEAT and frame.kind == Kind.REQUEST:
             self.frames.append(frame)
             self.send(sock, response_head(frame.command, Heartbeat(), frame.correlation))
+            return
+        if frame.command == Command.ROUTE:
+            routes = UnknownCommand("no routes here") if self.routes is None else self.routes(decode_request(frame))
+            if isinstance(routes, Exception):
+                self.send(sock, error_frame(routes, frame.command, frame.correlation))
+            else:
+                self.send(sock, response_head(frame.command, routes, frame.correlation))
             return
         self.frames.append(frame)
         answer = self._answer(self, frame) if self._answer else usual(frame)

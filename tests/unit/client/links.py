@@ -8,9 +8,10 @@ from itertools import count
 from typing import Any
 
 from dmq.client.connection.link import Link
-from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.pool import BrokerAt, PoolSettings
 from dmq.client.connection.router import AnyRouter, OneBroker
 from dmq.client.connection.session import OnAnswer, Pending
+from dmq.client.connection.shard_health import ShardHealth
 from dmq.client.connection.url import Address
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions
@@ -18,8 +19,9 @@ from dmq.client.consumer.subscription import Subscriptions
 from dmq.errors import DMQError, NotConnected
 from dmq.protocol import Buffer, Command, Frame, Header, Kind, error_frame, frame_head, response_head
 from dmq.protocol import FrameParser as Parser
+from dmq.protocol.cluster.route import Route, RouteReply, TopicRoute
 from dmq.protocol.produce import Produce, ProduceReply
-from dmq.protocol.session import Hello, Limits
+from dmq.protocol.session import Hello, HelloReply, Limits
 from dmq.testing import FakeClock
 
 LIMITS = Limits(16 << 20, 4 << 20, 30_000, 1000, 1 << 24, 30_000)
@@ -128,8 +130,17 @@ class FakeLinks:
     def link_for(self, topic: str, queue: int = -1) -> Link | None:
         return self.links[0] if self.links and self.links[0].is_usable else None
 
-    def reachable(self, topic: str, queues: int) -> Sequence[int]:
+    is_single = True
+    health = ShardHealth()
+
+    def reachable(self, topic: str, queues: int, wanted: int = -1) -> Sequence[int]:
         return range(queues)
+
+    def topic_route(self, topic: str) -> TopicRoute | None:
+        return None
+
+    def stale(self, topic: str) -> None:
+        pass
 
     @property
     def is_connected(self) -> bool:
@@ -160,8 +171,10 @@ class FakeLinks:
 class FakePool:
     """A link to one broker, and the timers of all."""
 
-    def __init__(self, links: FakeLinks, link: FakeLink) -> None:
-        self.addresses = (link.address,)
+    def __init__(self, links: FakeLinks, link: FakeLink, shard: int = 0) -> None:
+        self.shard = shard
+        self.addresses: tuple[Address, ...] = (link.address,)
+        self.aimed: list[tuple[tuple[Address, ...], str, int]] = []
         self.link = link
         self.call_later = links.call_later
         self.closed_by: DMQError | None = None
@@ -172,6 +185,12 @@ class FakePool:
 
     def start(self) -> None:
         pass
+
+    def aim(self, addresses: tuple[Address, ...], leader: str, epoch: int) -> None:
+        self.aimed.append((addresses, leader, epoch))
+
+    def retire(self, reason: DMQError) -> None:
+        self.closed_by = reason
 
     def watch(self, watcher: Any) -> None:
         self.watchers.append(watcher)
@@ -193,14 +212,17 @@ class FakeTable:
 
     def __init__(self, *brokers: tuple[Address, range]) -> None:
         self._brokers = brokers
-        self.home = (brokers[0][0],)
+        self.home = 0
         self.named = len(brokers)  # so many of them have queues
 
-    def brokers(self, topic: str) -> Sequence[tuple[Address, ...]]:
-        return [(address,) for address, _ in self._brokers[: self.named]]
+    def brokers(self, topic: str) -> Sequence[int]:
+        return range(self.named)
 
-    def broker(self, topic: str, queue: int) -> tuple[Address, ...]:
-        return next((address,) for address, queues in self._brokers if queue in queues)
+    def broker(self, topic: str, place: int) -> int:
+        return next(at for at, (_, queues) in enumerate(self._brokers) if place in queues)
+
+    def addresses(self, broker: int) -> tuple[Address, ...]:
+        return (self._brokers[broker][0],)
 
 
 class FakeRouter(AnyRouter[FakePool, FakeLink]):
@@ -209,15 +231,29 @@ class FakeRouter(AnyRouter[FakePool, FakeLink]):
     def __init__(self, clock: FakeClock, *links: FakeLink) -> None:
         self.timers = FakeLinks(clock)
         self._made = {link.address: link for link in links}
+        self.scouted: list[Route] = []
         addresses = [link.address for link in links]
         self.table = FakeTable(*((address, range(2 * at, 2 * at + 2)) for at, address in enumerate(addresses)))
         super().__init__(OneBroker(addresses) if len(links) == 1 else self.table, PoolSettings(Hello("test"), clock))
 
-    def _make_pool(self, addresses: tuple[Address, ...]) -> FakePool:
-        return FakePool(self.timers, self._made[addresses[0]])
+    def _make_pool(self, at: BrokerAt) -> FakePool:
+        return FakePool(self.timers, self._made[at.addresses[0]], at.number)
+
+    @property
+    def call_later(self) -> Callable[[float, Callable[[], None]], None]:
+        return self.timers.call_later
+
+    def scout(self, asked: Route) -> None:
+        self.scouted.append(asked)
 
     def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
         function(*arguments)
+
+    def join(self, reply: RouteReply) -> None:
+        """Learn that it is a cluster, as at the start. Shard n is at host "n"."""
+        for row in reply.shards:
+            self._made.setdefault(Address(str(row.number), 9611), FakeLink(str(row.number)))
+        self._join(reply, HelloReply("fake", "", 1, LIMITS))
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and what is due happen at its time."""

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Standing
 from dmq.client.connection.link import Link
-from dmq.client.connection.pool import DEPOSED_SECONDS, TICK_SECONDS, PoolOwner, PoolSettings
+from dmq.client.connection.pool import DEPOSED_SECONDS, TICK_SECONDS, BrokerAt, PoolOwner, PoolSettings
 from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotConnected, NotLeader
 from dmq.event_log import EventLog
 from dmq.protocol import Frame, Header, Status
+from dmq.protocol.cluster.route import RouteChanged, RouteReply
 from dmq.protocol.consume import SubscriptionEnded
 from dmq.protocol.session import ServerHealth, ServerReboot
 
@@ -28,6 +29,8 @@ __all__ = ["AioPool", "AioPoolOwner"]
 log = EventLog(__name__)
 
 Ask: TypeAlias = Callable[[AioConnection, float | None], Awaitable[Frame]]  # with how many seconds it may take
+AskRoutes: TypeAlias = Callable[[AioConnection], Awaitable[RouteReply | None]]
+Found: TypeAlias = tuple[RouteReply, AioConnection]
 
 
 class AioPoolOwner(PoolOwner, Protocol):
@@ -41,8 +44,10 @@ class AioPoolOwner(PoolOwner, Protocol):
 class AioPool:
     """The connection of an event loop to one broker. Parameters as of `dmq.client.connection.pool.Pool`."""
 
-    def __init__(self, addresses: Sequence[Address], settings: PoolSettings, owner: AioPoolOwner) -> None:
-        self.addresses: Final = tuple(addresses)
+    def __init__(self, at: BrokerAt, settings: PoolSettings, owner: AioPoolOwner) -> None:
+        self.shard: Final = at.number
+        """The number of its shard; 0 of a lone broker."""
+        self.addresses = at.addresses
         self._hello = settings.hello
         self._clock = settings.clock
         self.timeout: Final = settings.timeout
@@ -50,7 +55,7 @@ class AioPool:
         self.call_later: Final = owner.call_later
         self._spawn: Final = owner.spawn
         self._standing: Standing[AioConnection] = Standing(
-            Failover(addresses), settings.reconnect, any_member=settings.any_member
+            Failover(at.addresses, shard=at.shard), settings.reconnect, any_member=settings.any_member
         )
         self._moves = settings.reconnect and not settings.any_member
         self.current: Final = self._standing.current
@@ -66,31 +71,44 @@ class AioPool:
 
     # --- connections ------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Connect for the first time.
+    async def open(self, seconds: float | None = None, routes: AskRoutes | None = None) -> Found | None:
+        """Connect for the first time; as `dmq.client.connection.pool.Pool.open`."""
+        deadline = self._clock.monotonic() + ((self.timeout or 0.0) if seconds is None else seconds)
+        standing, is_first = self._standing, True
+        while is_first or not standing.failover.is_round_over or self._clock.monotonic() < deadline:
+            attempt, is_first = standing.next_attempt(), False
+            left = deadline - self._clock.monotonic()
+            if attempt.pause and left > 0:
+                await asyncio.sleep(min(attempt.pause, left))
+            limit = CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS)
+            try:
+                connection = await AioConnection.open(
+                    attempt.address, self._hello, self, timeout=limit, clock=self._clock
+                )
+                found = None if routes is None else await routes(connection)
+                if found is not None:
+                    return found, connection
+                self.take(connection)
+            except DMQError as error:
+                standing.failed(attempt.address, error)
+                continue
+            return None
+        raise standing.nobody_answers()
+
+    def take(self, connection: AioConnection) -> None:
+        """Use a connection that was made elsewhere, as the first one.
 
         Raises:
-            NotConnected: nobody answered: at once, or, with a timeout, after that long.
-            DMQError: what a broker answered to the hello.
+            NotConnected, NotLeader: it does not lead to where it should, and is closed.
         """
-        deadline = self._clock.monotonic() + (self.timeout or 0.0)
-        while True:
-            attempt = self._standing.next_attempt()
-            left = deadline - self._clock.monotonic()
-            if attempt.pause:
-                if left <= 0:
-                    break
-                await asyncio.sleep(min(attempt.pause, left))
-            try:
-                self._use(
-                    await self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS))
-                )
-            except DMQError as error:
-                self._standing.failed(attempt.address, error)
-                continue
-            self.call_later(TICK_SECONDS, self._tick)
-            return
-        raise self._standing.nobody_answers()
+        connection.adopt(self)
+        self._use(self._checked(connection))
+        self.call_later(TICK_SECONDS, self._tick)
+
+    def aim(self, addresses: tuple[Address, ...], leader: str, epoch: int) -> None:
+        """The broker answers at these addresses from now on, and is led from there, as far as is known."""
+        self.addresses = addresses or self.addresses
+        self._standing.failover.aim(addresses, leader, epoch)
 
     def start(self) -> None:
         """Connect for the first time, without waiting for it."""
@@ -98,8 +116,10 @@ class AioPool:
         self.call_later(TICK_SECONDS, self._tick)
 
     async def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> AioConnection:
-        connection = await AioConnection.open(address, self._hello, self, timeout=timeout, clock=self._clock)
-        refusal = self._standing.refusal(address, connection.reply.shard)
+        return self._checked(await AioConnection.open(address, self._hello, self, timeout=timeout, clock=self._clock))
+
+    def _checked(self, connection: AioConnection) -> AioConnection:
+        refusal = self._standing.refusal(connection.address, connection.reply.shard)
         if refusal is not None:
             connection.close(refusal)
             raise refusal
@@ -206,7 +226,7 @@ class AioPool:
         self._changed.set()
         self._each("connected", connection)
         if was_interrupted:
-            self._owner.resumed(self.addresses)
+            self._owner.resumed(self.shard)
         if connection.is_closed:  # it broke before it was in use, and nobody has noticed
             self.lost(connection, NotConnected(f"the connection to {connection.address} broke at once"))
 
@@ -214,7 +234,7 @@ class AioPool:
         """A connection broke."""
         loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
-            self._owner.interrupted(self.addresses, reason)
+            self._owner.interrupted(self.shard, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
             self._changed.set()
@@ -229,7 +249,7 @@ class AioPool:
         if loss.closed_by is not None:
             connection.close(loss.closed_by)
         elif loss.must_connect:
-            self._owner.interrupted(self.addresses, error)
+            self._owner.interrupted(self.shard, error)
             self._start_connecting()
             self._retire(connection, self._clock.monotonic() + DEPOSED_SECONDS)
 
@@ -268,6 +288,8 @@ class AioPool:
             self._standing.failover.healthy(header.broker, header.address)
         elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
             self.deposed(connection, NotLeader(header.message))
+        elif isinstance(header, RouteChanged):
+            self._owner.route_changed(header)
         self._each("pushed", connection, push)
 
     def _retire(self, connection: AioConnection, deadline: float) -> None:
@@ -283,6 +305,11 @@ class AioPool:
         for connection in self._standing.connections():
             connection.tick()
         self.call_later(TICK_SECONDS, self._tick)
+
+    def retire(self, reason: DMQError) -> None:
+        """End all connections, and tell nobody: the broker is gone for good."""
+        self._watchers.clear()
+        self.close(reason)
 
     def close(self, reason: DMQError) -> None:
         """End all connections; the first reason is the one that is told."""

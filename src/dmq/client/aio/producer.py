@@ -291,10 +291,14 @@ class AioProducer:
         check_target(topic)
         if options is not None:
             self._core.check(options, message, messages)
-        answer = await self._router.pool_for(topic).request(
-            Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._options.timeout if timeout is None else timeout
-        )
-        route = Route.of(decode_response(answer).info.config, self._clock.monotonic())
+        timeout = self._options.timeout if timeout is None else timeout
+        if self._router.book is None:
+            answer = await self._router.pool_for(topic).request(
+                Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=timeout
+            )
+            route = Route.of(decode_response(answer).info.config, self._clock.monotonic())
+        else:
+            route = Route.of_slots(await self._router.learn(topic, timeout))
         self._routes.put(topic, route)
         return route
 

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.pool import AioPool
-from dmq.client.connection.failover import CONNECT_SECONDS
-from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import AnyRouter, BrokerAddresses, Listeners, RouteTable
+from dmq.client.connection.failover import CONNECT_SECONDS, Backoff
+from dmq.client.connection.pool import BrokerAt, PoolSettings
+from dmq.client.connection.router import (
+    LEARN_SECONDS,
+    LEARN_TRIES,
+    SCOUT_SECONDS,
+    AnyRouter,
+    Listeners,
+    RouteTable,
+    has_routes,
+    not_routed,
+    own_pool,
+    routes_in,
+)
 from dmq.errors import DMQError, NotConnected
 from dmq.event_log import EventLog
+from dmq.protocol import Command, decode_response
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.cluster.route import Route, RouteReply, TopicRoute
 
 __all__ = ["AioRouter"]
 
@@ -31,10 +46,11 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
+        self._is_closed = False
         super().__init__(table, settings, listeners)
 
-    def _make_pool(self, addresses: BrokerAddresses) -> AioPool:
-        return AioPool(addresses, self._settings, self)
+    def _make_pool(self, at: BrokerAt) -> AioPool:
+        return AioPool(at, self._settings, self)
 
     def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Call something of the user's in a turn of its own."""
@@ -55,9 +71,13 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+    @property
+    def call_later(self) -> Callable[[float, Callable[[], None]], None]:
+        return self._call_later
+
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Have it called after so long; never after the close."""
-        if self.closed_by is not None:
+        if self._is_closed:
             return
 
         def run() -> None:
@@ -68,20 +88,95 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
         self._timers.add(handle)
 
     async def open(self) -> None:
-        """Connect for the first time; errors as of `AioPool.open`."""
+        """Connect for the first time; as `dmq.client.connection.router.Router.open`."""
+        deadline = self._loop.time() + (self.timeout or 0.0)
+        is_asked = self._only is not None and not self._settings.any_member
         try:
-            await self.home.open()
+            found = await self.home.open(routes=_routes_of if is_asked else None)
+            if found is not None:
+                await self._open_any(self._join(found[0], found[1].reply), found[1], deadline)
         except DMQError:
             await self.close()
             raise
 
+    async def _open_any(self, pools: list[AioPool], connection: AioConnection, deadline: float) -> None:
+        """Connect to the leader of any shard, and start to connect to the others."""
+        assert self._keeper is not None
+        opened, backoff = _taken(pools, connection), Backoff()
+        while opened is None:
+            problems: list[DMQError] = []
+            for pool in pools:
+                try:
+                    await pool.open(0.0)
+                except DMQError as error:
+                    problems.append(error)
+                else:
+                    opened = pool
+                    break
+            if opened is None and self._loop.time() >= deadline:
+                raise problems[0]
+            if opened is None:
+                await asyncio.sleep(min(backoff.take(), max(0.0, deadline - self._loop.time())))
+        for pool in pools:
+            if pool is not opened:
+                pool.start()
+        self._keeper.begin()
+
+    async def learn(self, topic: str, seconds: float | None = None) -> TopicRoute:
+        """The route of a topic in a cluster; as `dmq.client.connection.router.Router.learn`."""
+        known = self._known(topic)
+        deadline = math.inf if seconds is None else self._loop.time() + seconds
+        tries = 0
+        while known is None:
+            left = None if seconds is None else max(0.001, deadline - self._loop.time())
+            asked = Route([topic], is_watched=True)
+            known = self._known(topic, await self.home.request(Command.ROUTE, asked, timeout=left))
+            if known is not None:
+                break
+            if not tries:  # it says that there is none, or creates it
+                decode_response(await self.home.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left))
+            elif tries > LEARN_TRIES or self._loop.time() >= deadline:
+                raise not_routed(topic)
+            else:
+                await asyncio.sleep(LEARN_SECONDS)
+            tries += 1
+        return known
+
+    def scout(self, asked: Route) -> None:
+        """Ask the addresses of the URL for routes, beside all connections."""
+        self.spawn(self._scout(asked))
+
+    async def _scout(self, asked: Route) -> None:
+        keeper = self._keeper
+        assert keeper is not None
+        pool = AioPool(BrokerAt(0, self._url), self._settings, self)
+        for address in self._url:
+            if self._is_closed:
+                return
+            try:
+                connection = await AioConnection.open(
+                    address, self._settings.hello, pool, timeout=SCOUT_SECONDS, clock=self._settings.clock
+                )
+                try:
+                    reply = await _routes_of(connection, asked)
+                finally:
+                    connection.close(NotConnected("the routes are known"))
+            except DMQError:
+                continue
+            if reply is not None:
+                keeper.took(reply, asked.topics)
+                return
+        keeper.missed(asked)
+
     def ended(self, reason: DMQError) -> None:
         """A connection broke that is not to be replaced: nothing is connected any more."""
+        self._is_closed = True
         for pool in [*self._pools.values()]:
             pool.close(reason)
 
     async def close(self) -> None:
         """End all connections. No listener is called: it was asked for."""
+        self._is_closed = True
         for pool in [*self._pools.values()]:
             pool.close(NotConnected("the client is closed: connect again"))
         for timer in self._timers:
@@ -92,3 +187,28 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
             _, late = await asyncio.wait(tasks, timeout=CONNECT_SECONDS)
             for task in late:
                 task.cancel()
+
+
+def _taken(pools: Sequence[AioPool], connection: AioConnection) -> AioPool | None:
+    """The pool that can use the connection over which the routes were found; if none can, it is closed."""
+    own = own_pool(pools, connection.reply)
+    try:
+        if own is not None:
+            own.take(connection)
+            return own
+    except DMQError:
+        return None  # it does not lead any more
+    connection.close(NotConnected("the routes are known"))
+    return None
+
+
+async def _routes_of(connection: AioConnection, asked: Route | None = None) -> RouteReply | None:
+    """The routes that a server answers with; as of the blocking router."""
+    if not has_routes(connection.reply):
+        return None
+    try:
+        frame = await connection.request(Command.ROUTE, asked or Route(), timeout=CONNECT_SECONDS)
+        return routes_in(connection.reply, frame)
+    except DMQError as error:
+        connection.close(error)
+        raise

@@ -73,11 +73,12 @@ class Failover:
     """The servers of one client.
 
     Parameters:
-        addresses: of the URL, in its order.
+        addresses: of the URL, in its order; or of the members of a shard.
         backoff: the pauses between rounds.
+        shard: the one whose leader is looked for, if that is known.
     """
 
-    def __init__(self, addresses: Sequence[Address], backoff: Backoff | None = None) -> None:
+    def __init__(self, addresses: Sequence[Address], backoff: Backoff | None = None, *, shard: str = "") -> None:
         assert addresses
         self._known = [*addresses]  # those of the URL, then those that members of the shard have named
         self._backoff = backoff or Backoff()
@@ -90,7 +91,8 @@ class Failover:
         self._is_settled = False  # the one that is, or was last, has been so for a while
         self._must_pause = False
         self._lost: Address | None = None  # in the first round: it is tried last, also if others take it for the leader
-        self.shard = ""
+        self._is_fixed = bool(shard)
+        self.shard = shard
         """The shard whose leader is looked for; "" as long as no member of one was met."""
         self.leader: Address | None = None
         """Its leader, as far as is known."""
@@ -155,14 +157,15 @@ class Failover:
 
     def check_leader(self, address: Address, told: ShardInfo | None) -> DMQError | None:
         """Whether a broker that answered is one to use, by what its hello told of its shard; else why not."""
-        if told is None:
-            return None
-        self.shard = self.shard or told.shard
         where = f"the broker at {address}"
+        if told is None:
+            if not self._is_fixed:
+                return None
+            return NotConnected(f"{where} is no member of shard {self.shard!r}", address=str(address))
+        self.shard = self.shard or told.shard
         if told.shard != self.shard:
             return NotConnected(
-                f"{where} is a member of shard {told.shard!r}, and this client uses {self.shard!r}: name the members "
-                "of one shard in the URL",
+                f"{where} is a member of shard {told.shard!r}, and the leader of {self.shard!r} is looked for",
                 address=str(address),
             )
         for member in told.members:
@@ -182,6 +185,17 @@ class Failover:
             leader=told.leader,
             epoch=told.epoch,
         )
+
+    def aim(self, addresses: Sequence[Address], leader: str, epoch: int) -> None:
+        """The members of the shard are here now, and this is the leader, as far as is known."""
+        if addresses:
+            at = self._known[self._turn % len(self._known)]
+            self._known = [*addresses]
+            self._turn = self._known.index(at) if at in self._known else 0
+            self._round = [address for address in self._round if address in self._known]
+            self._out &= {*addresses}
+        if leader:
+            self.redirect(leader, epoch)
 
     def redirect(self, leader: str, epoch: int) -> None:
         """Somebody says that this is the leader: it is tried next, unless it was, or a newer one is known."""

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dmq.client.connection.session import OnAnswer, Pending, Push, Session
+from dmq.client.connection.shard_health import ShardHealth
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotLeader
 from dmq.event_log import EventLog
 from dmq.protocol import Buffer, Frame, Header, Status, error_from_status
+from dmq.protocol.cluster.route import TopicRoute
 from dmq.protocol.session import HelloReply, Limits
 
 __all__ = ["ConnectionOwner", "Link", "Links", "Peer", "call_with"]
@@ -63,8 +65,30 @@ class Links(Protocol):
         """The link to the broker that has a queue; None while there is none. Left out, the queue is any."""
         ...
 
-    def reachable(self, topic: str, queues: int) -> Sequence[int]:
-        """Which queues of a topic that has so many are at a broker that is connected."""
+    def reachable(self, topic: str, queues: int, wanted: int = ...) -> Sequence[int]:
+        """The places that a message of a topic with so many queues may be sent to now, to be taken in turn.
+
+        Parameters:
+            wanted: one queue of whichever shard (`dmq.client.connection.place_choice.any_shard`); left out, any.
+        """
+        ...
+
+    @property
+    def is_single(self) -> bool:
+        """Whether everything is at one broker."""
+        ...
+
+    @property
+    def health(self) -> ShardHealth:
+        """What senders have met at the shards of a cluster."""
+        ...
+
+    def topic_route(self, topic: str) -> TopicRoute | None:
+        """What is known of a topic in a cluster."""
+        ...
+
+    def stale(self, topic: str) -> None:
+        """A broker says that what is known of a topic is old: have it asked for."""
         ...
 
     @property
@@ -117,6 +141,10 @@ class Peer(Generic[C]):
         self._owner = owner
         self._is_open = False  # the hello was answered, and the owner knows the connection
         self.is_closed = False
+
+    def adopt(self, owner: ConnectionOwner[C]) -> None:
+        """Have somebody else told what happens from now on. Not while anybody reads."""
+        self._owner = owner
 
     @property
     def reply(self) -> HelloReply:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Standing
@@ -33,10 +33,11 @@ from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, NotLeader
 from dmq.event_log import EventLog
 from dmq.protocol import Frame, Header, Status
+from dmq.protocol.cluster.route import RouteChanged, RouteReply
 from dmq.protocol.consume import SubscriptionEnded
 from dmq.protocol.session import Hello, ServerHealth, ServerReboot
 
-__all__ = ["Pool", "PoolOwner", "PoolSettings", "Watcher"]
+__all__ = ["BrokerAt", "Pool", "PoolOwner", "PoolSettings", "Watcher"]
 
 log = EventLog(__name__)
 
@@ -45,6 +46,8 @@ TICK_SECONDS: Final = 0.5
 DEPOSED_SECONDS: Final = 1.0  # that a member which does not lead any more has for its last answers
 
 Ask: TypeAlias = Callable[[Connection, float | None], Frame]  # with how many seconds it may take
+AskRoutes: TypeAlias = Callable[[Connection], RouteReply | None]
+Found: TypeAlias = tuple[RouteReply, Connection]
 
 
 class Watcher(Protocol):
@@ -87,18 +90,35 @@ class PoolSettings:
     any_member: bool = False
 
 
+class BrokerAt(NamedTuple):
+    """A broker, and where it is.
+
+    Attributes:
+        number: of its shard; 0 is a lone broker.
+        shard: the name of its shard; "" if that is not known.
+    """
+
+    number: int
+    addresses: tuple[Address, ...]
+    shard: str = ""
+
+
 class PoolOwner(Protocol):
     """What a pool asks of the router that made it."""
 
     @property
     def call_later(self) -> Callable[[float, Callable[[], None]], None]: ...
 
-    def interrupted(self, addresses: tuple[Address, ...], reason: DMQError) -> None:
-        """There is no connection any more."""
+    def interrupted(self, broker: int, reason: DMQError) -> None:
+        """There is no connection to it any more."""
         ...
 
-    def resumed(self, addresses: tuple[Address, ...]) -> None:
+    def resumed(self, broker: int) -> None:
         """There is one again."""
+        ...
+
+    def route_changed(self, changed: RouteChanged) -> None:
+        """A broker says that routes have changed."""
         ...
 
     def ended(self, reason: DMQError) -> None:
@@ -110,19 +130,21 @@ class Pool:
     """The connection of a blocking program to one broker. Thread-safe.
 
     Parameters:
-        addresses: at which the broker answers.
+        at: which broker, and the addresses at which it answers.
         owner: told when the connection breaks and when it is back.
     """
 
-    def __init__(self, addresses: Sequence[Address], settings: PoolSettings, owner: PoolOwner) -> None:
-        self.addresses: Final = tuple(addresses)
+    def __init__(self, at: BrokerAt, settings: PoolSettings, owner: PoolOwner) -> None:
+        self.shard: Final = at.number
+        """The number of its shard; 0 of a lone broker."""
+        self.addresses = at.addresses
         self._hello = settings.hello
         self._clock = settings.clock
         self.timeout: Final = settings.timeout
         self._owner = owner
         self.call_later: Final = owner.call_later
         self._standing: Standing[Connection] = Standing(
-            Failover(addresses), settings.reconnect, any_member=settings.any_member
+            Failover(at.addresses, shard=at.shard), settings.reconnect, any_member=settings.any_member
         )
         self._moves = settings.reconnect and not settings.any_member
         self.current: Final = self._standing.current
@@ -138,29 +160,56 @@ class Pool:
 
     # --- connections ------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, seconds: float | None = None, routes: AskRoutes | None = None) -> Found | None:
         """Connect for the first time.
+
+        Parameters:
+            seconds: how long to try; the client's timeout if left out. All addresses are tried at least once.
+            routes: asks the server that answers for the routes of its cluster, if it is in one.
+
+        Returns:
+            The routes that were found, and the connection over which, which is not in use then; None if there is no
+            cluster, and the connection is in use.
 
         Raises:
             NotConnected: nobody answered: at once, or, with a timeout, after that long.
             DMQError: what a broker answered to the hello.
         """
-        deadline = time.monotonic() + (self.timeout or 0.0)
-        while True:
-            attempt = self._standing.next_attempt()
+        deadline = time.monotonic() + ((self.timeout or 0.0) if seconds is None else seconds)
+        standing, is_first = self._standing, True
+        while is_first or not standing.failover.is_round_over or time.monotonic() < deadline:
+            attempt, is_first = standing.next_attempt(), False
             left = deadline - time.monotonic()
-            if attempt.pause:
-                if left <= 0:
-                    break
+            if attempt.pause and left > 0:
                 time.sleep(min(attempt.pause, left))
+            limit = CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS)
             try:
-                self._use(self._connect(attempt.address, CONNECT_SECONDS if left <= 0 else min(left, CONNECT_SECONDS)))
+                connection = Connection.open(attempt.address, self._hello, self, timeout=limit, clock=self._clock)
+                found = None if routes is None else routes(connection)
+                if found is not None:
+                    return found, connection
+                self.take(connection)
             except DMQError as error:
-                self._standing.failed(attempt.address, error)
+                standing.failed(attempt.address, error)
                 continue
-            self.call_later(TICK_SECONDS, self._tick)
-            return
-        raise self._standing.nobody_answers()
+            return None
+        raise standing.nobody_answers()
+
+    def take(self, connection: Connection) -> None:
+        """Use a connection that was made elsewhere, as the first one.
+
+        Raises:
+            NotConnected, NotLeader: it does not lead to where it should, and is closed.
+        """
+        connection.adopt(self)
+        self._use(self._checked(connection))
+        self.call_later(TICK_SECONDS, self._tick)
+
+    def aim(self, addresses: tuple[Address, ...], leader: str, epoch: int) -> None:
+        """The broker answers at these addresses from now on, and is led from there, as far as is known."""
+        with self._changed:
+            self.addresses = addresses or self.addresses
+            self._standing.failover.aim(addresses, leader, epoch)
 
     def start(self) -> None:
         """Connect for the first time, without waiting for it."""
@@ -168,9 +217,11 @@ class Pool:
         self.call_later(TICK_SECONDS, self._tick)
 
     def _connect(self, address: Address, timeout: float = CONNECT_SECONDS) -> Connection:
-        connection = Connection.open(address, self._hello, self, timeout=timeout, clock=self._clock)
+        return self._checked(Connection.open(address, self._hello, self, timeout=timeout, clock=self._clock))
+
+    def _checked(self, connection: Connection) -> Connection:
         with self._changed:
-            refusal = self._standing.refusal(address, connection.reply.shard)
+            refusal = self._standing.refusal(connection.address, connection.reply.shard)
         if refusal is not None:
             connection.close(refusal)
             raise refusal
@@ -317,7 +368,7 @@ class Pool:
             return
         self._each("connected", connection)
         if was_interrupted:
-            self._owner.resumed(self.addresses)
+            self._owner.resumed(self.shard)
         if connection.is_closed:  # it broke before it was in use, and nobody has noticed
             self.lost(connection, NotConnected(f"the connection to {connection.address} broke at once"))
 
@@ -326,7 +377,7 @@ class Pool:
         with self._changed:
             loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
-            self._owner.interrupted(self.addresses, reason)
+            self._owner.interrupted(self.shard, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
             self._each("closed", loss.closed_by)
@@ -343,7 +394,7 @@ class Pool:
         if loss.closed_by is not None:
             connection.close(loss.closed_by)
         elif loss.must_connect:
-            self._owner.interrupted(self.addresses, error)
+            self._owner.interrupted(self.shard, error)
             self._start_connecting()
             self._retire(connection, self._clock.monotonic() + DEPOSED_SECONDS)
 
@@ -390,6 +441,8 @@ class Pool:
                 self._standing.failover.healthy(header.broker, header.address)
         elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
             self.deposed(connection, NotLeader(header.message))
+        elif isinstance(header, RouteChanged):
+            self._owner.route_changed(header)
         for watcher in self._told:
             try:
                 watcher.pushed(connection, push)
@@ -423,6 +476,13 @@ class Pool:
         self._standing.closed_by = reason
         for watcher in watchers:
             watcher.forked(reason)
+
+    def retire(self, reason: DMQError) -> None:
+        """End all connections, and tell nobody: the broker is gone for good."""
+        with self._changed:
+            self._watchers.clear()
+            self._told = ()
+        self.close(reason)
 
     def close(self, reason: DMQError) -> None:
         """End all connections; the first reason is the one that is told."""

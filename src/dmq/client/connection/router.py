@@ -2,11 +2,15 @@
 
 A pool keeps one connection to one broker, over the addresses at which that broker answers
 (`dmq.client.connection.pool`). The router has one pool for each broker that its route table names, for everything that
-goes there. A URL names one broker: all topics are there, and all calls take the same connection.
+goes there. A broker is named by the number of its shard, whichever member leads it; a lone broker is number 0.
+
+A URL is where the search begins. If a lone broker answers, it has all topics, and all calls take the same connection.
+If a member of a cluster or a name server answers, it is asked for the routes, and from then on a route book is the
+table (`dmq.client.connection.route_book`).
 
 What always holds:
-- There is one pool for a set of addresses. It is made when the table first names it, and connects by itself from then
-  on.
+- There is one pool for a broker. It is made when the table first names it, and connects by itself from then on; that
+  its members move makes no other pool.
 - Watchers are told what happens at each broker, also at those that the table names later.
 - `interrupted` and `resumed` of the listeners alternate: the first broker that is lost interrupts, and the last one
   that comes back resumes. Listeners are called once for each event, in order, where they can block nobody; the last
@@ -17,19 +21,28 @@ What always holds:
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
-from dmq.client.connection.failover import CONNECT_SECONDS
+from dmq.client.connection.failover import CONNECT_SECONDS, Backoff
 from dmq.client.connection.link import Link
-from dmq.client.connection.pool import Pool, PoolSettings
-from dmq.client.connection.threads import Alarms, Notifier, end_in_children
+from dmq.client.connection.place_choice import ANY, PlaceChoice
+from dmq.client.connection.pool import BrokerAt, Pool, PoolSettings
+from dmq.client.connection.route_book import BrokerAddresses, RouteBook, RouteChange
+from dmq.client.connection.route_keeper import RouteKeeper
+from dmq.client.connection.shard_health import ShardHealth
+from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
 from dmq.client.connection.url import Address
-from dmq.errors import DMQError, NotConnected
-from dmq.protocol import Header
+from dmq.errors import Busy, DMQError, NotConnected, TimedOut, UnknownTopic
+from dmq.event_log import EventLog
+from dmq.protocol import Command, Frame, Header, decode_response
+from dmq.protocol.admin import TopicDescribe
+from dmq.protocol.cluster.route import Route, RouteChanged, RouteReply, TopicRoute
+from dmq.protocol.session import HelloReply
 
 __all__ = [
     "ANY",
@@ -44,41 +57,54 @@ __all__ = [
     "Router",
 ]
 
-ANY: Final = -1  # whichever queue
+log = EventLog(__name__)
 
-BrokerAddresses: TypeAlias = tuple[Address, ...]  # the addresses at which one broker answers
+NAME_SERVER: Final = "nameserver"  # how one calls itself in the hello
+LEARN_TRIES: Final = 20  # of a topic that a broker has just created, and another broker may not know of yet
+LEARN_SECONDS: Final = 0.1
+SCOUT_SECONDS: Final = 2.0  # that an address of the URL has to answer while no shard is connected
+
 OnException: TypeAlias = Callable[[DMQError], Any]
 OnEvent: TypeAlias = Callable[[], Any]
 
 
 class RouteTable(Protocol):
-    """Which broker has which queue. A broker is named by its addresses. Called for every batch: must be quick."""
+    """Which broker has which place. A broker is named by a number. Called for every batch: must be quick."""
 
     @property
-    def home(self) -> BrokerAddresses:
+    def home(self) -> int:
         """The broker that is connected first, and asked about everything that belongs to no topic."""
         ...
 
-    def brokers(self, topic: str) -> Sequence[BrokerAddresses]:
+    def brokers(self, topic: str) -> Sequence[int]:
         """All brokers that have queues of a topic, at least one."""
         ...
 
-    def broker(self, topic: str, queue: int) -> BrokerAddresses:
-        """The broker that has a queue."""
+    def broker(self, topic: str, place: int) -> int:
+        """The broker that has a place."""
+        ...
+
+    def addresses(self, broker: int) -> BrokerAddresses:
+        """Where a broker answers."""
         ...
 
 
 class OneBroker:
     """The table of a URL: everything is at one broker, under any of its addresses."""
 
+    home: Final = 0
+
     def __init__(self, addresses: Sequence[Address]) -> None:
-        self.home: Final = tuple(addresses)
+        self.url: Final = tuple(addresses)
 
-    def brokers(self, topic: str) -> Sequence[BrokerAddresses]:
-        return (self.home,)
+    def brokers(self, topic: str) -> Sequence[int]:
+        return (0,)
 
-    def broker(self, topic: str, queue: int) -> BrokerAddresses:
-        return self.home
+    def broker(self, topic: str, place: int) -> int:
+        return 0
+
+    def addresses(self, broker: int) -> BrokerAddresses:
+        return self.url
 
 
 class Listeners:
@@ -119,6 +145,9 @@ class AnyPool(Protocol[C]):
     """The connection to one broker, of either kind."""
 
     @property
+    def shard(self) -> int: ...
+
+    @property
     def addresses(self) -> BrokerAddresses: ...
 
     @property
@@ -133,6 +162,10 @@ class AnyPool(Protocol[C]):
     def call_later(self) -> Callable[[float, Callable[[], None]], None]: ...
 
     def start(self) -> None: ...
+
+    def aim(self, addresses: BrokerAddresses, leader: str, epoch: int) -> None: ...
+
+    def retire(self, reason: DMQError) -> None: ...
 
     def watch(self, watcher: Any) -> None: ...
 
@@ -161,17 +194,29 @@ class AnyRouter(Generic[P, L]):
         self._settings = settings
         self.timeout: Final = settings.timeout
         self.listeners = listeners or Listeners()
+        self._url = table.addresses(table.home)
+        self._keeper: RouteKeeper | None = None  # in a cluster
+        self._choice = PlaceChoice()
+        self.health: Final = ShardHealth()
+        """What senders have met at the shards."""
         self._lock = threading.Lock()  # guards what follows
-        self._pools: dict[BrokerAddresses, P] = {}
+        self._pools: dict[int, P] = {}
         self._watchers: dict[int, Any] = {}
-        self._missing: set[BrokerAddresses] = set()  # brokers that are lost and not back
-        self.home: Final = self._pools.setdefault(table.home, self._make_pool(table.home))
-        """The pool of the broker that is asked about everything that belongs to no topic."""
-        self._only = self.home if isinstance(table, OneBroker) else None
+        self._missing: set[int] = set()  # brokers that are lost and not back
+        first = self._pools[table.home] = self._make_pool(self._at(table.home))
+        self._only = first if isinstance(table, OneBroker) else None
 
     @abstractmethod
-    def _make_pool(self, addresses: BrokerAddresses) -> P:
+    def _make_pool(self, at: BrokerAt) -> P:
         """A pool of its own kind."""
+
+    @abstractmethod
+    def scout(self, asked: Route) -> None:
+        """Ask the addresses of the URL for routes, beside all connections."""
+
+    @property
+    @abstractmethod
+    def call_later(self) -> Callable[[float, Callable[[], None]], None]: ...
 
     @abstractmethod
     def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -183,16 +228,108 @@ class AnyRouter(Generic[P, L]):
         return self._only is not None
 
     @property
+    def home(self) -> P:
+        """The pool of the broker that is asked about everything that belongs to no topic. In a cluster any will do: the
+        first one that is connected, if there is any."""
+        only = self._only
+        if only is not None:
+            return only
+        home = self._pools[self._table.home]
+        if self._keeper is None or home.current() is not None:
+            return home
+        return next((pool for pool in [*self._pools.values()] if pool.current() is not None), home)
+
+    @property
     def closed_by(self) -> DMQError | None:
         """Why there will be no connection any more; None as long as there may be."""
-        return self.home.closed_by
+        return self._pools[self._table.home].closed_by
+
+    # --- a cluster --------------------------------------------------------------------------------------------------
+
+    @property
+    def book(self) -> RouteBook | None:
+        """What is known of the cluster; None with a lone broker."""
+        return None if self._keeper is None else self._keeper.book
+
+    def _join(self, reply: RouteReply, hello: HelloReply) -> list[P]:
+        """It is a cluster: the pools of all its shards, which are not started, the one that was asked first."""
+        book = RouteBook(reply, 0 if hello.shard is None else hello.shard.number)
+        with self._lock:
+            self._table, self._only = book, None
+            self._keeper = RouteKeeper(book, self)
+            self._pools = {number: self._make_pool(self._at(number)) for number in book.shards}
+            return [*self._pools.values()]
+
+    def _at(self, broker: int) -> BrokerAt:
+        """Where a broker is. One of which no member is known is looked for where the URL says."""
+        row = None if self._keeper is None else self._keeper.book.shard(broker)
+        return BrokerAt(broker, self._table.addresses(broker) or self._url, "" if row is None else row.name)
+
+    def any_link(self) -> Link | None:
+        """A connection to any broker; None while there is none."""
+        link: Link | None = self.home.current()
+        return link
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every broker is connected."""
+        return all(pool.current() is not None for pool in [*self._pools.values()])
+
+    def route_changed(self, changed: RouteChanged) -> None:
+        """A broker says that routes have changed."""
+        if self._keeper is not None:
+            self._keeper.changed(changed.topics)
+
+    def stale(self, topic: str) -> None:
+        """A broker says that what is known of a topic is old: have it asked for."""
+        if self._keeper is not None:
+            self._keeper.want([topic])
+
+    def routes_taken(self, change: RouteChange) -> None:
+        """The book has changed: pools follow, and watchers hear of topics."""
+        book = self.book
+        assert book is not None
+        for number in change.shards:
+            row = book.shard(number)
+            if row is None:
+                self._drop(number)
+            elif number in self._pools:
+                self._pools[number].aim(book.addresses(number), row.leader, row.epoch)
+            else:
+                self._add(number)
+        with self._lock:
+            watchers = [*self._watchers.values()]
+        for watcher in watchers:
+            told = getattr(watcher, "routes_changed", None)
+            if told is not None:
+                try:
+                    told(change.topics)
+                except Exception:
+                    log.exception("a watcher raised", once_for="routes_changed", method="routes_changed")
+
+    def _drop(self, number: int) -> None:
+        """A shard is not in the cluster any more."""
+        with self._lock:
+            if number == self._table.home:
+                return  # it is kept for what it may still answer
+            pool = self._pools.pop(number, None)
+            self._missing.discard(number)
+        if pool is not None:
+            pool.retire(NotConnected(f"shard {number} is not in the cluster any more"))
+
+    def _known(self, topic: str, frame: Frame | None = None) -> TopicRoute | None:
+        """What is known of a topic, after this answer."""
+        assert self._keeper is not None
+        if frame is not None:
+            self._keeper.learned(decode_response(frame), [topic])
+        return self._keeper.book.topic(topic)
 
     # --- where to ---------------------------------------------------------------------------------------------------
 
     def link_for(self, topic: str, queue: int = ANY) -> L | None:
-        """The connection to the broker that has a queue; None while there is none.
+        """The connection to the broker that has a place; None while there is none.
 
-        With any queue, a connection to a broker that has queues of the topic.
+        With any, a connection to a broker that has queues of the topic.
         """
         only = self._only
         if only is not None:
@@ -202,7 +339,7 @@ class AnyRouter(Generic[P, L]):
         return next((link for pool in self.pools_of(topic) if (link := pool.current()) is not None), None)
 
     def pool_for(self, topic: str, queue: int = ANY) -> P:
-        """The pool of the broker that has a queue; with any queue, of one that is connected, if there is any."""
+        """The pool of the broker that has a place; with any, of one that is connected, if there is any."""
         if self._only is not None:
             return self._only
         if queue >= 0:
@@ -212,33 +349,62 @@ class AnyRouter(Generic[P, L]):
 
     def pools_of(self, topic: str) -> list[P]:
         """The pools of all brokers that have queues of a topic."""
-        return [self._pool_at(addresses) for addresses in self._table.brokers(topic)]
+        return [self._pool_at(broker) for broker in self._table.brokers(topic)]
 
     def pool_asked(self, header: Header) -> P:
         """The pool of the broker that a request belongs to: that of its topic, if it names one."""
         topic = getattr(header, "topic", "")
         return self.pool_for(topic) if topic else self.home
 
-    def reachable(self, topic: str, queues: int) -> Sequence[int]:
-        """Which queues of a topic that has so many are at a broker that is connected."""
+    def reachable(self, topic: str, queues: int, wanted: int = ANY) -> Sequence[int]:
+        """The places that a message of a topic with so many queues may be sent to now, to be taken in turn.
+
+        They are at brokers that are connected and take messages; in a cluster each shard has as many as its weight
+        says, and those that fail or are slow have none, as long as there are others.
+
+        Parameters:
+            wanted: ANY, or one queue of whichever shard (`dmq.client.connection.place_choice.any_shard`).
+        """
         if self._only is not None:
             return range(queues)
+        book = self.book
+        if book is not None:
+            row = book.topic(topic)
+            return () if row is None else self._choice.wheel(row.slots, wanted, self._weights(book, row))
         return [queue for queue in range(queues) if self.link_for(topic, queue) is not None]
+
+    def _weights(self, book: RouteBook, row: TopicRoute) -> dict[int, int]:
+        """The shards that new messages of a topic may go to now, with their weights."""
+        weights = {}
+        for slot in row.slots:
+            shard = book.shard(slot.shard)
+            if shard is not None and shard.is_writable and self._pool_at(slot.shard).current() is not None:
+                weights[slot.shard] = shard.weight
+        avoided = self.health.avoided(weights, self._settings.clock.monotonic()) if len(weights) > 1 else ()
+        if avoided and len(avoided) < len(weights):
+            for number in avoided:
+                del weights[number]
+        return weights
+
+    def topic_route(self, topic: str) -> TopicRoute | None:
+        """What is known of a topic in a cluster."""
+        book = self.book
+        return None if book is None else book.topic(topic)
 
     @property
     def is_connected(self) -> bool:
         """Whether any broker is connected."""
         return any(pool.current() is not None for pool in [*self._pools.values()])
 
-    def _pool_at(self, addresses: BrokerAddresses) -> P:
-        return self._pools.get(addresses) or self._add(addresses)
+    def _pool_at(self, broker: int) -> P:
+        return self._pools.get(broker) or self._add(broker)
 
-    def _add(self, addresses: BrokerAddresses) -> P:
+    def _add(self, broker: int) -> P:
         with self._lock:
-            known = self._pools.get(addresses)
+            known = self._pools.get(broker)
             if known is not None:
                 return known
-            pool = self._pools[addresses] = self._make_pool(addresses)
+            pool = self._pools[broker] = self._make_pool(self._at(broker))
             watchers = [*self._watchers.values()]
         for watcher in watchers:
             pool.watch(watcher)
@@ -278,19 +444,21 @@ class AnyRouter(Generic[P, L]):
         for pool in pools:
             pool.unwatch(watcher)
 
-    def interrupted(self, addresses: BrokerAddresses, reason: DMQError) -> None:
+    def interrupted(self, broker: int, reason: DMQError) -> None:
         """A broker is lost."""
         with self._lock:
             is_first = not self._missing
-            self._missing.add(addresses)
+            self._missing.add(broker)
+        if self._keeper is not None:
+            self._keeper.want()
         self.notify(self.listeners.exception, reason)
         if is_first:
             self.notify(self.listeners.interrupted)
 
-    def resumed(self, addresses: BrokerAddresses) -> None:
+    def resumed(self, broker: int) -> None:
         """A broker is back."""
         with self._lock:
-            self._missing.discard(addresses)
+            self._missing.discard(broker)
             is_last = not self._missing
         if is_last:
             self.notify(self.listeners.resumed)
@@ -303,25 +471,109 @@ class Router(AnyRouter[Pool, Connection]):
         name = f"dmq-{settings.hello.app}"
         self.notifier: Final = Notifier(f"{name}-callbacks")
         self._alarms = Alarms(f"{name}-alarms", settings.clock)
-        self.call_later: Final = self._alarms.call_later
         self.is_forked = False
         super().__init__(table, settings, listeners)
         end_in_children(self)
 
-    def _make_pool(self, addresses: BrokerAddresses) -> Pool:
-        return Pool(addresses, self._settings, self)
+    def _make_pool(self, at: BrokerAt) -> Pool:
+        return Pool(at, self._settings, self)
+
+    @property
+    def call_later(self) -> Callable[[float, Callable[[], None]], None]:
+        return self._alarms.call_later
 
     def notify(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Have a user's callback called where it can block nobody."""
         self.notifier.call(function, *arguments)
 
     def open(self) -> None:
-        """Connect for the first time; errors as of `Pool.open`."""
+        """Connect for the first time: to a lone broker, or to the leader of any shard and, by and by, of the others.
+
+        Raises:
+            DMQError: as of `Pool.open`.
+        """
+        deadline = time.monotonic() + (self.timeout or 0.0)
+        is_asked = self._only is not None and not self._settings.any_member
         try:
-            self.home.open()
+            found = self.home.open(routes=_routes_of if is_asked else None)
+            if found is not None:
+                self._open_any(self._join(found[0], found[1].reply), found[1], deadline)
         except DMQError:
             self.close()
             raise
+
+    def _open_any(self, pools: list[Pool], connection: Connection, deadline: float) -> None:
+        """Connect to the leader of any shard, and start to connect to the others."""
+        assert self._keeper is not None
+        opened, backoff = _taken(pools, connection), Backoff()
+        while opened is None:
+            problems: list[DMQError] = []
+            for pool in pools:
+                try:
+                    pool.open(0.0)
+                except DMQError as error:
+                    problems.append(error)
+                else:
+                    opened = pool
+                    break
+            if opened is None and time.monotonic() >= deadline:
+                raise problems[0]
+            if opened is None:
+                time.sleep(min(backoff.take(), max(0.0, deadline - time.monotonic())))
+        for pool in pools:
+            if pool is not opened:
+                pool.start()
+        self._keeper.begin()
+
+    def learn(self, topic: str, seconds: float | None = None) -> TopicRoute:
+        """The route of a topic in a cluster, which is asked for if it is not known; a broker may create the topic.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            DMQError: it could not be asked for.
+        """
+        known = self._known(topic)
+        deadline = FOREVER if seconds is None else time.monotonic() + seconds
+        tries = 0
+        while known is None:
+            left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
+            known = self._known(topic, self.home.request(Command.ROUTE, Route([topic], is_watched=True), timeout=left))
+            if known is not None:
+                break
+            if not tries:  # it says that there is none, or creates it
+                decode_response(self.home.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left))
+            elif tries > LEARN_TRIES or time.monotonic() >= deadline:
+                raise not_routed(topic)
+            else:
+                time.sleep(LEARN_SECONDS)
+            tries += 1
+        return known
+
+    def scout(self, asked: Route) -> None:
+        """Ask the addresses of the URL for routes, beside all connections."""
+        threading.Thread(target=self._scout, args=(asked,), name="dmq-find", daemon=True).start()
+
+    def _scout(self, asked: Route) -> None:
+        keeper = self._keeper
+        assert keeper is not None
+        pool = Pool(BrokerAt(0, self._url), self._settings, self)
+        for address in self._url:
+            if self.closed_by is not None:
+                return
+            try:
+                connection = Connection.open(
+                    address, self._settings.hello, pool, timeout=SCOUT_SECONDS, clock=self._settings.clock
+                )
+                try:
+                    reply = _routes_of(connection, asked)
+                finally:
+                    connection.close(NotConnected("the routes are known"))
+            except DMQError:
+                continue
+            if reply is not None:
+                keeper.took(reply, asked.topics)
+                return
+        keeper.missed(asked)
 
     def ended(self, reason: DMQError) -> None:
         """A connection broke that is not to be replaced: nothing is connected any more."""
@@ -344,3 +596,66 @@ class Router(AnyRouter[Pool, Connection]):
             pool.close(NotConnected("the client is closed: connect again"))
         self._alarms.close()
         self.notifier.close(CONNECT_SECONDS)
+
+
+def _taken(pools: Sequence[Pool], connection: Connection) -> Pool | None:
+    """The pool that can use the connection over which the routes were found; if none can, it is closed."""
+    own = own_pool(pools, connection.reply)
+    try:
+        if own is not None:
+            own.take(connection)
+            return own
+    except DMQError:
+        return None  # it does not lead any more
+    connection.close(NotConnected("the routes are known"))
+    return None
+
+
+def own_pool(pools: Sequence[P], hello: HelloReply) -> P | None:
+    """The pool of the broker that answered this to the hello, if it leads its shard."""
+    shard = hello.shard
+    if shard is None or not shard.is_leader:
+        return None
+    return next((pool for pool in pools if pool.shard == shard.number), None)
+
+
+def _routes_of(connection: Connection, asked: Route | None = None) -> RouteReply | None:
+    """The routes that a broker or a name server answers with; None of a lone broker, and of a member that knows none.
+
+    Raises:
+        DMQError: they could not be asked for; the connection is closed.
+    """
+    if not has_routes(connection.reply):
+        return None
+    try:
+        frame = connection.request(Command.ROUTE, asked or Route(), timeout=CONNECT_SECONDS)
+        return routes_in(connection.reply, frame)
+    except DMQError as error:
+        connection.close(error)
+        raise
+
+
+def has_routes(hello: HelloReply) -> bool:
+    """Whether a server is to be asked for routes: a member of a shard, or a name server."""
+    return hello.shard is not None or hello.broker == NAME_SERVER
+
+
+def routes_in(hello: HelloReply, frame: Frame) -> RouteReply | None:
+    """The routes in an answer to ROUTE; None of a member that knows of none: it is followed as a shard by itself.
+
+    Raises:
+        DMQError: others may answer better.
+    """
+    try:
+        reply: RouteReply = decode_response(frame)
+    except (NotConnected, TimedOut, Busy):
+        raise
+    except DMQError:
+        if hello.broker == NAME_SERVER:
+            raise
+        return None
+    return reply if reply.cluster and reply.shards else None
+
+
+def not_routed(topic: str) -> UnknownTopic:
+    return UnknownTopic(f"topic {topic!r} is not in the routes of the cluster: try again, or look at `dmq topic list`")

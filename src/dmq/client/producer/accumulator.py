@@ -160,7 +160,8 @@ class Outcome:
         offset = reply.first_offset + index if self.has_offsets else -1
         # A delayed or prepared message gets its queue with its place.
         queue = -1 if reply.queue == ANY_QUEUE else reply.queue
-        return Receipt(message_id, self.topic, queue, offset, durability=DURABILITY_NAMES[reply.durability])
+        level = DURABILITY_NAMES[reply.durability]
+        return Receipt(message_id, self.topic, queue, offset, durability=level, shard=reply.shard)
 
     def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
         """Tell what became of one message; only once that is known. Returns what the function does."""
@@ -185,11 +186,12 @@ class LaneKey(NamedTuple):
     """What messages must share to share a batch."""
 
     topic: str
-    queue: int  # -1 is any
+    queue: int  # its place; -1 is any, and less is one queue of whichever shard
     durability: Durability
     is_delayed: bool = False
     group: str = ""  # whose ack a `consumed` send waits for; of a prepared message, the producer group
     is_half: bool = False  # prepared, for a transaction
+    slots_version: int = 0  # by which its place was chosen, in a cluster; 0 if it is not bound to one
 
     @property
     def is_aside(self) -> bool:

@@ -240,7 +240,12 @@ class Core:
     def _lane(self, route: Route, message: Message, options: SendOptions, *, is_delayed: bool) -> Lane:
         level = _level(options)
         queue = choose_queue(route, message)
-        return self.lane(LaneKey(options.topic, queue, level, is_delayed=is_delayed, group=options.consumed_by))
+        version = route.slots_version if queue >= 0 else 0
+        return self.lane(
+            LaneKey(
+                options.topic, queue, level, is_delayed=is_delayed, group=options.consumed_by, slots_version=version
+            )
+        )
 
     def plain_lane(self, topic: str, durability: DurabilityName) -> Lane | None:
         """The lane of messages that ask for nothing special; None for a topic that was not sent to before."""
@@ -388,7 +393,8 @@ class Core:
         except AttributeError:
             raise _no_message(messages) from None
         for queue, indexes in parts:
-            lane = self.lane(LaneKey(options.topic, queue, level, is_delayed=bool(due), group=options.consumed_by))
+            key = LaneKey(options.topic, queue, level, is_delayed=bool(due), group=options.consumed_by)
+            lane = self.lane(key._replace(slots_version=route.slots_version) if queue >= 0 else key)
             start = 0
             count = max(1, min(MANY_PARTS, len(indexes) // MANY_MESSAGES_MIN))
             limit = min(MANY_MESSAGES, -(-len(indexes) // count))

@@ -391,8 +391,11 @@ class Producer:
         if self._spooling is not None and self._router.link_for(topic) is None:
             return UNKNOWN  # the spool takes it, and the broker says later
         left = None if deadline == FOREVER else max(0.001, deadline - time.monotonic())
-        answer = self._router.pool_for(topic).request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
-        route = Route.of(decode_response(answer).info.config, time.monotonic())
+        if self._router.book is None:
+            answer = self._router.pool_for(topic).request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left)
+            route = Route.of(decode_response(answer).info.config, time.monotonic())
+        else:
+            route = Route.of_slots(self._router.learn(topic, left))
         self._routes.put(topic, route)
         if self._spooling is not None:
             self._spooling.remember(topic)

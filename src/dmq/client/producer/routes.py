@@ -1,16 +1,24 @@
 """Routes: what a client knows of topics, and which queue a message goes to. Pure.
 
-What always holds: one business id goes to one queue for as long as the topic keeps its number of queues, unless the
-topic's queues are priorities; an ordered message without a business id is refused; what is known of a topic is at most
-an hour old, or being asked for anew.
+In a cluster a queue is a place, a queue of a shard, and the router keeps what is known of a topic
+(`dmq.client.connection.route_book`).
+
+What always holds: one business id goes to one place for as long as the topic keeps its slots, or its number of queues
+at a lone broker, unless the topic's queues are priorities; an ordered message without a business id is refused; what
+is known of a topic is at most an hour old, or being asked for anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf
 from typing import Final, NamedTuple
 
-from dmq.errors import InvalidMessage, NotConnected
-from dmq.model import Message, TopicConfig
+from dmq.client.connection.place_choice import ANY, any_shard
+from dmq.errors import InvalidMessage, NotConnected, StaleRoute
+from dmq.model import Message, TopicConfig, place_of, place_queue
+from dmq.protocol.cluster.route import SlotRoute, TopicRoute
 from dmq.records import business_hash
 
 __all__ = ["UNKNOWN", "Route", "Routes", "choose_queue"]
@@ -18,19 +26,31 @@ __all__ = ["UNKNOWN", "Route", "Routes", "choose_queue"]
 FRESH_SECONDS: Final = 3600.0
 ROUTES_MAX: Final = 65_536
 
-ANY: Final = -1
-
 
 class Route(NamedTuple):
     """A topic as producers see it."""
 
     queues: int
     is_priority: bool
-    fetched_at: float  # on the monotonic clock
+    fetched_at: float  # on the monotonic clock; for ever where the router keeps it
+    places: Sequence[int] | None = None  # in a cluster, those that take messages
+    slots_version: int = 0  # of which these places are
 
     @classmethod
     def of(cls, config: TopicConfig, now: float) -> Route:
         return cls(config.queues, config.priority, now)
+
+    @classmethod
+    def of_slots(cls, row: TopicRoute) -> Route:
+        """Of a topic in a cluster."""
+        places = _places(tuple(row.slots))
+        queues = max((slot.queues for slot in row.slots), default=0)
+        return cls(queues, row.is_priority, inf, places, row.slots_version)
+
+
+@lru_cache(maxsize=1024)
+def _places(slots: tuple[SlotRoute, ...]) -> tuple[int, ...]:
+    return tuple(place_of(queue, slot.shard) for slot in slots if slot.is_writable for queue in range(slot.queues))
 
 
 # Of a topic that was never asked for; only with a spool, which takes messages before any broker is there.
@@ -76,6 +96,7 @@ def choose_queue(route: Route, message: Message) -> int:
     Raises:
         InvalidMessage: it is ordered and has no business id.
         NotConnected: it is ordered, and how many queues there are is not known.
+        StaleRoute: it is ordered, and no shard takes messages of the topic.
     """
     if message.ordered:
         if not message.business_id:
@@ -89,7 +110,24 @@ def choose_queue(route: Route, message: Message) -> int:
                 "message depends on: send it when a broker is there"
             )
         if not route.is_priority:
-            return business_hash(message.business_id) % route.queues
+            number = business_hash(message.business_id)
+            if route.places is None:
+                return number % route.queues
+            return _at(route.places, number)
     if route.is_priority:
-        return min(message.priority, route.queues - 1)  # also if it is ordered: there is order within a priority
+        # Also if it is ordered: there is order within a priority.
+        queue = min(message.priority, route.queues - 1)
+        if route.places is None:
+            return queue
+        if not message.ordered:
+            return any_shard(queue)
+        own = [place for place in route.places if place_queue(place) == queue]
+        assert message.business_id
+        return _at(own, business_hash(message.business_id))
     return ANY
+
+
+def _at(places: Sequence[int], number: int) -> int:
+    if not places:
+        raise StaleRoute("no shard takes messages of the topic now: put it on one with `dmq topic place --add`")
+    return places[number % len(places)]

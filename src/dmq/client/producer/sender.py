@@ -34,7 +34,7 @@ from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
 from dmq.errors import Busy, DMQError, NotConnected, NotLeader, OutOfOrder, OutOfRetries, UnknownTopic
 from dmq.event_log import EventLog
-from dmq.model import Durability
+from dmq.model import Durability, place_queue, place_shard
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
 from dmq.protocol.batch import plain_batch
@@ -92,7 +92,7 @@ class Sender:
         topic, links = lane.key.topic, self._links
         while (link := links.link_for(topic, lane.key.queue)) is not None:
             route = self._routes.get(topic)
-            queues = links.reachable(topic, route.queues if route else 1)
+            queues = links.reachable(topic, route.queues if route else 1, lane.key.queue)
             overlaps = OVERLAP in link.features
             with self.lock:
                 batch = self.accumulator.next_batch(lane, queues, overlaps=overlaps)
@@ -146,7 +146,7 @@ class Sender:
             timeout_ms = max(1, int((left - min(ANSWER_SECONDS, left / 4)) * 1000))
         return Produce(
             key.topic,
-            batch.queue,
+            place_queue(batch.queue),
             batch.count,
             batch.key_count,
             producer_id=batch.producer_id,
@@ -161,6 +161,7 @@ class Sender:
             group=key.group,
             timeout_ms=timeout_ms,
             previous_sequence=batch.previous_sequence,
+            slots_version=key.slots_version,
         )
 
     def _send(self, batch: SendBatch, link: Link) -> None:
@@ -173,7 +174,8 @@ class Sender:
         if key.durability == Durability.NONE:
             assert batch.body is not None
             link.tell(Command.PRODUCE, header, batch.body)
-            self._end(batch, ProduceReply(batch.queue, 0, 0, Durability.NONE), is_alone=True)
+            sent = ProduceReply(header.queue, 0, 0, Durability.NONE, shard=place_shard(batch.queue))
+            self._end(batch, sent, is_alone=True)
             return
         is_first, batch.is_tried = not batch.is_tried, True
         self.note_sending(batch, link, now)
