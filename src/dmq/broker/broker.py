@@ -51,6 +51,7 @@ log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
+_UNSURE_SECONDS: Final = 2.0  # without the right to serve; its end is already seconds behind what was heard last
 _CATCH_UP_SECONDS: Final = 1.0  # no client is late so long after we stood still
 _CATCH_UP_PAIRS: Final = 500  # of topic and group, in a tick: about a millisecond
 
@@ -116,7 +117,8 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._ticked_at = self._loop.time()
         self._clients_at = 0.0
-        self._is_paused = False  # we lead, and may not serve
+        self._paused_at: float | None = None  # we lead, and may not serve
+        self._is_sent_away = False
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def _store_failed(self, error: DMQError) -> None:
@@ -146,12 +148,20 @@ class Broker:
             lags.catch_up(_CATCH_UP_PAIRS)
 
     def _may_serve(self, leadership: Leadership) -> bool:
-        """Whether time passes for a shard's leader: without the right to serve nothing ends, falls due or goes out."""
+        """Whether time passes for a shard's leader: without the right to serve nothing ends, falls due or goes out.
+
+        Clients that wait here while that lasts are sent away: another member may lead by now, without our knowing.
+        """
         if not leadership.may_serve():
-            self._is_paused = True
+            if self._paused_at is None:
+                self._paused_at = self._ticked_at
+            elif self._ticked_at - self._paused_at >= _UNSURE_SECONDS and not self._is_sent_away:
+                self._is_sent_away = True
+                log.warning("cannot tell whether it still leads: its clients are sent to look", epoch=leadership.epoch)
+                self.audience.send_away()
             return False
-        if self._is_paused:
-            self._is_paused = False
+        if self._paused_at is not None:
+            self._paused_at, self._is_sent_away = None, False
             self.channels.pump_all()
         return True
 

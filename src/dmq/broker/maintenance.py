@@ -56,6 +56,10 @@ class Audience(Protocol):
         """The broker goes out of use, or stops."""
         ...
 
+    def send_away(self) -> None:
+        """End all connections: another broker may have the answers that these clients wait for."""
+        ...
+
     def tell_back(self) -> None:
         """The broker is back in use."""
         ...

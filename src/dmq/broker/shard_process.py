@@ -37,6 +37,7 @@ from dmq.settings import BrokerSettings, Settings
 from dmq.shard.admin.operations import Operations
 from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
 from dmq.shard.network import Network
+from dmq.shard.serving_right import Right
 from dmq.storage.files import Buffer, Files
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ class ShardProcess:
         return ShardInfo(
             self.shard,
             report.epoch,
-            is_leader=report.is_serving,
+            is_leader=report.is_serving and report.right != Right.NONE,
             leader=report.leader_address,
             members=[node.address for node in self._nodes(member).values()][:_ADDRESSES_MAX],
             number=0 if record is None else record.number,

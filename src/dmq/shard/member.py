@@ -283,6 +283,25 @@ class Member:
             stop.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
 
+    async def _while_leads(self, target: _Target, work: Awaitable[T]) -> T:
+        """Wait for a leader to answer, but only while it is the leader: who is gone may take long to say nothing.
+
+        Raises:
+            BrokerStopping: this member stops, or another one leads, or nobody.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                if self._stopping.is_set() or self._target() != target:
+                    raise BrokerStopping(f"{target.broker} does not lead any more, or this member stops")
+                changed = asyncio.ensure_future(self._view.wait(_AGAIN_SECONDS))
+                await asyncio.wait((task, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     # --- roles ------------------------------------------------------------------------------------------------------
 
     async def _take_part(self) -> None:
@@ -465,7 +484,7 @@ class Member:
         assert replica is not None
         follower = Follower(replica, self._post.promise, target.epoch)
         try:
-            following = await self._until_stop(self._post.peers.follow(target.address, follower.request()))
+            following = await self._while_leads(target, self._post.peers.follow(target.address, follower.request()))
         except BrokerStopping:
             return
         except (DMQError, TimeoutError) as error:

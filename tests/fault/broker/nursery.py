@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from dmq.testing.processes import free_port, read_line
+from tests.clock_offset import VARIABLE, install_clock_offset
 
 __all__ = ["ForkedBroker", "ForkedProcess"]
 
@@ -35,10 +36,14 @@ class ForkedProcess:
     Parameters:
         arguments: of `dmq`.
         log: what it logs goes there; to our stderr if left out.
+        clock: a file by which its wall clock can be set; see `tests.clock_offset`.
     """
 
-    def __init__(self, arguments: Sequence[str], port: int, log: Path | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], port: int, log: Path | None = None, *, clock: Path | None = None
+    ) -> None:
         self._arguments = [*arguments]
+        self._environment = None if clock is None else {**os.environ, VARIABLE: str(clock)}
         self.port = port
         self._log = log
         self.url = f"dmq://127.0.0.1:{self.port}"
@@ -55,6 +60,7 @@ class ForkedProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
+                    env=self._environment,
                 )
 
     def start(self) -> None:
@@ -129,6 +135,7 @@ def main() -> None:
             importlib.import_module(module)
     from dmq import cli
 
+    install_clock_offset()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -67,10 +67,11 @@ async def expire(address: ServerAddress, client: Registry) -> None:
     kazoo = client._link._kazoo
     number, password = kazoo._session_id, kazoo._session_passwd
     if number is not None:  # else it is over already
-        await asyncio.to_thread(_close_session, address, number, password)
+        await asyncio.to_thread(close_session, address, number, password)
 
 
-def _close_session(address: ServerAddress, number: int, password: bytes) -> None:
+def close_session(address: ServerAddress, number: int, password: bytes) -> None:
+    """End a session from outside, by its number and its password."""
     for _ in range(100):
         with socket.create_connection(address, PATIENCE_S) as connection:
             _send(connection, bytes(Connect(0, 0, 6000, number, password, False).serialize()))

@@ -19,7 +19,9 @@ from typing import Self
 import dmq
 from dmq.client.admin.shards import ShardReport
 from dmq.testing.processes import free_port
+from tests.clock_offset import set_clock_offset
 from tests.fault.broker.nursery import ForkedProcess
+from tests.integration.shard.wires import REGISTRY, Wires
 from tests.patience import PATIENCE_S
 
 SHARD = "s1"
@@ -43,7 +45,8 @@ class ShardProcesses:
 
     Parameters:
         folder: data directories and logs go there.
-        registry: the URL of one that runs; a name server of its own if left out.
+        registry: the URL of one that runs; a name server of its own if left out. With wires, {} stands for its address.
+        wires: carry what members, clients and the registry's server say to each other.
     """
 
     def __init__(
@@ -53,8 +56,14 @@ class ShardProcesses:
         settings: Iterable[str] = SETTINGS,
         *,
         registry: str | None = None,
+        registry_port: int = 0,
+        wires: Wires | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._wires = wires
+        if wires is not None:
+            wires.pids = lambda: self.pids
+        self._registry_port = registry_port
         self.name_servers: list[ForkedProcess] = []
         if registry is None:
             port = free_port()
@@ -63,16 +72,35 @@ class ShardProcesses:
             arguments = ["nameserver", "--database", database, "--port", str(port), "--session", f"{SESSION_SECONDS}s"]
             self.name_servers.append(ForkedProcess(arguments, port, folder / "registry.log"))
         self.folders = [folder / f"b{number}" for number in range(members)]
+        self._ports: list[int] = []  # where clients reach them
         self.members = [self._member(number, registry, settings) for number in range(members)]
-        self.url = "dmq://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+        self.url = "dmq://" + ",".join(f"127.0.0.1:{port}" for port in self._ports)
 
     def _member(self, number: int, registry: str, settings: Iterable[str]) -> ForkedProcess:
-        folder, port = self.folders[number], free_port()
+        folder, port, replication, name = self.folders[number], free_port(), free_port(), f"b{number}"
+        settings, reached, wires = [*settings], port, self._wires
+        if wires is not None:
+            reached = wires.add(name, port)
+            registry = registry.format(f"127.0.0.1:{wires.add(REGISTRY, self._registry_port, by=name)}")
+            settings.append(f"shard.address=127.0.0.1:{reached}")
+            settings.append(f"shard.replication_address=127.0.0.1:{wires.add(name, replication)}")
+        self._ports.append(reached)
         ports = ("--port", str(port), "--metrics-port", "0", "--telnet-port", "none")
-        place = ("--registry", registry, "--shard", SHARD, "--replication-port", str(free_port()))
+        place = ("--registry", registry, "--shard", SHARD, "--replication-port", str(replication))
         pairs = [argument for setting in settings for argument in ("--set", setting)]
-        arguments = ["broker", "--data", str(folder), "--name", f"b{number}", *ports, *place, *pairs]
-        return ForkedProcess(arguments, port, folder.with_suffix(".log"))
+        arguments = ["broker", "--data", str(folder), "--name", name, *ports, *place, *pairs]
+        clock = folder.with_suffix(".clock")
+        set_clock_offset(clock, 0)
+        return ForkedProcess(arguments, port, folder.with_suffix(".log"), clock=clock)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the members that run."""
+        return {f"b{number}": member.pid for number, member in enumerate(self.members) if member.pid}
+
+    def step_clock(self, number: int, seconds: float) -> None:
+        """Set the wall clock of a member off by so much."""
+        set_clock_offset(self.folders[number].with_suffix(".clock"), seconds)
 
     # --- starting and ending ----------------------------------------------------------------------------------------
 

@@ -212,3 +212,27 @@ async def test_dead_letters_wait_in_the_journal_without_a_database_that_every_me
     async with leading() as rig:
         with pytest.raises(DatabaseDown, match=r"wait in its journal .* broker\.dead_letters_url"):
             await rig.broker.dead_letters.page(LetterFilter(), 0, 10, with_bodies=False)
+
+
+@on_a_loop
+async def test_clients_of_a_leader_that_cannot_tell_whether_it_leads_are_sent_to_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cut off from the others it may wait for ever, and with it who waits for an answer."""
+    monkeypatch.setattr("dmq.broker.broker._UNSURE_SECONDS", 0.2)
+    async with leading(offline_delay_ms=0) as rig:
+        waiting, idle = await rig.connect(2)
+        rig.leadership.follows = False
+        before = rig.store.queries.end
+        waiting.send([b"one"], durability=FLUSHED)
+        await rig.until(lambda: rig.store.queries.end > before)
+        await rig.flushed()
+        rig.leadership.serves = False
+        await rig.until(lambda: waiting.wire.is_closed and idle.wire.is_closed)
+        assert not waiting.wire.frames, "nothing is answered"
+        rig.leadership.serves = rig.leadership.follows = True
+        rig.commit()
+        (other,) = await rig.connect(1)
+        await send(rig, other, b"one")  # with the same numbers
+        stored = sum(rig.store.queries.bounds("orders", queue)[1] for queue in range(4))
+        assert stored == 1, "what was written is committed when the others have it, and is not stored again"

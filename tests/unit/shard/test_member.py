@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from dmq.errors import InvalidRequest, NotEnoughReplicas, NotLeader
+from dmq.protocol.cluster.replication import Follow
 from dmq.registry.memory import Fate
 from dmq.shard.member import MemberSettings, Role
-from tests.unit.shard.member_rig import Shard, in_shard
+from tests.unit.shard.member_rig import DirectPeers, Pipe, Shard, in_shard
 
 
 def test_the_first_leads_when_another_one_is_in_sync() -> None:
@@ -281,5 +282,24 @@ def test_a_follower_whose_disk_is_full_goes_on_when_it_has_space() -> None:
         assert full.role is Role.WAITING
         full.files.capacity_bytes = None
         await shard.until(lambda: full.name in first.member.report().in_sync)
+
+    in_shard(test)
+
+
+def test_nobody_waits_for_the_answer_of_a_leader_that_is_none_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lost its power answers nothing: neither that it leads nor that it does not."""
+
+    async def test(shard: Shard) -> None:
+        first = await shard.start_with_topic()
+        follow = DirectPeers.follow
+
+        async def unanswered(peers: DirectPeers, address: str, request: Follow) -> Pipe:
+            if address == first.address:
+                await asyncio.sleep(1000)
+            return await follow(peers, address, request)
+
+        monkeypatch.setattr(DirectPeers, "follow", unanswered)
+        await first.kill()
+        await shard.until(lambda: any(one.serves for one in shard.machines if one is not first), 12)
 
     in_shard(test)

@@ -342,6 +342,11 @@ class Dispatcher:
         """The broker goes out of use, or stops."""
         self._tell(self.reboot_notice(grace_ms, reason))
 
+    def send_away(self) -> None:
+        """End all connections: another broker may have the answers that these clients wait for."""
+        for session in [*self.sessions]:
+            session.connection.close()
+
     def tell_back(self) -> None:
         """The broker is back in use."""
         self._tell(one_way_head(Command.SERVER_HEALTH, ServerHealth(self.settings.broker.name, self.address)))
