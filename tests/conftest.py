@@ -18,9 +18,9 @@ from tests.databases import database_servers
 from tests.folder_times import FolderTimes
 from tests.sampling import IS_SOAK, SEED, SOAK, sample_size
 from tests.termination import end_in_order
-from tests.zookeepers import zookeeper
+from tests.zookeepers import zookeeper, zookeeper_ensemble
 
-__all__ = ["database_servers", "dmq_broker", "zookeeper"]
+__all__ = ["database_servers", "dmq_broker", "zookeeper", "zookeeper_ensemble"]
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # contexts of whoever runs the tests are not theirs

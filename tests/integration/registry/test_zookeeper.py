@@ -25,7 +25,7 @@ from dmq.errors import (
 from dmq.registry.contents import NodeContent, decode_content
 from dmq.registry.registry import Check, Create, Delete, Put
 from dmq.registry.url import open_registry
-from dmq.registry.zookeeper.client import ZooKeeperClient
+from dmq.registry.zookeeper.client import ZooKeeperClient, _other_session
 from dmq.registry.zookeeper.ensemble import Ensemble
 from dmq.testing.processes import free_port
 from tests.integration.registry.registries import eventually, new_root
@@ -57,7 +57,9 @@ def shell(zookeeper: ZooKeeperProcess) -> Iterator[KazooClient]:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_lives_as_long_as_the_server_grants(zookeeper: ZooKeeperProcess) -> None:
+def test_a_session_lives_as_long_as_the_server_grants(
+    zookeeper: ZooKeeperProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         client = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/dmq", 60.0), timeout=30.0)
         assert client.session_seconds == 10.0, "20 ticks"
@@ -65,9 +67,21 @@ def test_a_session_lives_as_long_as_the_server_grants(zookeeper: ZooKeeperProces
         before = SystemClock().boottime()
         await client.write([Create(f"{root}/e", b"", ephemeral=True)])
         assert before + 5.0 <= client.deadline <= SystemClock().boottime() + 5.0
+        (found,) = await client.troubles()
+        assert "grants sessions of 10 s where 60 s were asked for" in found.what
+        assert "set maxSessionTimeout to 60000 or more on its servers" in found.advice
         await client.close()
 
     run(test())
+    assert "grants sessions of 10 s where 60 s were asked for" in caplog.text
+
+
+def test_servers_whose_ticks_are_long_are_told_which_to_set() -> None:
+    found = _other_session(6.0, 40.0)
+    assert found is not None
+    assert "grants sessions of 40 s where 6 s were asked for, so a failover takes longer" in found.what
+    assert found.advice == "set tickTime to 3000 or less on its servers, or minSessionTimeout to 6000"
+    assert _other_session(6.0, 6.0) is None
 
 
 def test_a_loop_that_stands_still_loses_its_session(zookeeper: ZooKeeperProcess) -> None:
@@ -195,6 +209,51 @@ def test_nodes_whose_acl_is_for_others_are_told(zookeeper: ZooKeeperProcess) -> 
             with pytest.raises(RegistryDown, match=r"no right to /.*getAcl.*setAcl"):
                 await attempt
         assert await client.read(f"{root}/shown/new") is None
+        await client.close()
+
+    run(test())
+
+
+def test_what_is_created_with_credentials_is_for_these_alone(zookeeper: ZooKeeperProcess) -> None:
+    async def test() -> None:
+        async def opened(credentials: str | None) -> ZooKeeperClient:
+            return await ZooKeeperClient.open(
+                Ensemble((zookeeper.address,), "/acl/dmq", credentials=credentials), timeout=30.0
+            )
+
+        ours, again, wrong, nobody = [
+            await opened(one) for one in ("broker:secret", "broker:secret", "broker:guess", None)
+        ]
+        await ours.write([Create("/acl", b""), Create("/acl/dmq", b"1"), Create("/acl/dmq/e", b"", ephemeral=True)])
+        await again.write([Put("/acl/dmq", b"2", None), Create("/acl/dmq/x", b""), Delete("/acl/dmq/x", None)])
+        assert [entry.name for entry in await again.children("/acl/dmq")] == ["e"]
+        for client, why in ((wrong, r"as user 'broker': the password is not"), (nobody, "gave no credentials")):
+            for attempt in (
+                client.read("/acl/dmq"),
+                client.children("/acl/dmq"),
+                client.write([Put("/acl/dmq", b"3", None)]),
+                client.write([Create("/acl/dmq/new", b"")]),
+                client.write([Delete("/acl/dmq/e", None)]),
+            ):
+                with pytest.raises(RegistryDown, match=rf"no right to /acl/dmq.*{why}.*getAcl /acl/dmq"):
+                    await attempt
+        assert await ours.troubles() == []
+        for client in (ours, again, wrong, nobody):
+            await client.close()
+
+    run(test())
+
+
+def test_nodes_that_are_open_though_brokers_have_credentials_are_told(zookeeper: ZooKeeperProcess) -> None:
+    async def test() -> None:
+        first = await ZooKeeperClient.open(Ensemble((zookeeper.address,), "/open"), timeout=30.0)
+        await first.write([Create("/open", b"")])
+        await first.close()
+        ensemble = Ensemble((zookeeper.address,), "/open", credentials="broker:secret")
+        client = await ZooKeeperClient.open(ensemble, timeout=30.0)
+        (found,) = await client.troubles()
+        assert "/open can be changed by everybody" in found.what
+        assert "setAcl -R /open auth:broker:cdrwa" in found.advice
         await client.close()
 
     run(test())

@@ -55,3 +55,16 @@ def test_another_session_has_no_deadline_and_takes_none_of_the_one_before() -> N
     tenure.answered([OURS], 8, 104.0)
     tenure.end()
     assert (tenure.session, tenure.deadline) == (0, NO_DEADLINE)
+
+
+def test_a_session_that_is_granted_anew_for_a_shorter_time_is_believed_in_for_a_shorter_time() -> None:
+    tenure = Tenure(6.0)
+    tenure.begin(1)
+    tenure.answered([Create("/e", b"", ephemeral=True)], 1, sent_at=10.0)
+    assert tenure.deadline == 13.0
+    tenure.grant(4.0)
+    assert tenure.deadline == 12.0
+    tenure.grant(8.0)
+    assert tenure.deadline == 12.0, "what was sent before was answered by the old one"
+    tenure.answered([Put("/e", b"", 0)], 1, sent_at=11.0)
+    assert tenure.deadline == 15.0

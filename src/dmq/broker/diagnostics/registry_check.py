@@ -11,15 +11,26 @@ from typing import Final
 from dmq.broker.diagnostics.doctor import Finding, State
 from dmq.errors import DMQError, InvalidSettings, UnknownEntry
 from dmq.net.address import parse_address
-from dmq.registry.contents import NodeContent, decode_content
+from dmq.registry.contents import (
+    ClusterContent,
+    Content,
+    LeaderContent,
+    NodeContent,
+    ShardContent,
+    decode_content,
+)
 from dmq.registry.paths import Paths, name_of
-from dmq.registry.registry import Registry
+from dmq.registry.registry import Entry, Registry
 from dmq.registry.url import check_registry_url, open_registry, registry_troubles
 
 __all__ = ["diagnose_registry"]
 
 _REACH_SECONDS: Final = 2.0
 _BROKERS_MAX: Final = 100
+_SHARDS_MAX: Final = 1000
+_PUT_BACK: Final = (
+    "put it back with 'dmq cluster import --from-members', or from an export; members that hear each other go on"
+)
 
 
 def diagnose_registry(url: str) -> Iterator[Finding]:
@@ -49,16 +60,42 @@ async def _look(url: str) -> list[Finding]:
                 "the first broker with --registry and --shard makes it",
             )
             return [*findings, Finding("registry", State.WARNING, what, advice)]
-        return [*findings, *await _brokers(registry, paths)]
+        return [*findings, *await _entries(registry, paths, cluster), *await _brokers(registry, paths)]
     finally:
         await registry.close()
+
+
+async def _entries(registry: Registry, paths: Paths, cluster: Entry) -> list[Finding]:
+    """What is wrong with the entries of the cluster and its shards: somebody has deleted or written them by hand."""
+    findings: list[Finding] = []
+
+    def look(kind: type[Content], entry: Entry) -> None:
+        try:
+            decode_content(kind, entry.value, entry.path)
+        except DMQError as error:
+            findings.append(Finding("registry", State.PROBLEM, error.message, "members that hear each other go on"))
+
+    look(ClusterContent, cluster)
+    try:
+        shards = await registry.children(paths.shards)
+    except UnknownEntry as error:
+        return [*findings, Finding("registry", State.PROBLEM, error.message, _PUT_BACK)]
+    for entry in shards[:_SHARDS_MAX]:
+        look(ShardContent, entry)
+        held = await registry.read(f"{entry.path}/leader")
+        if held is not None:
+            look(LeaderContent, held)
+            if not held.is_ephemeral:
+                what = f"{held.path} was not created by a broker, and keeps its shard from electing a leader"
+                findings.append(Finding("registry", State.PROBLEM, what, "delete it with the registry's own tools"))
+    return findings
 
 
 async def _brokers(registry: Registry, paths: Paths) -> list[Finding]:
     try:
         entries = await registry.children(paths.nodes)
     except UnknownEntry as error:
-        return [Finding("registry", State.PROBLEM, error.message, "put it back, or restore the registry")]
+        return [Finding("registry", State.PROBLEM, error.message, _PUT_BACK)]
     findings: list[Finding] = []
     nodes: dict[str, NodeContent] = {}
     for entry in entries[:_BROKERS_MAX]:
