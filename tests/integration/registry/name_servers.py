@@ -10,19 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from dmq.clock import SystemClock
-from dmq.errors import DMQError
+from dmq.errors import DMQError, RegistryDown, SessionExpired, WriteUnknown
 from dmq.net.link import Link
 from dmq.protocol.cluster.registry import RegistryClose
 from dmq.protocol.commands import Command
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
-from dmq.registry.registry import Registry
+from dmq.registry.registry import Put, Registry
 from dmq.testing.processes import free_port, read_line
 from dmq.testing.proxy import ChaosProxy
+from tests.databases import DatabaseServer
+from tests.integration.registry.registries import PATIENCE_S
 
 START_S = 60.0
 
@@ -83,6 +86,44 @@ def sqlite_url(folder: Path) -> str:
     return f"sqlite:///{folder / 'registry.db'}"
 
 
+class NameServerPair:
+    """Two name servers over one database, each with a way of its own to it.
+
+    Parameters:
+        name: of the database, which is made.
+    """
+
+    def __init__(self, server: DatabaseServer, name: str, *, session: str) -> None:
+        self.database = server
+        self._name = name
+        server.add_database(name)
+        self.ways = [ChaosProxy(("127.0.0.1", server.port)) for _ in range(2)]
+        place = server.url.rpartition("/")[0]
+        urls = [f"{place.replace(f':{server.port}', f':{way.port}')}/{name}" for way in self.ways]
+        self.url = f"{place}/{name}"
+        self.servers = [NameServerProcess(url, session=session) for url in urls]
+        self.addresses = [one.address for one in self.servers]
+
+    def serving(self, client: NameServerClient) -> int:
+        """Which of them a client is with."""
+        assert client.address is not None
+        return self.addresses.index(client.address)
+
+    def __enter__(self) -> Self:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(NameServerProcess.start, self.servers))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self.servers:
+            server.kill()
+        for way in self.ways:
+            way.close()
+        self.database.drop_database(self._name)
+
+
 class NameServerRegistries:
     """Name servers that all tests share, and clients that each have a way of their own to one of them."""
 
@@ -131,3 +172,21 @@ async def expire(address: ServerAddress, client: Registry) -> None:
     link = await Link.open(address, "operator", clock=SystemClock(), peer="name server", on_push=lambda _: None)
     await link.request(Command.REGISTRY_CLOSE, RegistryClose(client.session))
     link.close(DMQError("done"))
+
+
+def run_on_loop(main: object) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await main  # type: ignore[misc]
+
+    asyncio.run(bounded())
+
+
+async def insist(client: Registry, path: str, value: bytes) -> None:
+    """Put a value until that is answered."""
+    while True:
+        try:
+            await client.write([Put(path, value, None)])
+            return
+        except (RegistryDown, WriteUnknown, SessionExpired):
+            await asyncio.sleep(0.02)

@@ -13,7 +13,7 @@ import pytest
 
 from dmq import cli
 from dmq.clock import SystemClock
-from dmq.errors import DMQError, NotAllowed, RegistryConflict, RegistryDown, SessionExpired, Unsupported, WriteUnknown
+from dmq.errors import DMQError, NotAllowed, RegistryConflict, RegistryDown, Unsupported, WriteUnknown
 from dmq.net.link import Link
 from dmq.protocol.commands import Command
 from dmq.protocol.read import Offsets
@@ -23,29 +23,11 @@ from dmq.registry.name_server.server import NameServer
 from dmq.registry.name_server.sql_backend import SqlBackend
 from dmq.registry.name_server.sql_store import SqlStore
 from dmq.registry.paths import Paths
-from dmq.registry.registry import Create, Put, Registry
+from dmq.registry.registry import Create, Put
 from dmq.testing.processes import BrokerProcess, free_port
 from dmq.testing.proxy import ChaosProxy
-from tests.integration.registry.name_servers import NameServerProcess, sqlite_url
+from tests.integration.registry.name_servers import NameServerProcess, insist, run_on_loop, sqlite_url
 from tests.integration.registry.registries import PATIENCE_S, eventually, new_root
-
-
-def run_on_loop(main: object) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(2 * PATIENCE_S):
-            await main  # type: ignore[misc]
-
-    asyncio.run(bounded())
-
-
-async def insist(client: Registry, path: str, value: bytes) -> None:
-    """Put a value until that is answered."""
-    while True:
-        try:
-            await client.write([Put(path, value, None)])
-            return
-        except (RegistryDown, WriteUnknown, SessionExpired):
-            await asyncio.sleep(0.02)
 
 
 def test_a_killed_name_server_forgets_nothing_and_no_session(tmp_path: Path) -> None:
@@ -129,6 +111,30 @@ def test_a_client_moves_to_the_next_name_server_by_itself(name_server: NameServe
                 proxy.cut()
                 await insist(client, f"{root}/e", b"%d" % n)
             assert client.session == session
+            await client.close()
+
+    run_on_loop(main())
+
+
+def test_name_servers_of_two_databases_are_no_pair(tmp_path: Path) -> None:
+    async def main() -> None:
+        with (
+            NameServerProcess(sqlite_url(tmp_path / "one")) as one,
+            NameServerProcess(sqlite_url(tmp_path / "other")) as other,
+        ):
+            client = await NameServerClient.open([one.address, other.address], "b1", timeout=PATIENCE_S)
+            (trouble,) = await client.troubles()
+            assert "correct its --database" in trouble.what
+            mine, stranger = (one, other) if client.address == one.address else (other, one)
+            root = await new_root(client)
+            mine.kill()
+            client.timeout = 1.0
+            with pytest.raises((RegistryDown, WriteUnknown)):
+                await client.write([Create(f"{root}/a", b"")])
+            mine.start()
+            client.timeout = PATIENCE_S
+            assert await client.read(root) is not None
+            assert client.address != stranger.address
             await client.close()
 
     run_on_loop(main())

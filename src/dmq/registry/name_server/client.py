@@ -82,6 +82,7 @@ class NameServerClient:
 
     Attributes:
         timeout: seconds after which a read is given up and a write is unknown; None is half a session.
+        address: of the name server that is used; None while there is none.
         registry_id: of the registry that the name servers have; empty if they do not say.
     """
 
@@ -103,6 +104,7 @@ class NameServerClient:
         self._watches = Watches()
         self._tenure = Tenure(SESSION_SECONDS)
         self.registry_id = ""
+        self.address: ServerAddress | None = None
         self._number = 0
         self._link: Link | None = None  # ready: with a session, and with what is watched
         self._changed = asyncio.Event()  # `_link` or the reason is another one
@@ -310,8 +312,10 @@ class NameServerClient:
                 log.warning("no name server answers", once_for=str(address), address=str(address), reason=reason)
             else:
                 pause = _PAUSE_SECONDS_MIN
+                self.address = address
                 self._set_link(link)
                 reason = await self._beat(link)
+                self.address = None
                 log.info("connection to a name server lost", address=str(address), reason=reason)
                 self._set_link(None, RegistryDown(f"the connection to the name server at {address} is lost: {reason}"))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))

@@ -7,6 +7,10 @@ gives up after seconds. Times are in UTC, whatever the server's time zone is.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from sqlalchemy import Engine, event
@@ -14,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from dmq.deadletters.engines import make_engine
 
-__all__ = ["IDLE_SECONDS", "make_registry_engine"]
+__all__ = ["IDLE_SECONDS", "hang_up", "make_registry_engine"]
 
 IDLE_SECONDS: Final = 2
 _LOCK_SECONDS: Final = 3  # longer than another name server that stands still can hold it
@@ -45,8 +49,11 @@ _MARIADB: Final = (f"SET SESSION idle_transaction_timeout = {IDLE_SECONDS}",)
 _MARIADB_IS: Final = "SELECT VERSION() LIKE '%MariaDB%'"
 
 
-def make_registry_engine(url: str) -> Engine:
+def make_registry_engine(url: str, connected: Callable[[Any], None]) -> Engine:
     """An engine that has not connected yet.
+
+    Parameters:
+        connected: hears of each connection of the driver.
 
     Raises:
         StorageError: the folder of a SQLite file cannot be made.
@@ -61,6 +68,7 @@ def make_registry_engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
+        connected(connection)
         cursor = connection.cursor()
         statements: tuple[str, ...] = _POSTGRESQL
         if kind != "postgresql":
@@ -73,3 +81,12 @@ def make_registry_engine(url: str) -> Engine:
 
     # A row that was waited for is then seen as it is, not as it was when the transaction began.
     return engine.execution_options(isolation_level="READ COMMITTED")
+
+
+def hang_up(connection: Any) -> None:
+    """End a connection of the driver from another thread, if the driver has no limit for the time of an answer."""
+    fileno = getattr(connection, "fileno", None)
+    if fileno is None:
+        return
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)

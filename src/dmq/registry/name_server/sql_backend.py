@@ -36,6 +36,7 @@ _LOOK_SECONDS: Final = 0.5
 _TRIM_SECONDS: Final = 60.0
 _COUNT_SECONDS: Final = 10.0
 _SILENT_SECONDS: Final = 5.0
+_HANG_UP_SECONDS: Final = 8.0  # over all limits of the database and of the driver
 _AGAIN_MS: Final = 100
 _URGENT: Final = (Command.REGISTRY_SESSION, Command.REGISTRY_BEAT)
 _CHANGING: Final = (Command.REGISTRY_WRITE, Command.REGISTRY_CLOSE)
@@ -73,13 +74,14 @@ class SqlBackend:
         self._urgent: deque[Callable[[], None]] = deque()
         self._normal: deque[Callable[[], None]] = deque()
         self._is_look_put = False  # the thread's
+        self._busy_since: float | None = None  # since when the thread is at what it does
         self._beats: deque[tuple[int, Answer]] = deque()
         self._seq = 0  # of the last change that is told; the thread's
         self._expired = 0
         self._counts = 0, 0
         self._reason = ""  # why the database cannot be used
         self._well_at = clock.monotonic()  # when it was used last
-        self._looker: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._tell: Callable[[News], None] = lambda _: None
 
     @property
@@ -95,11 +97,11 @@ class SqlBackend:
         self._tell = tell
         self._seq = await self._do(self._store.open)
         self._well_at = self._clock.monotonic()
-        self._looker = asyncio.create_task(self._keep_looking())
+        self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._keep_hanging_up())]
 
     async def stop(self) -> None:
-        if self._looker is not None:
-            self._looker.cancel()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
         self._store.close()
 
@@ -197,7 +199,9 @@ class SqlBackend:
 
     def _take(self) -> None:
         """The next thing to do: there is one for each call."""
+        self._busy_since = time.monotonic()
         (self._urgent if self._urgent else self._normal).popleft()()
+        self._busy_since = None
 
     def _carry_out_beats(self, loop: asyncio.AbstractEventLoop) -> None:
         beats = [self._beats.popleft() for _ in range(len(self._beats))]
@@ -261,6 +265,15 @@ class SqlBackend:
             except Exception:
                 log.exception("looking at the registry failed", once_for=())
             await asyncio.sleep(pause)
+
+    async def _keep_hanging_up(self) -> None:
+        """Not every driver has a limit for the time of an answer."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            since = self._busy_since
+            if since is not None and time.monotonic() - since > _HANG_UP_SECONDS:
+                log.warning("the database does not answer: its connection is given up", database=self._store.shown)
+                self._store.interrupt()
 
     def _is_well(self) -> None:
         now = self._clock.monotonic()

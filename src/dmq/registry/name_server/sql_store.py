@@ -19,7 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -38,7 +38,7 @@ from dmq.errors import (
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.registry import PAGE_BYTES_MAX
 from dmq.registry.name_server.backend import News
-from dmq.registry.name_server.engine import make_registry_engine
+from dmq.registry.name_server.engine import hang_up, make_registry_engine
 from dmq.registry.name_server.expiry import DatabaseExpiry, Expiry, ServerExpiry
 from dmq.registry.name_server.schema import CHANGES, ENTRIES, SESSIONS, make_schema
 from dmq.registry.name_server.views import make_views
@@ -102,7 +102,8 @@ class SqlStore:
     ) -> None:
         url = check_url(url, _KEY)
         self.shown = shown(url)
-        self._engine: Engine = make_registry_engine(url)
+        self._driver_connection: Any = None
+        self._engine: Engine = make_registry_engine(url, self._connected)
         kind = self._engine.dialect.name
         self._lock = _lock_file(self._engine.url.database) if kind == _SQLITE else -1
         clock = clock or SystemClock()
@@ -134,6 +135,14 @@ class SqlStore:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _connected(self, connection: Any) -> None:
+        self._driver_connection = connection
+
+    def interrupt(self) -> None:
+        """From another thread: give up what the database does not answer."""
+        if self._driver_connection is not None:
+            hang_up(self._driver_connection)
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
