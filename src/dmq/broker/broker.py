@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.catalog.cluster_topics import ClusterAccess, ClusterTopics
 from dmq.broker.catalog.key_values import KeyValues
 from dmq.broker.dead_letters.dead_letters import DeadLetters
 from dmq.broker.dead_letters.letter_thread import open_letters
@@ -64,6 +65,9 @@ class Broker:
         audience: the clients that are connected.
         letters: makes the store of dead letters when it is first needed; one in memory if left out.
         leadership: in a shard, that of the member whose store it is.
+
+    Attributes:
+        cluster: the topics of the cluster; None of a lone broker.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Broker:
         self.writer.on_visible = self.channels.visible
         self.writer.is_heard = self.channels.is_heard
         self.writer.on_failed = self._store_failed
+        self.cluster: ClusterTopics | None = None
         self.times = JournalTimes(clock.now_ms())
         self.failed = asyncio.Event()
         self.stop_asked = asyncio.Event()
@@ -120,6 +125,12 @@ class Broker:
         self._paused_at: float | None = None  # we lead, and may not serve
         self._is_sent_away = False
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+
+    def enter_cluster(self, access: ClusterAccess) -> None:
+        """From now on the registry says which topics there are."""
+        self.cluster = ClusterTopics(self.catalog, self.runtime, access, self.settings.topics_max)
+        self.catalog.authority = self.cluster
+        self.cluster.start()
 
     def _store_failed(self, error: DMQError) -> None:
         log.critical("the store failed; the broker stops", error=error)
@@ -185,6 +196,8 @@ class Broker:
         assert isinstance(writer, ShardWriter), "only a shard's leader is dropped"
         self.readiness.is_stopping = True
         self._ticker.cancel()
+        if self.cluster is not None:
+            self.cluster.end()
         writer.drop(refusal)
         self.reads.drop(refusal)
         self.channels.end(refusal)

@@ -16,7 +16,9 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dmq.broker.catalog.cluster_topics import ClusterAccess
 from dmq.broker.journal.disk_threads import DiskThreads
+from dmq.broker.leader_links import LeaderLinks
 from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
@@ -24,7 +26,9 @@ from dmq.errors import BrokerStopping, DMQError, InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
+from dmq.protocol.admin import TopicSync
 from dmq.protocol.cluster.route import RouteReply, ShardRoute
+from dmq.protocol.commands import Command
 from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.cluster_view import ClusterView, ViewChange
@@ -32,6 +36,7 @@ from dmq.registry.contents import NodeContent
 from dmq.registry.metadata import Metadata
 from dmq.registry.paths import DEFAULT_ROOT
 from dmq.registry.registry import Registry
+from dmq.registry.topic_entries import TopicEntries
 from dmq.registry.url import check_registry_url, open_registry, shown_url
 from dmq.settings import BrokerSettings, Settings
 from dmq.shard.admin.operations import Operations
@@ -109,6 +114,7 @@ class ShardProcess:
         self.member: Member | None = None
         self.cluster: ClusterView | None = None
         self._registry: Registry | None = None
+        self._links = LeaderLinks(self.broker, dispatcher.clock)
         self._watchdog: Watchdog | None = None
         self._disk: DiskThreads | None = None
         self._task: asyncio.Task[None] | None = None
@@ -171,6 +177,7 @@ class ShardProcess:
         self.cluster = cluster = ClusterView(registry, member.view.paths, clock)
         cluster.listeners.append(self._routes_changed)
         metadata = Metadata(registry, member.view.paths, member.view.write)
+        self.service.access = ClusterAccess(self.shard, cluster, TopicEntries(metadata, cluster), self._ask_sync)
         works = [cluster.keep(), self._tell_own(member), self._announce(metadata)]
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
@@ -197,6 +204,10 @@ class ShardProcess:
                     )
                 is_told = True
             await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _ask_sync(self, address: str, topic: str) -> None:
+        """Have the leader at an address bring its slot of a topic in line with the registry."""
+        await self._links.ask(address, Command.TOPIC_SYNC, TopicSync(topic))
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -280,6 +291,7 @@ class ShardProcess:
             self._watchdog.stop()
         if self._disk is not None:
             self._disk.end()  # a disk that hangs must not keep the process
+        self._links.close()
         await self._dispatcher.finish()
         await self.network.stop()
         if self._registry is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
+from dmq.broker.catalog.cluster_topics import ClusterAccess
 from dmq.broker.journal.shard_writer import ShardWriter
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import DatabaseDown
@@ -33,6 +34,7 @@ class ShardService:
     Attributes:
         failed: set when the store of a Broker failed.
         stop_asked: set when an operator wants the process to stop.
+        access: the cluster, for the Brokers it makes.
         begun: how many Brokers it has made.
         began: set whenever it has made one.
     """
@@ -42,6 +44,7 @@ class ShardService:
         self._letters = letters
         self.failed, self.stop_asked = asyncio.Event(), asyncio.Event()
         self._writer: ShardWriter | None = None
+        self.access: ClusterAccess | None = None
         self.begun = 0
         self.began = asyncio.Event()
 
@@ -59,6 +62,8 @@ class ShardService:
         assert isinstance(broker.writer, ShardWriter)
         broker.failed, broker.stop_asked = self.failed, self.stop_asked
         self._writer = broker.writer
+        if self.access is not None:
+            broker.enter_cluster(self.access)
         dispatcher.attach(broker)
         self.begun += 1
         self.began.set()

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from dmq.errors import InvalidSettings
 from dmq.model import TopicConfig, check_name
-from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Id, Name, OptionalName, Text
+from dmq.protocol.header import LIST_MAX, U32, U64, Amount, Header, Id, Name, OptionalName, Text
 
 __all__ = [
     "DelayCancel",
@@ -43,6 +43,8 @@ __all__ = [
     "TopicInfo",
     "TopicList",
     "TopicListReply",
+    "TopicSlot",
+    "TopicSync",
     "TopicUpdate",
     "changed_config",
 ]
@@ -80,6 +82,15 @@ class TopicList(Header, frozen=True):
     system: bool = False  # ours too, whose names begin with %
 
 
+class TopicSlot(Header, frozen=True):
+    """The queues of a topic in one shard of a cluster."""
+
+    shard: Name
+    number: U32
+    queues: U32
+    is_writable: bool = True  # False: taken out of the topic, and read until it is empty
+
+
 class TopicInfo(Header, frozen=True):
     """One topic on this broker."""
 
@@ -89,6 +100,10 @@ class TopicInfo(Header, frozen=True):
     messages: Amount = 0  # kept
     bytes: Amount = 0
     stored: Amount = 0  # since it was created, kept or not
+    incarnation: U64 = 0  # in a cluster: new with every creation, and the same in all shards
+    slots: Annotated[list[TopicSlot], Meta(max_length=1000)] = []  # in a cluster
+    slots_version: U32 = 0
+    lacking: Annotated[list[Name], Meta(max_length=1000)] = []  # shards that had no leader for the last change
 
 
 class TopicListReply(Header, frozen=True):
@@ -96,6 +111,12 @@ class TopicListReply(Header, frozen=True):
 
     topics: Annotated[list[TopicInfo], Meta(max_length=1000)]
     more: bool = False
+
+
+class TopicSync(Header, frozen=True):
+    """From the leader of one shard to that of another: follow what the registry says of a topic, and answer then."""
+
+    topic: Name
 
 
 class TopicDescribe(Header, frozen=True):

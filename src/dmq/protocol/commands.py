@@ -139,6 +139,7 @@ class Command(IntEnum):
     # where clients find what they look for
     ROUTE = 0x0100
     ROUTE_CHANGED = 0x0101
+    TOPIC_SYNC = 0x0102  # between leaders
 
     # a registry, asked of a name server
     REGISTRY_SESSION = 0x0110
@@ -240,6 +241,7 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SHARD_DRAIN: Spec(Way.ASK, shard.ShardDrain, shard.ShardChange),
     Command.ROUTE: Spec(Way.ASK, route.Route, route.RouteReply),
     Command.ROUTE_CHANGED: Spec(Way.PUSH, route.RouteChanged),
+    Command.TOPIC_SYNC: Spec(Way.ASK, admin.TopicSync, Header),
     Command.REGISTRY_SESSION: Spec(Way.ASK, registry.RegistrySession, registry.RegistrySessionReply),
     Command.REGISTRY_BEAT: Spec(Way.ASK, registry.RegistryBeat),
     Command.REGISTRY_CLOSE: Spec(Way.ASK, registry.RegistryClose),

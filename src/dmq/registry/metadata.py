@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from dmq.errors import Busy, RegistryConflict
 from dmq.registry.contents import ChangeContent, decode_content, encode_content
 from dmq.registry.paths import Paths
-from dmq.registry.registry import Create, Operation, Put, Registry
+from dmq.registry.registry import Check, Create, Operation, Put, Registry
 
 __all__ = ["Metadata"]
 
@@ -56,6 +56,10 @@ class Metadata:
     async def touch(self, path: str) -> None:
         """Have every broker read a path again."""
         await self.write([], path)
+
+    async def settle(self) -> None:
+        """A write that does nothing: when it is answered, those before it have been carried out or never will be."""
+        await self._write([Check(self.paths.root, None)])
 
     async def _mention(self, path: str) -> Operation:
         entry = await self.registry.read(self.paths.change)

@@ -271,7 +271,8 @@ class MessageStore:
                 f"topic {name!r} has {topic.config.queues} queues: it can get more, up to {QUEUES_MAX}, but not fewer",
                 topic=name,
             )
-        return TopicPut(topic.id, name, config)
+        slot = (topic.incarnation, topic.slots_version, topic.is_removed)
+        return TopicPut(topic.id, name, config, *slot)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and positions; durable when this returns."""

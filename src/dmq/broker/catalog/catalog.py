@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -38,7 +39,7 @@ from dmq.storage.queries import Queries
 from dmq.storage.state.events import PositionSet, TopicDropped
 from dmq.storage.state.state import Topic
 
-__all__ = ["Catalog", "TopicListener", "retry_topics"]
+__all__ = ["Catalog", "TopicAuthority", "TopicListener", "retry_topics"]
 
 log = EventLog(__name__)
 
@@ -55,6 +56,32 @@ class TopicListener(Protocol):
         ...
 
 
+class TopicAuthority(Protocol):
+    """Who says which topics there are, where that is not the journal alone: the registry of a cluster."""
+
+    def missing(self, name: str) -> DMQError | Later | None:
+        """What is told of a topic that the journal has not; None if there is none at all."""
+        ...
+
+    def elsewhere(self, name: str) -> Topic | None:
+        """A topic that has no slot in this shard."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """All topics of the cluster."""
+        ...
+
+    async def create(self, name: str, config: TopicConfig, *, allow_existing: bool, by: str) -> Topic: ...
+
+    async def update(self, name: str, alter: Callable[[TopicConfig], TopicConfig], *, by: str) -> Topic: ...
+
+    async def delete(self, name: str, *, by: str) -> list[str]: ...
+
+    def spread(self, name: str, shards: Iterable[str] | None = None) -> Coroutine[Any, Any, tuple[str, ...]]:
+        """Wait until the other shards of a topic have a change; returns those that have not."""
+        ...
+
+
 class Catalog:
     """The topics of one broker.
 
@@ -63,6 +90,7 @@ class Catalog:
 
     Attributes:
         listeners: told when a topic has changed or is gone.
+        authority: of a cluster; None if the journal alone says which topics there are.
     """
 
     def __init__(
@@ -84,6 +112,7 @@ class Catalog:
         self._groups_coming = 0
         self.changes = Changes(settings.pulls_waiting_max, settings.waiting_bytes_max)
         self.listeners: list[TopicListener] = []
+        self.authority: TopicAuthority | None = None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -98,6 +127,8 @@ class Catalog:
         topic = self._queries.derived.state.topics.get(name)
         if topic is not None:
             return topic
+        if self.authority is not None and (found := self.authority.missing(name)) is not None:
+            raise found
         try:
             return self._queries.topic(name)
         except UnknownTopic:
@@ -118,14 +149,26 @@ class Catalog:
         Parameters:
             system: also those of DMQ itself.
         """
+        there = self._queries.topics()
+        if self.authority is not None:
+            here = {topic.name for topic in there}
+            others = (self.authority.elsewhere(name) for name in self.authority.names() if name not in here)
+            there = sorted([*there, *(one for one in others if one is not None)], key=lambda topic: topic.name)
         chosen = [
             topic
-            for topic in self._queries.topics()
+            for topic in there
             if topic.name.startswith(prefix)
             and topic.name > after
             and (system or not topic.name.startswith(SYSTEM_PREFIX))
         ]
         return chosen[:limit], len(chosen) > limit
+
+    def described(self, name: str) -> Topic:
+        """A topic for people, also one that has no slot in this shard; else as `topic`."""
+        elsewhere = None
+        if self.authority is not None and self.find(name) is None:
+            elsewhere = self.authority.elsewhere(name)
+        return elsewhere or self.topic(name)
 
     def route(self, name: str, shard: int, slots_version: int = 0) -> TopicRoute | None:
         """A topic that is in this shard alone, for clients; None if there is none."""
@@ -133,10 +176,21 @@ class Catalog:
         if topic is None:
             return None
         slots = [SlotRoute(shard, topic.config.queues)]
-        return TopicRoute(name, topic.id, slots, slots_version, is_priority=topic.config.priority)
+        incarnation = topic.incarnation or topic.id
+        return TopicRoute(name, incarnation, slots, slots_version, is_priority=topic.config.priority)
+
+    def find(self, name: str) -> Topic | None:
+        """A topic that the journal has."""
+        return self._queries.find_topic(name)
+
+    def all(self) -> list[Topic]:
+        """All topics of the journal."""
+        return self._queries.topics()
 
     def amounts(self, topic: Topic) -> tuple[int, int]:
         """How many messages of a topic are kept, and how many were stored since it was created."""
+        if not topic.id:  # it has no slot in this shard
+            return 0, 0
         bounds = [self._queries.bounds(topic.name, queue) for queue in range(topic.config.queues)]
         return sum(following - first for first, following in bounds), sum(following for _, following in bounds)
 
@@ -161,18 +215,31 @@ class Catalog:
 
         async def create() -> Topic:
             try:
-                return await self._create(name, config, by=by)
-            except TopicExists:
-                topic = self._queries.topic(name)
-                if not allow_existing:
-                    raise
-                if topic.config != config:
-                    raise _otherwise(name, topic.config, config) from None
-                return topic
+                if self.authority is not None:
+                    return await self.authority.create(name, config, allow_existing=allow_existing, by=by)
+                return await self._create_unless_there(name, config, allow_existing=allow_existing, by=by)
             finally:
                 self.changes.end(change)
 
-        return create()
+        return self._spread(name, create())
+
+    async def _create_unless_there(self, name: str, config: TopicConfig, *, allow_existing: bool, by: str) -> Topic:
+        try:
+            return await self._create(name, config, by=by)
+        except TopicExists:
+            topic = self._queries.topic(name)
+            if not allow_existing:
+                raise
+            if topic.config != config:
+                raise _otherwise(name, topic.config, config) from None
+            return topic
+
+    async def _spread(self, name: str, work: Coroutine[Any, Any, Topic]) -> Topic:
+        """In a cluster, a change is over when the other shards have it; others may change the topic meanwhile."""
+        topic = await work
+        if self.authority is not None:
+            await self.authority.spread(name)
+        return topic
 
     def update(
         self, name: str, alter: Callable[[TopicConfig], TopicConfig], *, by: str = ""
@@ -187,10 +254,15 @@ class Catalog:
         """
         self._runtime.readiness.check_running()
         _check_own(name)
-        before = self._queries.topic(name).config
-        config = _with_priorities(alter(before), before)
-        self._check_config(config)
         change = self.changes.begin(("topic", name))
+        if self.authority is not None:
+            return self._spread(name, self._update_in_cluster(self.authority, change, alter, by))
+        try:
+            before = self._queries.topic(name).config
+            config = self._altered(alter, before)
+        except DMQError:
+            self.changes.end(change)
+            raise
 
         async def update() -> Topic:
             try:
@@ -205,6 +277,19 @@ class Catalog:
 
         return update()
 
+    def _altered(self, alter: Callable[[TopicConfig], TopicConfig], before: TopicConfig) -> TopicConfig:
+        config = _with_priorities(alter(before), before)
+        self._check_config(config)
+        return config
+
+    async def _update_in_cluster(
+        self, authority: TopicAuthority, change: Change, alter: Callable[[TopicConfig], TopicConfig], by: str
+    ) -> Topic:
+        try:
+            return await authority.update(change.name[1], partial(self._altered, alter), by=by)
+        finally:
+            self.changes.end(change)
+
     def delete(self, name: str, *, by: str = "") -> Coroutine[Any, Any, None]:
         """Take a topic away with its results topic and its retry topics; under way from this call on.
 
@@ -213,27 +298,64 @@ class Catalog:
         """
         self._runtime.readiness.check_running()
         _check_own(name)
-        topic = self._queries.topic(name)
-        results = RESULT_PREFIX + name
-        self.changes.check(("topic", results))
+        authority = self.authority
+        if authority is None:
+            self._queries.topic(name)
+        self.changes.check(("topic", RESULT_PREFIX + name))
         change = self.changes.begin(("topic", name))
 
         async def delete() -> None:
             try:
-                kept = [topic, self._queries.find_topic(results)]
-                gone = [found for found in kept if found is not None]
-                messages = self.amounts(topic)[0]
-                gone += [retry for found in gone for retry in retry_topics(self._queries, topic_id=found.id)]
-                await self._writer.write([TopicDropped(found.id) for found in gone])
-                error = UnknownTopic(f"topic {name!r} was deleted", topic=name)
-                for listener in self.listeners:
-                    listener.topic_deleted(name, error)
-                    listener.topic_deleted(results, error)
-                log.info("topic deleted", topic=name, topic_id=topic.id, messages=messages, by=by)
+                shards = None if authority is None else await authority.delete(name, by=by)
+                if authority is None:
+                    await self.drop_slot(name, by=by)
             finally:
                 self.changes.end(change)
+            if authority is not None:
+                await authority.spread(name, shards)
 
         return delete()
+
+    async def drop_slot(self, name: str, *, by: str = "") -> None:
+        """Take a topic out of the journal with its results topic and its retry topics; the caller holds the change."""
+        topic, results = self._queries.topic(name), RESULT_PREFIX + name
+        kept = [topic, self._queries.find_topic(results)]
+        gone = [found for found in kept if found is not None]
+        messages = self.amounts(topic)[0]
+        gone += [retry for found in gone for retry in retry_topics(self._queries, topic_id=found.id)]
+        await self._writer.write([TopicDropped(found.id) for found in gone])
+        error = UnknownTopic(f"topic {name!r} was deleted", topic=name)
+        for listener in self.listeners:
+            listener.topic_deleted(name, error)
+            listener.topic_deleted(results, error)
+        log.info("topic deleted", topic=name, topic_id=topic.id, messages=messages, by=by)
+
+    async def put_slot(self, name: str, config: TopicConfig, slot: tuple[int, int, bool]) -> None:
+        """Write a topic of a cluster into the journal, new or changed; the caller holds the change.
+
+        Parameters:
+            slot: the incarnation, the version of the slots, and whether ours takes no more messages.
+        """
+        before = self._queries.find_topic(name)
+        event = self._store.creation(name, config) if before is None else self._store.change(name, config)
+        incarnation, slots_version, is_removed = slot
+        put = msgspec.structs.replace(
+            event, incarnation=incarnation, slots_version=slots_version, is_removed=is_removed
+        )
+        await self._writer.write([put])
+        topic = self._queries.topic(name)
+        if before is not None:
+            for listener in self.listeners:
+                listener.topic_changed(topic)
+        log.info(
+            "topic created" if before is None else "topic updated",
+            topic=name,
+            topic_id=topic.id,
+            queues=config.queues,
+            slots_version=slots_version,
+            removed=is_removed,
+            by="cluster",
+        )
 
     async def see_to_topic(self, name: str, config: TopicConfig) -> None:
         """See that a topic of DMQ itself exists and has as many queues as asked for."""
@@ -267,14 +389,36 @@ class Catalog:
 
     def _make(self, name: str, config: TopicConfig, *, system: bool) -> Later:
         self._runtime.readiness.check_running()
-        change = self.changes.begin(("topic", name))
+        authority = self.authority
 
         async def make() -> None:
-            await self._create(name, config, system=system, by="auto_create")
+            if authority is None or system:
+                await self._create(name, config, system=system, by="auto_create")
+            else:
+                # The others hear of it by themselves, or make it as we do: who waits for them while they wait for us?
+                await authority.create(name, config, allow_existing=True, by="auto_create")
+
+        return self.work_on(name, make)
+
+    def work_on(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Later:
+        """Begin a change of a topic; who needs the topic is served when it is done.
+
+        Raises:
+            Later, Busy: it cannot be begun now.
+        """
+        change = self.changes.begin(("topic", name))
+
+        async def end() -> None:
+            await work()
             self.changes.end(change)
 
-        self._runtime.tasks.run(make(), lambda error: self._failed(change, error))
+        self._runtime.tasks.run(end(), lambda error: self._failed(change, error))
         return Later(change)
+
+    @staticmethod
+    def otherwise(name: str, there: TopicConfig, wanted: TopicConfig) -> TopicExists:
+        """A topic exists, but not as it is wanted."""
+        return _otherwise(name, there, wanted)
 
     async def _create(self, name: str, config: TopicConfig, *, system: bool = False, by: str = "") -> Topic:
         event = self._store.creation(name, config, system=system)

@@ -29,7 +29,7 @@ from dmq.broker.publish.producer_states import states_of
 from dmq.broker.publish.rate_limits import RateLimits
 from dmq.broker.schedule.delays import Delays, schedule_queue
 from dmq.broker.schedule.transactions import Transactions
-from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotAllowed, NotInCluster, StorageError
+from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotAllowed, NotInCluster, StaleRoute, StorageError
 from dmq.model import HALF_TOPIC, RESULT_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates
@@ -337,9 +337,36 @@ class Publisher:
         if leadership is not None:
             leadership.check_open()
             leadership.check_writable()
+            self._check_slot(asked)
         elif asked.durability == _REPLICATED:
             raise NotInCluster("this broker has no replicas: ask for durability 'flushed'")
         _check(asked)
+
+    def _check_slot(self, asked: Produce) -> None:
+        """Raises StaleRoute if a producer goes by slots that are others now, unless it sends again what is stored."""
+        topic = self._catalog.find(asked.topic)
+        if topic is None or not (topic.is_removed or 0 < asked.slots_version < topic.slots_version):
+            return
+        stored, queue = topic, asked.queue
+        if asked.flags & _ASIDE:
+            aside = self._catalog.find(HALF_TOPIC if asked.flags & _HALF else SCHEDULE_TOPIC)
+            assert aside is not None
+            stored, queue = aside, schedule_queue(asked.producer_id, queue)
+        if self._queries.is_resent(
+            stored,
+            queue,
+            asked.producer_id,
+            asked.producer_epoch,
+            first_sequence=asked.first_sequence,
+            count=asked.count,
+        ):
+            return
+        why = "takes no more messages in this shard" if topic.is_removed else "has other slots now"
+        raise StaleRoute(
+            f"topic {topic.name!r} {why}: nothing was written; ask for its route, and send there",
+            topic=topic.name,
+            slots_version=topic.slots_version,
+        )
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -1,22 +1,42 @@
-"""TOPIC_CREATE, TOPIC_UPDATE, TOPIC_DELETE, TOPIC_LIST, TOPIC_DESCRIBE."""
+"""TOPIC_CREATE, TOPIC_UPDATE, TOPIC_DELETE, TOPIC_SYNC, TOPIC_LIST, TOPIC_DESCRIBE."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+
 from dmq.broker.broker import Broker
 from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session
+from dmq.errors import NotInCluster
 from dmq.protocol import admin
 from dmq.protocol.frame import Frame
+from dmq.protocol.header import Header
 from dmq.storage.state.state import Topic
 
-__all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "update_topic"]
+__all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "sync_topic", "update_topic"]
 
 
 def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
     kept, stored = broker.catalog.amounts(topic)
-    return admin.TopicInfo(topic.name, topic.config, topic.id, kept, stored=stored)
+    info = admin.TopicInfo(topic.name, topic.config, topic.id, kept, stored=stored)
+    content = None if broker.cluster is None else broker.cluster.find(topic.name)
+    if broker.cluster is None or content is None:
+        return info
+    shards = broker.cluster.access.view.shards
+    slots = [
+        admin.TopicSlot(shard, shards[shard].number, queues, shard not in content.removed)
+        for shard, queues in content.slots
+        if shard in shards
+    ]
+    return msgspec.structs.replace(
+        info,
+        incarnation=int(content.incarnation, 16),
+        slots=slots,
+        slots_version=content.slots_version,
+        lacking=[*broker.cluster.lacking.get(topic.name, ())],
+    )
 
 
 def create_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicCreate) -> Work:
@@ -34,6 +54,13 @@ def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
     return session.answer_with(frame, broker.catalog.delete(asked.topic, by=session.who))
 
 
+async def sync_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicSync) -> None:
+    if broker.cluster is None:
+        raise NotInCluster("this broker is in no cluster: its journal alone says which topics there are")
+    await broker.cluster.sync(asked.topic)
+    session.answer(frame, Header())
+
+
 def list_topics(broker: Broker, session: Session, frame: Frame, asked: admin.TopicList) -> None:
     page, more = broker.catalog.page(asked.prefix, asked.after, asked.limit, system=asked.system)
     session.answer(frame, admin.TopicListReply([_info(broker, topic) for topic in page], more))
@@ -41,5 +68,6 @@ def list_topics(broker: Broker, session: Session, frame: Frame, asked: admin.Top
 
 def describe_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicDescribe) -> None:
     # A producer asks this before its first message, so a topic that is made on first use is made here.
-    topic = broker.catalog.topic(asked.topic)
-    session.answer(frame, admin.TopicDescribeReply(_info(broker, topic), broker.channels.groups_of(topic)))
+    topic = broker.catalog.described(asked.topic)
+    groups = broker.channels.groups_of(topic) if topic.id else []
+    session.answer(frame, admin.TopicDescribeReply(_info(broker, topic), groups))

@@ -61,11 +61,18 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicPut(_Event, frozen=True, tag=1):
-    """A topic was created, or its settings changed. The id is new with every creation: the topic's incarnation."""
+    """A topic was created, or its settings changed. The id is new with every creation.
+
+    In a cluster: which incarnation of the topic in the registry this is a slot of, and how its slots were when this was
+    written; `is_removed` if this one takes no more messages.
+    """
 
     topic_id: int
     name: str
     config: TopicConfig
+    incarnation: int = 0  # 0: the registry has never known it
+    slots_version: int = 0
+    is_removed: bool = False
 
 
 class TopicDropped(_Event, frozen=True, tag=2):

@@ -237,13 +237,17 @@ _TRANSACTION_GROUPS_MAX: Final = 100_000
 class Topic(msgspec.Struct, frozen=True, array_like=True):
     """A topic in one of its incarnations.
 
-    What the journal had for a topic of this name before `created_at`, a journal offset, was for an earlier one.
+    What the journal had for a topic of this name before `created_at`, a journal offset, was for an earlier one. From
+    `incarnation` on it is as of `TopicPut`.
     """
 
     id: int
     name: str
     config: TopicConfig
     created_at: int = 0
+    incarnation: int = 0
+    slots_version: int = 0
+    is_removed: bool = False
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -386,7 +390,15 @@ class State:
                     del self.sought[place]
             case TopicPut(topic_id, name, config):
                 before = self.topics_by_id.get(topic_id)
-                topic = Topic(topic_id, name, config, at if before is None else before.created_at)
+                topic = Topic(
+                    topic_id,
+                    name,
+                    config,
+                    at if before is None else before.created_at,
+                    incarnation=event.incarnation,
+                    slots_version=event.slots_version,
+                    is_removed=event.is_removed,
+                )
                 self.topic_changes += 1
                 self.topics_by_id[topic_id] = topic
                 self.topics[name] = topic

@@ -1,0 +1,165 @@
+"""The entries of topics in the registry: read, and rewritten one at a time, by the leader of any shard.
+
+What always holds: an entry is written in the version that was read, together with `/dmq/change`; a write that was not
+answered is settled by a later one that is, and then decided anew. An entry goes only when it is a tombstone and no
+shard has data of the topic any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from dmq.errors import Busy, DMQError, RegistryConflict, RegistryDown, SessionExpired, ShardConflict, WriteUnknown
+from dmq.registry.cluster_view import ClusterView
+from dmq.registry.contents import TopicContent, TopicState, decode_content, encode_content
+from dmq.registry.metadata import Metadata
+from dmq.registry.registry import Check, Create, Delete, Operation, Put
+
+__all__ = ["TopicEntries", "needs_registry"]
+
+_ATTEMPTS: Final = 20
+_PAUSE_SECONDS: Final = 0.1
+_DELETED_MAX: Final = 100  # entries of groups that go in one write
+
+Decide = Callable[[TopicContent | None], TopicContent | None]
+
+
+class _Read(NamedTuple):
+    content: TopicContent | None
+    version: int
+
+
+class TopicEntries:
+    """The topics of one cluster.
+
+    Parameters:
+        view: is told what was read and written.
+    """
+
+    def __init__(self, metadata: Metadata, view: ClusterView) -> None:
+        self._metadata = metadata
+        self._registry = metadata.registry
+        self._paths = metadata.paths
+        self.view = view
+
+    async def read(self, name: str) -> TopicContent | None:
+        """The entry as it is now; None if there is none.
+
+        Raises:
+            ShardConflict: the registry does not answer.
+        """
+        with needs_registry():
+            return (await self._read(name)).content
+
+    async def _read(self, name: str) -> _Read:
+        path = self._paths.topic(name)
+        entry = await self._registry.read(path)
+        content = None if entry is None else decode_content(TopicContent, entry.value, path)
+        self.view.saw_topic(name, content)
+        return _Read(content, 0 if entry is None else entry.version)
+
+    async def rewrite(self, name: str, decide: Decide) -> TopicContent | None:
+        """Put an entry as it should be; returns it as it is then.
+
+        Parameters:
+            decide: what it should be, for what it is; None if it is to stay. It may be asked several times, and may
+                find its own work done. What it raises is raised.
+
+        Raises:
+            ShardConflict: the registry does not answer; nothing was changed.
+            WriteUnknown: it went away before it was clear whether the entry was changed.
+            Busy: others write it all the time.
+        """
+        path = self._paths.topic(name)
+        for _ in range(_ATTEMPTS):
+            with needs_registry():
+                content, version = await self._read(name)
+                wanted = decide(content)
+                if wanted is None or wanted == content:
+                    return content
+                value = encode_content(wanted)
+                operation = Create(path, value) if content is None else Put(path, value, version)
+                if await self._write([operation], path):
+                    self.view.saw_topic(name, wanted)
+                    return wanted
+        raise Busy(f"the entry of topic {name!r} is written all the time: try again", retry_after_ms=100)
+
+    async def _write(self, operations: list[Operation], path: str) -> bool:
+        """Whether it was carried out; if not, it is to be decided anew."""
+        try:
+            await self._metadata.write(operations, path)
+        except (RegistryConflict, SessionExpired):
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return False
+        except WriteUnknown:
+            await self._settle()
+            return False
+        return True
+
+    async def _settle(self) -> None:
+        """Wait until a write that was not answered is carried out, or never will be."""
+        for _ in range(_ATTEMPTS):
+            try:
+                await self._metadata.settle()
+            except WriteUnknown:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except (RegistryConflict, SessionExpired):
+                return
+            except DMQError as error:
+                raise WriteUnknown(
+                    f"whether the change took place is not known: {error.message}; look with dmq topic show once the "
+                    "registry answers"
+                ) from error
+            else:
+                return
+        raise WriteUnknown(
+            "whether the change took place is not known: the registry does not answer writes; look with dmq topic show"
+        )
+
+    async def forget(self, name: str, shard: str) -> None:
+        """A shard has nothing of a deleted topic any more; the last one takes the tombstone away.
+
+        Raises:
+            ShardConflict, WriteUnknown, Busy: as of `rewrite`; it is to be tried again.
+        """
+
+        def decide(content: TopicContent | None) -> TopicContent | None:
+            if content is None or content.state is not TopicState.DELETED:
+                return None
+            slots = [slot for slot in content.slots if slot[0] != shard and slot[0] in self.view.shards]
+            return msgspec.structs.replace(content, slots=slots)
+
+        left = await self.rewrite(name, decide)
+        if left is not None and left.state is TopicState.DELETED and not left.slots:
+            with needs_registry():
+                await self._take_away(name)
+
+    async def _take_away(self, name: str) -> None:
+        path = self._paths.topic(name)
+        for _ in range(_ATTEMPTS):
+            content, version = await self._read(name)
+            if content is None or content.state is not TopicState.DELETED or content.slots:
+                return
+            below = await self._registry.children(path)
+            for at in range(0, len(below), _DELETED_MAX):
+                gone: list[Operation] = [Delete(one.path, None) for one in below[at : at + _DELETED_MAX]]
+                await self._write([Check(path, version), *gone], path)
+            if await self._write([Delete(path, version)], path):
+                self.view.saw_topic(name, None)
+                return
+
+
+@contextlib.contextmanager
+def needs_registry() -> Iterator[None]:
+    """This needs the registry: if it is down, say so. `RegistryDown` itself would end the connection of who asks."""
+    try:
+        yield
+    except RegistryDown as error:
+        raise ShardConflict(
+            f"this needs the registry, and {error.message}; messages of topics that are there go on meanwhile"
+        ) from error
