@@ -55,9 +55,9 @@ def main(tables: str, broker: str, replay_id: str, topic: str, stop: str, count:
         step.reach("sent")
         finish(self, plan, done)
 
-    def sent(self: LaneSender, header: Any, body: Any) -> None:
+    def sent(self: LaneSender, header: Any, body: Any, shard: int = 0) -> None:
         step.reach("asked")
-        send(self, header, body)
+        send(self, header, body, shard)
 
     def added(self: Any, batch: Any, reply: Any) -> None:
         add(self, batch, reply)

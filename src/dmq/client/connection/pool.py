@@ -81,6 +81,7 @@ class PoolSettings:
         reconnect: come back by itself.
         timeout: how long to wait for a connection; None is for ever.
         any_member: any member of a shard will do, for what does not need the leader.
+        is_routed: members of a shard are asked for the other shards of the cluster; else there is only theirs.
     """
 
     hello: Hello
@@ -88,6 +89,7 @@ class PoolSettings:
     reconnect: bool = True
     timeout: float | None = None
     any_member: bool = False
+    is_routed: bool = True
 
 
 class BrokerAt(NamedTuple):

@@ -493,7 +493,7 @@ class Router(AnyRouter[Pool, Connection]):
             DMQError: as of `Pool.open`.
         """
         deadline = time.monotonic() + (self.timeout or 0.0)
-        is_asked = self._only is not None and not self._settings.any_member
+        is_asked = self._only is not None and not self._settings.any_member and self._settings.is_routed
         try:
             found = self.home.open(routes=_routes_of if is_asked else None)
             if found is not None:

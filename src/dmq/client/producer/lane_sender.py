@@ -20,6 +20,7 @@ from dmq.client.connection.router import Router
 from dmq.client.producer.numbered_sender import NumberedBatch, NumberedSender
 from dmq.client.producer.retry_policy import pause_after
 from dmq.errors import Busy, DMQError, NotConnected, TimedOut
+from dmq.model import place_of
 from dmq.protocol import Buffer
 from dmq.protocol.produce import Produce, ProduceReply
 
@@ -33,13 +34,18 @@ _PATIENCE_SECONDS: Final = 30.0
 
 
 class LaneBatch(NumberedBatch):
-    """A ready-made batch on its way."""
+    """A ready-made batch on its way.
 
-    def __init__(self, header: Produce, body: list[Buffer]) -> None:
+    Parameters:
+        shard: that has the queue of the header; 0 is a lone broker.
+    """
+
+    def __init__(self, header: Produce, body: list[Buffer], shard: int = 0) -> None:
         self.header = header
         self.body = body
+        self.place = place_of(header.queue, shard)
         self.size = sum(map(len, body))
-        self.lane = (header.producer_id, header.queue)
+        self.lane = (header.producer_id, self.place)
         self.deadline = 0.0  # by which it must be stored
         self.due_at: float | None = None  # when it is to be sent again
         self.link: Link | None = None  # of the last attempt
@@ -76,13 +82,13 @@ class LaneSender:
         self._bytes = 0
         self._failed: DMQError | None = None
 
-    def send(self, header: Produce, body: list[Buffer]) -> None:
-        """Send a batch once its lane is free and the window has room; returns before it is stored.
+    def send(self, header: Produce, body: list[Buffer], shard: int = 0) -> None:
+        """Send a batch to a shard once its lane is free and the window has room; returns before it is stored.
 
         Raises:
             DMQError: a batch could not be stored, this or one before.
         """
-        batch = LaneBatch(header, body)
+        batch = LaneBatch(header, body, shard)
         self._wait(lambda: batch.lane not in self._under_way and self._bytes < WINDOW_BYTES)
         batch.deadline = time.monotonic() + self._timeout
         with self._changed:
@@ -147,7 +153,7 @@ class LaneSender:
         batch.due_at, batch.link = None, None
         try:
             header = batch.header
-            link = self._router.pool_for(header.topic, header.queue).connection(batch.deadline)
+            link = self._router.pool_for(header.topic, batch.place).connection(batch.deadline)
             batch.sent_at = time.monotonic()
             self._attempts.send(batch, header, link)
             batch.link = link

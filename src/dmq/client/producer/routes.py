@@ -40,6 +40,11 @@ class Route(NamedTuple):
     def of(cls, config: TopicConfig, now: float) -> Route:
         return cls(config.queues, config.priority, now)
 
+    @property
+    def all_places(self) -> Sequence[int]:
+        """Those that take messages; at a lone broker, its queues."""
+        return range(self.queues) if self.places is None else self.places
+
     @classmethod
     def of_slots(cls, row: TopicRoute) -> Route:
         """Of a topic in a cluster."""

@@ -84,7 +84,7 @@ class JournalReader:
     """One connection to a broker. A context manager; used by one thread.
 
     Parameters:
-        servers: `host:port`, several separated by commas, or a URL.
+        servers: `host:port`, several separated by commas, or a URL; of one broker, or the members of one shard.
         app: the name under which the broker sees us.
         timeout: seconds that a broker may be away, and that one question may take with all its repetitions.
 
@@ -99,7 +99,7 @@ class JournalReader:
         self._timeout = timeout
         self._router = Router(
             OneBroker(parse_url(server_url(servers))),
-            PoolSettings(make_hello(app, None), clock or SystemClock(), timeout=timeout),
+            PoolSettings(make_hello(app, None), clock or SystemClock(), timeout=timeout, is_routed=False),
         )
         self._router.open()
         self._ahead = ThreadPoolExecutor(1, "dmq-ahead")

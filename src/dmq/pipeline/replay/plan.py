@@ -37,9 +37,10 @@ class Target(NamedTuple):
     """Where it goes."""
 
     topic: str
-    topic_id: int
+    topic_id: int  # in a cluster, the incarnation
     queues: int
     is_priority: bool
+    places: tuple[int, ...] = ()  # in a cluster, the place that each queue stands for
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
     batch_rows: int = BATCH_ROWS
     batch_bytes: int = BATCH_BYTES
+    places: tuple[int, ...] = ()  # in a cluster: of which shard and queue each queue of the plan is
+
+    def place(self, queue: int) -> int:
+        """The place that a queue of the plan stands for."""
+        return self.places[queue] if self.places else queue
 
     @property
     def total(self) -> int:

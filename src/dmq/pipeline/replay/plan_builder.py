@@ -104,6 +104,7 @@ def make_plan(archive: Archive, selection: Selection, target: Target, plans: Pla
             selection=selection,
             topic=target.topic,
             topic_id=target.topic_id,
+            places=target.places,
             counts=staging.counts,
             bytes=staging.bytes,
             digest=staging.digest(),

@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 
 from dmq.client.connection.router import Router
 from dmq.client.producer.lane_sender import LaneBatch, LaneSender
-from dmq.errors import ArchiveConflict, DMQError, SequenceConflict, TimedOut, UnknownTopic
-from dmq.model import Durability
+from dmq.client.producer.routes import Route
+from dmq.errors import ArchiveConflict, DMQError, SequenceConflict, StaleRoute, TimedOut, UnknownTopic
+from dmq.model import Durability, place_of, place_queue, place_shard
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.replay.batches import Parcel, first_sequence, parcels
 from dmq.pipeline.replay.plan import Plan, Target
@@ -57,12 +58,24 @@ def find_target(router: Router, topic: str) -> Target:
     Raises:
         UnknownTopic: it is not there.
     """
+    if not router.is_single:
+        return _find_in_cluster(router, topic)
     frame = router.pool_for(topic).request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), answer_seconds=ANSWER_SECONDS)
     try:
         info = decode_response(frame).info
     except UnknownTopic as error:
         raise UnknownTopic(f"there is no topic {topic!r} to replay into: create it first", topic=topic) from error
     return Target(topic, info.topic_id, info.config.queues, info.config.priority)
+
+
+def _find_in_cluster(router: Router, topic: str) -> Target:
+    route = router.learn(topic, ANSWER_SECONDS)
+    places = Route.of_slots(route).all_places
+    if route.is_priority:  # which are the queues of each shard: those of one will do
+        places = [place for place in places if place_shard(place) == place_shard(places[0])]
+    if not places:
+        raise StaleRoute(f"no shard takes messages of topic {topic!r} now: open one, or add one to the topic")
+    return Target(topic, route.incarnation, len(places), route.is_priority, tuple(places))
 
 
 def stored_rows(router: Router, plan: Plan) -> dict[int, int]:
@@ -72,19 +85,22 @@ def stored_rows(router: Router, plan: Plan) -> dict[int, int]:
         UnknownTopic: the topic is gone, or was made anew since the plan was.
     """
     target = find_target(router, plan.topic)
-    if target.topic_id != plan.topic_id or target.queues <= max(plan.counts):
+    if target.topic_id != plan.topic_id or (not plan.places and target.queues <= max(plan.counts)):
         raise UnknownTopic(
             f"topic {plan.topic!r} was made anew since replay {plan.replay_id} was planned: replay into it under "
             "another id",
             topic=plan.topic,
         )
-    frame = router.pool_for(plan.topic).request(
-        Command.PRODUCER_STATES, ProducerStates(plan.topic, [plan.producer_id]), answer_seconds=ANSWER_SECONDS
-    )
     rows = dict.fromkeys(plan.counts, 0)
-    for state in decode_response(frame).producers:
-        for queue in state.queues:
-            rows[queue.queue] = queue.next_sequence - first_sequence(queue.queue, 0)
+    queues = {plan.place(queue): queue for queue in plan.counts}
+    for shard in dict.fromkeys(map(place_shard, queues)):
+        frame = router.pool_for(plan.topic, place_of(0, shard)).request(
+            Command.PRODUCER_STATES, ProducerStates(plan.topic, [plan.producer_id]), answer_seconds=ANSWER_SECONDS
+        )
+        for state in decode_response(frame).producers:
+            for found in state.queues:
+                queue = queues[place_of(found.queue, shard)]
+                rows[queue] = found.next_sequence - first_sequence(queue, 0)
     return rows
 
 
@@ -179,7 +195,7 @@ def _send_queue(router: Router, plan: Plan, batches: Iterator[Parcel], run: _Run
                 return
             header = Produce(
                 topic=plan.topic,
-                queue=parcel.queue,
+                queue=place_queue(plan.place(parcel.queue)),
                 count=parcel.rows,
                 keys=parcel.keys,
                 producer_id=plan.producer_id,
@@ -188,7 +204,7 @@ def _send_queue(router: Router, plan: Plan, batches: Iterator[Parcel], run: _Run
                 durability=Durability.FLUSHED,
                 flags=int(_FLAGS),
             )
-            sender.send(header, parcel.body)
+            sender.send(header, parcel.body, place_shard(plan.place(parcel.queue)))
         sender.drain()
     except SequenceConflict as error:
         raise ArchiveConflict(

@@ -30,7 +30,7 @@ from dmq.client.producer.lane_sender import LaneBatch, LaneSender
 from dmq.client.producer.routes import Route
 from dmq.clock import SystemClock
 from dmq.errors import DMQError, InvalidSettings, MessageTooLarge, SequenceConflict, TimedOut
-from dmq.model import MessageId
+from dmq.model import MessageId, place_queue, place_shard
 from dmq.pipeline.sink.encoder import Encoder, Place, runs
 from dmq.pipeline.sink.options import SinkOptions, check_columns, sink_options
 from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, NumberedRows, Writer, courses
@@ -86,6 +86,8 @@ class _Broker:
 
     def route(self, topic: str) -> Route:
         route = self._routes.get(topic)
+        if route is None and not self._router.is_single:
+            route = self._routes[topic] = Route.of_slots(self._router.learn(topic, self._timeout))
         if route is None:
             frame = self._router.pool_for(topic).request(
                 Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._timeout
@@ -95,14 +97,18 @@ class _Broker:
 
     def states(self, topic: str, producer_ids: list[int], is_delayed: bool) -> list[ProducerState]:
         asked = ProducerStates(topic, producer_ids, is_delayed)
-        reply: ProducerStatesReply = decode_response(
-            self._router.pool_asked(asked).request(Command.PRODUCER_STATES, asked, timeout=self._timeout)
-        )
-        return reply.producers
+        found: list[ProducerState] = []
+        for pool in self._router.pools_of(topic):  # an id is known to one shard, since it is of one place
+            reply: ProducerStatesReply = decode_response(
+                pool.request(Command.PRODUCER_STATES, asked, timeout=self._timeout)
+            )
+            found += reply.producers
+        return found
 
-    def mark(self, producer_id: int, sequence: int) -> int | None:
+    def mark(self, place: Place, producer_id: int, sequence: int) -> int | None:
         asked = Find(message_id=MessageId(producer_id, sequence).to_bytes(), max_messages=1)
-        frame = self._router.pool_asked(asked).request(Command.FIND, asked, timeout=self._timeout)
+        pool = self._router.pool_for(place.topic, place.queue)
+        frame = pool.request(Command.FIND, asked, timeout=self._timeout)
         lengths, data = unpack_records(frame.body, len(decode_response(frame).found))
         return RecordView(data, 0, int(lengths[0])).attributes.mark if len(lengths) else None
 
@@ -139,8 +145,8 @@ class _Partition:
     def _course(self, place: Place) -> Course:
         course = self._courses.get(place)
         if course is None:
-            queues = 1 if place.is_delayed else self._broker.route(place.topic).queues
-            places = [place._replace(queue=queue) for queue in range(queues)]
+            queues = [place.queue] if place.is_delayed else self._broker.route(place.topic).all_places
+            places = [place._replace(queue=queue) for queue in queues]
             self._courses |= courses(self._writer, places, self._broker)
             course = self._courses[place]
         return course
@@ -158,11 +164,11 @@ class _Partition:
             )
         flags = (ProduceFlag.NAMED if self._writer.is_named else 0) | (ProduceFlag.DUES if dues else 0)
         header = Produce(
-            place.topic, place.queue, made.count, len(made.hashes), producer_id=numbered.producer_id,
+            place.topic, place_queue(place.queue), made.count, len(made.hashes), producer_id=numbered.producer_id,
             producer_epoch=numbered.epoch, first_sequence=numbered.first_sequence,
             durability=self._options.durability, flags=flags,
         )  # fmt: skip
-        self._sender.send(header, body)
+        self._sender.send(header, body, place_shard(place.queue))
 
     def _late(self, batch: LaneBatch) -> DMQError:
         why = "" if batch.last_error is None else f" ({batch.last_error.message})"

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dmq.client.producer.routes import Route
-from dmq.errors import InvalidMessage
-from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.errors import InvalidMessage, StaleRoute
+from dmq.model import DEFAULT_PRIORITY, Message, place_of, place_shard
 from dmq.pipeline.sink.row_blocks import Block
 from dmq.records import Attributes, Compressor, EncodedBatch, business_hash, encode_attributes, encode_batch
 from dmq.records.encoder import encode_plain
@@ -28,6 +28,7 @@ from dmq.records.encoder import encode_plain
 __all__ = ["Encoder", "Place", "RowRun", "divide", "runs"]
 
 PIECE_BYTES: Final = 1 << 20
+_PLACE_BITS: Final = 40
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -36,8 +37,8 @@ class Place(NamedTuple):
     """Where rows go."""
 
     topic: str
-    queue: int
-    is_delayed: bool = False  # they wait elsewhere, all of a topic together, and the broker finds a queue later
+    queue: int  # a place, which in a cluster names the shard, too
+    is_delayed: bool = False  # they wait elsewhere, all of a shard together, and the broker finds a queue later
 
 
 class RowRun(NamedTuple):
@@ -67,7 +68,7 @@ def runs(
         assert topic is not None
         route = route_of(topic)
         if is_delayed is None and not ordered and not route.is_priority:
-            yield RowRun(Place(topic, turn % route.queues), rows)
+            yield RowRun(Place(topic, _in_turn(route, turn)), rows)
             return
         topics, codes = [topic], np.zeros(rows.num_rows, np.int64)
     else:
@@ -77,9 +78,23 @@ def runs(
     for code, name in enumerate(topics):
         mine = np.flatnonzero(codes == code)
         queues[mine] = _queues(rows, mine, route_of(name), ordered, turn=turn)
+        if is_delayed is not None:
+            # One shard for the whole partition, since each has a number of its own to go on with.
+            queues[mine[is_delayed[mine]]] = place_of(0, place_shard(_in_turn(route_of(name), partition)))
     later = np.zeros(rows.num_rows, np.int64) if is_delayed is None else is_delayed.astype(np.int64)
-    queues[later == 1] = 0
-    yield from _sorted(rows, codes << 9 | later << 8 | queues, topics)
+    yield from _sorted(rows, codes << _PLACE_BITS + 1 | later << _PLACE_BITS | queues, topics)
+
+
+def _in_turn(route: Route, turn: int) -> int:
+    """Any place, one after the other.
+
+    Raises:
+        StaleRoute: none takes messages.
+    """
+    places = route.all_places
+    if not places:
+        raise StaleRoute("no shard takes messages of the topic now: open one, or add one to the topic")
+    return places[turn % len(places)]
 
 
 def _later(rows: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
@@ -94,14 +109,16 @@ def _queues(rows: pa.RecordBatch, mine: _Numbers, route: Route, ordered: bool, t
     """Where these rows of one topic go, as `dmq.client.producer.routes.choose_queue` says, but any queue is one in
     turn."""
     if route.is_priority:
+        first = place_of(0, place_shard(_in_turn(route, turn)))
         if "priority" not in rows.schema.names:
-            return min(DEFAULT_PRIORITY, route.queues - 1)
+            return first + min(DEFAULT_PRIORITY, route.queues - 1)
         priorities: _Numbers = rows.column("priority").to_numpy(zero_copy_only=False)[mine]
-        return np.minimum(priorities, route.queues - 1)
+        return first + np.minimum(priorities, route.queues - 1)
     if not ordered:
-        return turn % route.queues
+        return _in_turn(route, turn)
     coded = rows.column("business_id").take(pa.array(mine)).dictionary_encode()
-    by_code = np.array([business_hash(name) % route.queues for name in coded.dictionary.to_pylist()], np.int64)
+    names = coded.dictionary.to_pylist()
+    by_code = np.array([_in_turn(route, business_hash(name)) for name in names], np.int64)
     queues: _Numbers = by_code[coded.indices.to_numpy(zero_copy_only=False)]
     return queues
 
@@ -113,7 +130,8 @@ def _sorted(rows: pa.RecordBatch, places: _Numbers, topics: list[str]) -> Iterat
     starts = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(places)]
     for start, stop in pairwise(starts):
         place = int(places[start])
-        yield RowRun(Place(topics[place >> 9], place & 0xFF, bool(place & 0x100)), rows.slice(start, stop - start))
+        topic, is_delayed = topics[place >> _PLACE_BITS + 1], bool(place >> _PLACE_BITS & 1)
+        yield RowRun(Place(topic, place & (1 << _PLACE_BITS) - 1, is_delayed), rows.slice(start, stop - start))
 
 
 def divide(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

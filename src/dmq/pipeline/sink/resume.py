@@ -100,7 +100,7 @@ class BrokerMemory(Protocol):
 
     def states(self, topic: str, producer_ids: list[int], is_delayed: bool) -> list[ProducerState]: ...
 
-    def mark(self, producer_id: int, sequence: int) -> int | None:
+    def mark(self, place: Place, producer_id: int, sequence: int) -> int | None:
         """The mark of a stored message; None if it is gone or has none."""
         ...
 
@@ -182,7 +182,7 @@ class Course:
             self._begin_anew("a later micro-batch was written under this name: was the checkpoint removed?")
         elif end > base:
             self._stored = end - base
-            self._mark = memory.mark(self.producer_id, end - 1)
+            self._mark = memory.mark(self._place, self.producer_id, end - 1)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[NumberedRows]:
         """More rows for the place: what to send now.

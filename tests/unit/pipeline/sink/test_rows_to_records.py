@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from dmq.client.producer.routes import Route
-from dmq.errors import InvalidMessage, LimitReached
+from dmq.errors import InvalidMessage, LimitReached, StaleRoute
+from dmq.model import place_of, place_shard
 from dmq.pipeline.sink import resume
 from dmq.pipeline.sink.encoder import PIECE_BYTES, Encoder, Place, divide, runs
 from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, Digest, Writer, courses, producer_id
@@ -100,6 +101,27 @@ def test_other_rows_are_sorted_by_their_place_and_keep_their_order() -> None:
     assert sorted(seen) == [*range(count)]
 
 
+def test_in_a_cluster_rows_go_to_the_places_of_all_shards() -> None:
+    places = [place_of(queue, shard) for shard in (1, 3) for queue in range(2)]
+
+    def spread(_: str) -> Route:
+        return Route(2, False, 0.0, places)
+
+    plain = [run.place.queue for block in blocks([rows_of()], None) for run in runs(block, 1, "t", False, spread)]
+    assert plain == [places[1], places[2], places[3], places[0]]
+    count = 400
+    rows = rows_of(count).append_column("business_id", pa.array([f"u{number % 50}" for number in range(count)]))
+    rows = rows.append_column("delay", pa.array([60.0 * (number % 2) for number in range(count)]))
+    (block,) = blocks([rows], None, ordered=True)
+    found = [run.place for run in runs(block, 2, "t", True, spread)]
+    assert sorted(place.queue for place in found if not place.is_delayed) == places
+    assert [place for place in found if place.is_delayed] == [Place("t", place_of(0, 3), True)], "one shard for all"
+    ranked = [run.place.queue for run in runs(block, 1, "t", False, lambda _: Route(10, True, 0.0, [256, 257]))]
+    assert {place_shard(place) for place in ranked} == {1}
+    with pytest.raises(StaleRoute, match="no shard takes messages"):
+        list(runs(block, 1, "t", False, lambda _: Route(2, False, 0.0, [])))
+
+
 def test_large_rows_are_divided() -> None:
     sizes = [PIECE_BYTES // 3, 2 * PIECE_BYTES, 10, 10, PIECE_BYTES - 5, 5, 6]
     rows = pa.record_batch({"value": pa.array([bytes(size) for size in sizes])})
@@ -166,7 +188,7 @@ class Remembering:
             if pid in self.known
         ]
 
-    def mark(self, producer_id: int, sequence: int) -> int | None:
+    def mark(self, place: Place, producer_id: int, sequence: int) -> int | None:
         _, end, mark = self.known[producer_id]
         assert sequence == end - 1
         return mark
