@@ -225,14 +225,20 @@ class Connection(Peer["Connection"]):
         with self._state:
             return self._session.claim()
 
-    def ask(self, correlation: int, frame: bytes, on_answer: OnAnswer) -> Pending:
+    def ask(self, correlation: int, frame: bytes, on_answer: OnAnswer, *, attended: bool = False) -> Pending:
         """Send a whole frame, with a correlation that was just claimed, and have its answer handed over.
+
+        Parameters:
+            attended: the answer must be read even if no thread waits for it.
 
         Raises:
             DMQError: what ended the connection; nothing was sent.
         """
-        pending = self.expect(correlation, on_answer)
-        self._write((frame,), is_waited_for=True)
+        with self._state:
+            pending = self._session.expect(correlation, on_answer, attended=attended)
+            if attended:
+                self._turns.attend()
+        self._write((frame,), is_waited_for=not attended)
         return pending
 
     def redirect(self, pending: Pending, make: Callable[[], OnAnswer]) -> bool:

@@ -201,8 +201,8 @@ class Turns:
         self.wake_followers()
 
     def _pass_on(self) -> None:
-        if self._lender and self._watcher is not None:
-            return  # the lender is back in a moment, or else the watcher leads
+        if self._leader or (self._lender and self._watcher is not None):
+            return  # the leader passes on when it leaves; the lender is back in a moment, or else the watcher leads
         for follower in tuple(self._followers):
             follower.wake()
             return

@@ -218,15 +218,15 @@ class Session:
         self._next_correlation = correlation % (_OURS - 1) + 1
         return correlation
 
-    def expect(self, correlation: int, on_answer: OnAnswer) -> Pending:
-        """Register a request that was claimed and sent.
+    def expect(self, correlation: int, on_answer: OnAnswer, *, attended: bool = False) -> Pending:
+        """Register a request that was claimed, and sent or about to be.
 
         Raises:
             DMQError: what ended the session.
         """
         if self.closed_by is not None:
             raise self.closed_by
-        pending = self._outstanding[correlation] = Pending(on_answer, correlation, False)
+        pending = self._outstanding[correlation] = Pending(on_answer, correlation, attended)
         return pending
 
     def note_exchange(self) -> None:

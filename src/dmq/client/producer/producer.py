@@ -66,6 +66,8 @@ class Producer:
         self._spooling = core.spooling
         self.straight: Final = StraightPath(core, router)
         self._is_straight = core.options.straight and core.spooling is None
+        if self._is_straight:
+            core.begin_lone = self.straight.begin
         self._watcher: Final = _RouterWatcher(core, transactions)
         router.watch(self._watcher)
 

@@ -67,6 +67,7 @@ class Sender:
         self.accumulator: Final = accumulator
         self.encoder: Final = encoder
         self._policy = policy
+        self.give_up_after: Final = policy.give_up_after
         self._routes = routes
         self._links = links
         self._clock = clock

@@ -1,7 +1,8 @@
 """The straight path of a lone `send`: encode, write, read and answer in the caller's own thread.
 
 It makes none of what many sends need: no batch, no exchange, no pending request, no header struct, no frame. It takes
-its queue's turn and its number as every batch does, so that it can fall back on the general way at any moment.
+its queue's turn and its number as every batch does, so that it can fall back on the general way at any moment. A lone
+`send_async` leaves by it as well, as a batch: its future needs one.
 
 What always holds: it chooses and never decides. Nothing was done for what it does not take. Once its request may have
 gone out, its message is settled, or a batch in the sender's care with its numbers and its bytes: an answer that is not
@@ -106,6 +107,7 @@ class LonePath(Generic[C]):
         self._route_of = core.routes.get
         self._router = router
         self._monotonic = core.clock.monotonic
+        self._give_up_after = core.sender.give_up_after
         self._grooves: dict[tuple[str, str], Groove] = {}
         self.taken = self.left = self.late = 0
 
@@ -181,12 +183,16 @@ class LonePath(Generic[C]):
         with self._sender.lock:
             batch = self._accumulator.take_stand_in(groove[0])
         if not batch.is_done:  # as it is if the producer was closed meanwhile
-            frame, batch.deadline, batch.sent_at = sent
-            batch.key_count = frame[HEAD_BYTES + groove.header_bytes - _REST.size + _KEYS_AT]
-            batch.body = (frame[HEAD_BYTES + groove.header_bytes : -CRC_BYTES],)
-            batch.broker = connection.address
-            self._sender.watch(batch, connection)
+            _, batch.deadline, batch.sent_at = sent
+            self._entrust(batch, groove, sent[0], connection)
         return batch
+
+    def _entrust(self, batch: SendBatch, groove: Groove, frame: bytes, connection: C) -> None:
+        """Give a batch what the sender needs to send it again, and let it look after it."""
+        batch.key_count = frame[HEAD_BYTES + groove.header_bytes - _REST.size + _KEYS_AT]
+        batch.body = (frame[HEAD_BYTES + groove.header_bytes : -CRC_BYTES],)
+        batch.broker = connection.address
+        self._sender.watch(batch, connection)
 
 
 class StraightPath(LonePath[Connection]):
@@ -238,6 +244,42 @@ class StraightPath(LonePath[Connection]):
         finally:
             connection.leave()
         return self.stored(lane, lone, reply)
+
+    def begin(self, topic: str, message: Message, durability: DurabilityName) -> SendBatch | None:
+        """Have a message of `send_async` leave at once: the batch that it is. None if nothing was done.
+
+        Raises:
+            InvalidMessage: it cannot be sent.
+        """
+        found = self._find(topic, message, durability, None)
+        if found is None:
+            return None
+        groove, connection, queues, now = found
+        prepared, correlation, sender = self._prepare(topic, message), connection.claim(), self._sender
+        lone = None
+        with sender.lock:
+            if correlation and sender.closed_by is None:
+                lone = self._accumulator.take_lone(groove[0], len(message.body) + MESSAGE_BYTES, queues)
+            if lone is None:
+                self.left += 1
+                return None
+            batch = self._accumulator.take_stand_in(groove[0])
+        batch.is_attended, batch.sent_at, batch.deadline = True, now, now + self._give_up_after
+        try:
+            frame = request_of(groove, lone, correlation, prepared)
+            self._entrust(batch, groove, frame, connection)
+            batch.pending = connection.ask(
+                correlation, frame, lambda came: sender.answered(batch, connection, came), attended=True
+            )
+        except DMQError as error:  # the connection is closed
+            sender.answered(batch, connection, error)
+        except BaseException:  # of a signal's handler
+            if batch.body is None:
+                self._entrust(batch, groove, request_of(groove, lone, correlation, prepared), connection)
+            sender.answered(batch, connection, NotConnected("it is not known whether the message went out"))
+            raise
+        self.taken += 1
+        return batch
 
     def _follow(
         self, groove: Groove, asked: tuple[Prepared, int, int], connection: Connection, times: tuple[float, float]

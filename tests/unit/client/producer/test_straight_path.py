@@ -6,18 +6,20 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import dmq
 from dmq.client.producer.straight_path import reply_of
-from dmq.errors import UnknownTopic
+from dmq.errors import NotConnected, UnknownTopic
 from dmq.model import Durability, DurabilityName
 from dmq.protocol.commands import Command, error_frame, produce_answer, response_head
 from dmq.protocol.frame import seal_whole
 from dmq.protocol.produce import ProduceReply
 from dmq.testing import TestBroker
+from tests.patience import eventually
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,54 @@ def test_both_ways_send_the_same_and_get_the_same(broker: TestBroker, durability
             "a key that is not ASCII, and the first, take the general way"
         )
         assert off.straight.taken == 0
+
+
+def _tell(told: list[dmq.Receipt | None], receipt: dmq.Receipt | None, _: object) -> None:
+    told.append(receipt)
+
+
+def _was_told(told: list[dmq.Receipt | None], receipt: dmq.Receipt) -> bool:
+    return told[-1:] == [receipt]
+
+
+def test_a_lone_send_async_leaves_by_it_and_is_a_batch_like_any_other(broker: TestBroker) -> None:
+    with broker.connect() as client:
+        for topic in ("async-on", "async-off"):
+            client.admin.create_topic(topic, queues=1)
+        found = []
+        for topic, is_on in (("async-on", True), ("async-off", False)):
+            producer = client.producer(straight=is_on)
+            producer.send(topic, b"first", durability="stored")
+            told: list[dmq.Receipt | None] = []
+            for body, key in ((b"", None), (b"body", "k"), (b"x" * 9000, "k"), (b"body", "\u00fc")):
+                call = partial(_tell, told)
+                receipt = producer.send_async(topic, body, key=key, durability="stored", on_delivery=call).result(30)
+                eventually(partial(_was_told, told, receipt))
+                found.append((is_on, receipt.queue, receipt.offset, receipt.durability))
+            records = client.admin.peek(topic, queue=0)
+            assert [record.offset for record in records] == [0, 1, 2, 3, 4]
+            assert [record.id for record in records[1:]] == [receipt.id for receipt in told if receipt is not None]
+            assert producer.straight.taken == (2 if is_on else 0), "neither a large body nor such a key goes by it"
+        assert [one[1:] for one in found[:4]] == [one[1:] for one in found[4:]]
+
+
+def test_a_lone_send_async_that_is_refused_or_loses_its_connection_is_sent_again(broker: TestBroker) -> None:
+    with broker.connect() as client:
+        client.admin.create_topic("async-closed", queues=1)
+        producer = client.producer(retries=0)
+        producer.send("async-closed", b"x", durability="stored")
+        client.admin.update_topic("async-closed", can_produce=False)
+        with pytest.raises(dmq.NotAllowed):
+            producer.send_async("async-closed", b"x", durability="stored").result(timeout=30)
+        client.admin.update_topic("async-closed", can_produce=True)
+        connection = producer._router.link_for("async-closed")
+        assert connection is not None
+        connection._write = lambda buffers, **_: connection.close(NotConnected("cut"))  # type: ignore[method-assign]
+        taken = producer.straight.taken
+        future = producer.send_async("async-closed", b"y", durability="stored")
+        assert producer.straight.taken == taken + 1
+        assert future.result(timeout=30).offset == 1
+        assert [record.body for record in client.admin.peek("async-closed", queue=0)] == [b"x", b"y"]
 
 
 def test_a_refusal_takes_the_general_way_and_is_told(broker: TestBroker) -> None:
