@@ -305,6 +305,28 @@ def block_use(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Seq
     return None if offsets is None else BlockUse(offsets, sizes)
 
 
+def one_block(
+    lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Sequence[memoryview]
+) -> tuple[int, int] | None:
+    """Of stored records whose first and last have their bodies in one block, where that stands in the journal, and how
+    many bytes they take with their bodies in them; None for others.
+
+    The bodies of a block follow each other as their records do, so those between need no look. Where some of these have
+    their bodies in themselves, they take a pointer more each.
+    """
+    if len(pieces) != 1:
+        return None
+    piece = pieces[0]
+    last = len(piece) - int(lengths[-1])
+    if not piece[layout.FLAGS_AT] & piece[last + layout.FLAGS_AT] & _BLOCK:
+        return None
+    distance, first_place, _ = _POINTER.unpack_from(piece, layout.BODY_AT)
+    last_distance, place, size = _POINTER.unpack_from(piece, last + layout.BODY_AT)
+    if distance != last + last_distance or place < first_place:
+        return None
+    return _block_offset(piece), len(piece) - POINTER_BYTES * len(lengths) + place + size - first_place
+
+
 def _has_blocks(lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Sequence[memoryview]) -> bool:
     """Whether any of a few records, or of a few in each piece, has its body in a block, without arrays."""
     sizes = iter(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths)
@@ -329,9 +351,24 @@ class StoredBlocks(dict[int, memoryview]):
 
     Attributes:
         used: by which records, if they all were read together.
+        alone: if one block has the bodies of all records that were read, how many these are, and how many bytes they
+            take with their bodies in them.
     """
 
     used: BlockUse | None = None
+    alone: tuple[int, int] | None = None
+
+    def behind(
+        self, lengths: Sequence[int] | npt.NDArray[np.integer[Any]], pieces: Sequence[memoryview]
+    ) -> list[Buffer] | None:
+        """Records that were read, and their one block, if it follows them in the journal too, and pays; or None."""
+        if self.alone is None or self.alone[0] != len(lengths) or len(pieces) != 1:
+            return None
+        (at, block), piece = next(iter(self.items())), pieces[0]
+        stood_at: int = layout.U64.unpack_from(piece, layout.JOURNAL_OFFSET_AT)[0]
+        if stood_at + len(piece) != at or len(piece) + len(block) > self.alone[1]:
+            return None
+        return [piece, block]
 
     def plain(self, record: memoryview, expand: Callable[[int, memoryview], bytes]) -> memoryview:
         """A record with its body in it, wherever that stands.
@@ -429,18 +466,22 @@ def check_blocks(
             "nothing of the batch was stored; send it again"
         )
     pointers = read_pointers(buffer, mine)
-    places = np.array(begins)
-    number = np.minimum(np.searchsorted(places, pointers.block_at), len(places) - 1)
-    raw = np.array(raw_sizes)
     # The bodies fill the blocks one after another: so no body is taken twice, and none reaches past its block.
-    before = np.cumsum(pointers.size) - pointers.size
-    is_wrong = (
-        (places[number] != pointers.block_at)
-        | (pointers.place + (np.cumsum(raw) - raw)[number] != before)
-        | (pointers.place + pointers.size > raw[number])
-        | (pointers.size > body_bytes_max)
-    )
-    if is_wrong.any() or int(pointers.size.sum()) != int(raw.sum()):
+    before = np.cumsum(pointers.size)
+    filled = int(before[-1])
+    before -= pointers.size
+    is_wrong: npt.NDArray[np.bool_]
+    if len(begins) == 1:  # as a rule
+        is_wrong = (pointers.block_at != begins[0]) | (pointers.place != before)
+    else:
+        places, raw = np.array(begins), np.array(raw_sizes)
+        number = np.minimum(np.searchsorted(places, pointers.block_at), len(places) - 1)
+        is_wrong = (
+            (places[number] != pointers.block_at)
+            | (pointers.place + (np.cumsum(raw) - raw)[number] != before)
+            | (pointers.place + pointers.size > raw[number])
+        )
+    if is_wrong.any() or filled != sum(raw_sizes) or int(pointers.size.max()) > body_bytes_max:
         raise RecordCorrupt(
             "the bodies of the batch do not fill its blocks as their records say: nothing of it was stored; send it "
             "again"

@@ -27,10 +27,12 @@ from dmq.records.block import (
     BLOCK_BYTES_MAX,
     BLOCK_HEAD_BYTES,
     BodyBlocks,
+    StoredBlocks,
     block_size,
     block_use,
     gather_blocks,
     make_block,
+    one_block,
     plain,
     plain_records,
 )
@@ -291,6 +293,54 @@ def test_any_part_of_stored_records_takes_its_blocks_along(count: int, first: in
         record.verify()
     sizes = np.array(lengths, np.int64)
     assert find_corrupt(raw, np.cumsum(sizes) - sizes, sizes) == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 69), st.integers(1, 70), st.sampled_from([0, 3]))
+def test_records_of_one_block_are_handed_out_with_it_as_they_stand(first: int, count: int, small_every: int) -> None:
+    bodies = json_bodies(70)
+    if small_every:
+        bodies[1::small_every] = [b"small"] * len(bodies[1::small_every])
+    batch = encoded([Message(body) for body in bodies])
+    where: list[tuple[int, int]] = []
+    at = 1000  # in the journal
+    for length in batch.lengths.tolist():
+        struct.pack_into(">Q", batch.data, at - 1000 + layout.JOURNAL_OFFSET_AT, at)
+        where.append((at, length))
+        at += length
+    journal = bytearray(1000) + batch.data
+    view = memoryview(bytes(journal))
+    wanted = where[first : first + count]
+    lengths = [length for _, length in wanted]
+    pieces = [view[wanted[0][0] : wanted[-1][0] + wanted[-1][1]]]
+    found, used = one_block(lengths, pieces), block_use(lengths, pieces)
+    if found is None:
+        ends = {used.offsets[0], used.offsets[-1]} if used is not None else {0}
+        assert 0 in ends, "the first or the last has its body in itself"
+        return
+    assert used is not None
+    assert found[0] == int(used.offsets[0])
+    apart = int((used.offsets == 0).sum())
+    assert found[1] == int(used.sizes.sum()) - 12 * apart
+    blocks = StoredBlocks({found[0]: view[found[0] : found[0] + block_size(view[found[0] :])]})
+    blocks.alone = len(lengths), found[1]
+    behind = blocks.behind(lengths, pieces)
+    whole = gather_blocks(lengths, pieces, blocks, used)
+    if behind is None:
+        assert wanted[-1] != where[69] or len(b"".join(whole)) > found[1], "others stand between, or it does not pay"
+    else:
+        assert b"".join(behind) == b"".join(whole)
+    assert blocks.behind(lengths[1:], pieces) is None
+    assert blocks.behind(lengths, [*pieces, *pieces]) is None
+
+
+def test_records_of_several_pieces_or_blocks_are_looked_through() -> None:
+    batch = encoded([Message(body) for body in json_bodies(70)])
+    piece = memoryview(bytes(batch.data))[: int(batch.lengths.sum())]
+    assert one_block(batch.lengths, [piece]) is not None
+    assert one_block(batch.lengths, [piece, piece]) is None
+    large = encoded([Message(body) for body in json_bodies(3000)])
+    assert one_block(large.lengths, [memoryview(bytes(large.data))[: int(large.lengths.sum())]]) is None
 
 
 def test_plain_takes_the_body_its_pointer_says() -> None:

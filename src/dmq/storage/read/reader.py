@@ -26,6 +26,7 @@ from dmq.records.block import (
     block_size,
     block_use,
     gather_blocks,
+    one_block,
 )
 from dmq.records.check import find_corrupt
 from dmq.records.hashes import id_hash, key_hash
@@ -236,7 +237,14 @@ class Reader:
 
         Bodies count as many bytes as they expand to, so that a block brings no more messages than fit without it.
         """
-        used = block_use(found.lengths, found.pieces) if self.cache.gave_blocks else None
+        if not self.cache.gave_blocks:
+            return found
+        alone = one_block(found.lengths, found.pieces)
+        if alone is not None and alone[1] <= max_bytes:  # as a rule: a batch, or a part of one
+            blocks = self.blocks_at(alone[:1])
+            blocks.alone = len(found.lengths), alone[1]
+            return Slice(*found[:4], corrupt=found.corrupt, blocks=blocks, size=alone[1])
+        used = block_use(found.lengths, found.pieces)
         if used is None:
             return found
         count, total = len(used.sizes), int(used.sizes.sum())
@@ -303,6 +311,9 @@ class Reader:
 
         Returns their lengths and bytes.
         """
+        behind = blocks.behind(lengths, pieces)
+        if behind is not None:
+            return lengths, behind
         used = blocks.used
         if used is None or len(used.sizes) != len(lengths):  # some are left out
             used = block_use(lengths, pieces)
