@@ -62,6 +62,8 @@ log = EventLog(__name__)
 NAME_SERVER: Final = "nameserver"  # how one calls itself in the hello
 LEARN_TRIES: Final = 20  # of a topic that a broker has just created, and another broker may not know of yet
 LEARN_SECONDS: Final = 0.1
+WHEEL_SECONDS: Final = 0.1
+WHEELS_MAX: Final = 4096
 SCOUT_SECONDS: Final = 2.0  # that an address of the URL has to answer while no shard is connected
 
 OnException: TypeAlias = Callable[[DMQError], Any]
@@ -197,6 +199,7 @@ class AnyRouter(Generic[P, L]):
         self._url = table.addresses(table.home)
         self._keeper: RouteKeeper | None = None  # in a cluster
         self._choice = PlaceChoice()
+        self._wheels: dict[tuple[str, int], tuple[float, int, Sequence[int]]] = {}  # until when, of which health
         self.health: Final = ShardHealth()
         """What senders have met at the shards."""
         self._lock = threading.Lock()  # guards what follows
@@ -289,6 +292,7 @@ class AnyRouter(Generic[P, L]):
         """The book has changed: pools follow, and watchers hear of topics."""
         book = self.book
         assert book is not None
+        self._wheels.clear()
         for number in change.shards:
             row = book.shard(number)
             if row is None:
@@ -367,20 +371,31 @@ class AnyRouter(Generic[P, L]):
         """
         if self._only is not None:
             return range(queues)
-        book = self.book
-        if book is not None:
-            row = book.topic(topic)
-            return () if row is None else self._choice.wheel(row.slots, wanted, self._weights(book, row))
+        if self._keeper is not None:
+            return self._wheel(self._keeper.book, topic, wanted)
         return [queue for queue in range(queues) if self.link_for(topic, queue) is not None]
 
-    def _weights(self, book: RouteBook, row: TopicRoute) -> dict[int, int]:
+    def _wheel(self, book: RouteBook, topic: str, wanted: int) -> Sequence[int]:
+        """The places of a topic by the weights of their shards; what was found is good for a moment."""
+        now = self._settings.clock.monotonic()
+        found = self._wheels.get((topic, wanted))
+        if found is not None and now < found[0] and self.health.changes == found[1]:
+            return found[2]
+        if len(self._wheels) >= WHEELS_MAX:
+            self._wheels.clear()
+        row, changes = book.topic(topic), self.health.changes
+        wheel = () if row is None else self._choice.wheel(row.slots, wanted, self._weights(book, row, now))
+        self._wheels[topic, wanted] = (now + WHEEL_SECONDS, changes, wheel)
+        return wheel
+
+    def _weights(self, book: RouteBook, row: TopicRoute, now: float) -> dict[int, int]:
         """The shards that new messages of a topic may go to now, with their weights."""
         weights = {}
         for slot in row.slots:
             shard = book.shard(slot.shard)
             if shard is not None and shard.is_writable and self._pool_at(slot.shard).current() is not None:
                 weights[slot.shard] = shard.weight
-        avoided = self.health.avoided(weights, self._settings.clock.monotonic()) if len(weights) > 1 else ()
+        avoided = self.health.avoided(weights, now) if len(weights) > 1 else ()
         if avoided and len(avoided) < len(weights):
             for number in avoided:
                 del weights[number]
@@ -449,6 +464,7 @@ class AnyRouter(Generic[P, L]):
         with self._lock:
             is_first = not self._missing
             self._missing.add(broker)
+        self._wheels.clear()
         if self._keeper is not None:
             self._keeper.want()
         self.notify(self.listeners.exception, reason)
@@ -457,6 +473,7 @@ class AnyRouter(Generic[P, L]):
 
     def resumed(self, broker: int) -> None:
         """A broker is back."""
+        self._wheels.clear()
         with self._lock:
             self._missing.discard(broker)
             is_last = not self._missing

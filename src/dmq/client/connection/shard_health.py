@@ -39,6 +39,8 @@ class ShardHealth:
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
+        self.changes = 0
+        """Rises when another shard is to be avoided."""
 
     def _of(self, shard: int) -> _Record:
         record = self._records.get(shard)
@@ -58,6 +60,7 @@ class ShardHealth:
         pause = min(FAILED_MAX, FAILED_MIN * 2**record.failures)
         record.failures = min(record.failures + 1, 10)
         record.until = now + (pause if seconds is None else min(seconds, FAILED_MAX))
+        self.changes += 1
 
     def answered(self, shard: int, seconds: float, now: float) -> None:
         """A shard has stored a message, after so long."""
@@ -70,6 +73,7 @@ class ShardHealth:
         others = [other.mean for other in self._records.values() if other is not record and other.count >= SAMPLES_MIN]
         if others and record.mean > SLOW_FACTOR * median(others):
             record.until = now + SLOW_SECONDS
+            self.changes += 1
             record.count = 0  # it gets another chance then
 
     def avoided(self, shards: Iterable[int], now: float) -> list[int]:

@@ -33,7 +33,7 @@ from dmq.client.connection.threads import Waiter
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.client.producer.retry_policy import History
 from dmq.errors import ConsumeTimeout, DMQError, OutOfRetries
-from dmq.model import Durability, Message, MessageId, Receipt
+from dmq.model import Durability, Message, MessageId, Receipt, place_queue, place_shard
 from dmq.protocol.produce import ProduceReply
 from dmq.records import ANY_QUEUE
 
@@ -156,12 +156,13 @@ class Outcome:
         assert reply is not None
         message_id = MessageId(self.producer_id, self.first_sequence + index)
         if isinstance(reply, Spooled):
-            return Receipt(message_id, self.topic, reply.queue, -1, durability="spooled")
+            queue = place_queue(reply.queue) if reply.queue >= 0 else -1
+            return Receipt(message_id, self.topic, queue, -1, durability="spooled", shard=self.shard)
         offset = reply.first_offset + index if self.has_offsets else -1
         # A delayed or prepared message gets its queue with its place.
         queue = -1 if reply.queue == ANY_QUEUE else reply.queue
         level = DURABILITY_NAMES[reply.durability]
-        return Receipt(message_id, self.topic, queue, offset, durability=level, shard=reply.shard)
+        return Receipt(message_id, self.topic, queue, offset, durability=level, shard=self.shard)
 
     def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
         """Tell what became of one message; only once that is known. Returns what the function does."""
@@ -178,8 +179,13 @@ class Outcome:
         told = ConsumeTimeout(error.message, **error.detail)
         message_id = MessageId(self.producer_id, self.first_sequence + index)
         queue, offset = error.detail.get("queue", -1), error.detail.get("offset", -1 - index)
-        told.receipt = Receipt(message_id, self.topic, queue, offset + index, durability="flushed")
+        told.receipt = Receipt(message_id, self.topic, queue, offset + index, durability="flushed", shard=self.shard)
         return told
+
+    @property
+    def shard(self) -> int:
+        """The number of the shard that has its messages; 0 of a lone broker."""
+        return 0
 
 
 class LaneKey(NamedTuple):
@@ -219,6 +225,7 @@ class SendBatch(Outcome, NumberedBatch):
     sent_at: float | None = None  # for the first time
     deadline: float | None = None
     moves = 0  # to another broker
+    moved_at = 0.0  # for the first time
     resends = 0
     previous_sequence: int | None = None  # of the message before it in its queue, if that one may be under way
     is_tried = False  # it went out, or was about to
@@ -248,6 +255,10 @@ class SendBatch(Outcome, NumberedBatch):
             self.messages = [Message(*pair) for pair in zip(self.bodies, self.keys, strict=True)]
             self.bodies, self.keys = [], []
         self.messages.append(message)
+
+    @property
+    def shard(self) -> int:
+        return place_shard(max(0, self.queue))
 
     def drop_messages(self) -> None:
         """Let go of what was encoded."""
@@ -513,7 +524,7 @@ class Accumulator:
 
         Parameters:
             lane: one for any queue.
-            queues: how many the topic has, all of them reachable.
+            queues: how many the topic has, all of them reachable; in a cluster, ~place of the one place to take.
         """
         if lane.under_way or lane.gathering is not None or lane.ready:
             return None
@@ -521,6 +532,8 @@ class Accumulator:
             return None
         stream, place, turn = lane.stream, lane.place, lane.turn
         under_way, queue, sequence = stream.under_way, turn % queues, stream.next_sequence
+        if queues < 0:
+            queue = ~queues
         if (place, queue) in under_way:
             turn = _turn(lane, range(queues), overlaps=False)
             if turn < 0:
@@ -696,6 +709,22 @@ class Accumulator:
         if not lane.place:
             return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
         return [other for other in lane.stream.lanes[lane.key.topic] if not other.is_idle]
+
+    def put_back(self, batch: SendBatch) -> tuple[list[Lane], SendBatch | None]:
+        """A batch that is stored nowhere is to get another place, and other numbers: it is the next one of its lane.
+
+        Its numbers rise in the place it gets, as those of others do that went there meanwhile.
+
+        Returns:
+            The lanes that may have waited for the place that it had, and the batch that was held behind it.
+        """
+        lanes, released = self.finished(batch), self.released(batch)
+        self._unsettled[batch] = None
+        batch.queue = batch.first_sequence = -1
+        batch.sent_at = batch.previous_sequence = None
+        batch.is_tried = batch.is_out = batch.is_held = False
+        batch.lane.ready.appendleft(batch)
+        return (lanes if batch.lane in lanes else [*lanes, batch.lane]), released
 
     @staticmethod
     def first_under_way(batch: SendBatch) -> SendBatch:

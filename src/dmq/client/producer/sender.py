@@ -32,7 +32,17 @@ from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import RetryPolicy, Step
 from dmq.client.producer.routes import Route, Routes
 from dmq.clock import Clock
-from dmq.errors import Busy, DMQError, NotConnected, NotLeader, OutOfOrder, OutOfRetries, UnknownTopic
+from dmq.errors import (
+    Busy,
+    DMQError,
+    NotConnected,
+    NotLeader,
+    OutOfOrder,
+    OutOfRetries,
+    RateLimited,
+    StaleRoute,
+    UnknownTopic,
+)
 from dmq.event_log import EventLog
 from dmq.model import Durability, place_queue, place_shard
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
@@ -48,6 +58,10 @@ log = EventLog(__name__)
 SCAN_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 AGAIN_SECONDS: Final = 0.5  # a sender that asks again and again has its batch sent again no sooner
+ROUTE_SECONDS: Final = 0.3  # that a new route of a topic has to come, before a batch is sent again
+LEADER_SECONDS: Final = 1.0  # that a shard has to find a leader, before another one takes its messages
+MOVES_MAX: Final = 3  # to other shards, and within how many seconds
+MOVES_SECONDS: Final = 5.0
 _BODY_BYTES_MAX: Final = 4 << 20  # before a broker has told its own
 
 
@@ -71,6 +85,7 @@ class Sender:
         self._routes = routes
         self._links = links
         self._clock = clock
+        self._is_single = links.is_single
         self._attempts: NumberedSender[SendBatch] = NumberedSender(self)
         self.answered: Final = self._attempts.answered
         self._under_way: dict[SendBatch, Link] = {}
@@ -213,6 +228,8 @@ class Sender:
 
     def unanswered(self, batch: SendBatch, error: DMQError) -> None:
         """The connection broke: the batch goes out again over the next one."""
+        if not self._is_single:
+            self._links.health.failed(batch.shard, self._clock.monotonic())
         self._disturbed(batch)
         self._park(batch)
 
@@ -226,6 +243,8 @@ class Sender:
             batch.last_error = None if first is batch else first.last_error
             batch.is_attended = True
             self._send_anew(batch)
+            return
+        if not self._is_single and self._refused_by_shard(batch, error):
             return
         if isinstance(error, NotLeader) and self._links.link_for(batch.topic, batch.queue) is not link:
             batch.is_attended = True
@@ -249,6 +268,49 @@ class Sender:
             )
         else:
             self._links.call_later(decision.pause, lambda: self._again(batch))
+
+    def _refused_by_shard(self, batch: SendBatch, error: DMQError) -> bool:
+        """A shard of a cluster refused a batch: whether it goes to another shard instead, or its topic is asked for."""
+        now, shard = self._clock.monotonic(), batch.shard
+        if isinstance(error, UnknownTopic | StaleRoute):
+            self._links.stale(batch.topic)
+            if batch.is_refreshed and isinstance(error, UnknownTopic):
+                return False
+            batch.is_refreshed = batch.is_attended = True
+            self._links.call_later(ROUTE_SECONDS, lambda: self._routed(batch))
+            return True
+        if not error.retriable or isinstance(error, RateLimited):
+            return False
+        self._links.health.failed(shard, now, error.retry_after)
+        return self._move(batch)
+
+    def _routed(self, batch: SendBatch) -> None:
+        """The routes have been asked for: a batch that was refused goes out again."""
+        if not self._move(batch):
+            self._again(batch)
+
+    def _move(self, batch: SendBatch) -> bool:
+        """Have another shard take a batch that no broker has stored, if it may go to any, and there is another."""
+        if batch.is_done or batch.is_unanswered or batch.lane.key.queue >= 0 or batch.moves >= MOVES_MAX:
+            return False
+        now, route = self._clock.monotonic(), self._routes.get(batch.topic)
+        if batch.moves and now - batch.moved_at > MOVES_SECONDS:
+            return False
+        places = self._links.reachable(batch.topic, route.queues if route else 1, batch.lane.key.queue)
+        if not any(place_shard(place) != batch.shard for place in places):
+            return False
+        batch.moved_at = batch.moved_at if batch.moves else now
+        batch.moves += 1
+        batch.is_attended = True
+        with self.lock:
+            if batch in self._parked:
+                self._parked.remove(batch)
+            lanes, released = self.accumulator.put_back(batch)
+        if released is not None:
+            self._again(released)
+        for lane in lanes:
+            self.pump(lane)
+        return True
 
     def _send_anew(self, batch: SendBatch) -> None:
         """Send a batch of which nothing was looked at: unless it went out before, it is as good as never sent."""
@@ -299,6 +361,17 @@ class Sender:
             self._end(batch, error=closed_by)
         elif (link := self._links.link_for(batch.topic, batch.queue)) is not None:
             self.connected(link)
+        elif not self._is_single and not batch.is_unanswered and batch.lane.key.queue < 0:
+            self._links.call_later(LEADER_SECONDS, lambda: self._move_parked(batch))
+
+    def _move_parked(self, batch: SendBatch) -> None:
+        """A shard has had no leader for a while: another one takes what waits for it and may go there."""
+        with self.lock:
+            is_parked = batch in self._parked
+        if is_parked:
+            self._links.health.failed(batch.shard, self._clock.monotonic())
+            if not self._move(batch):
+                self._links.call_later(LEADER_SECONDS, lambda: self._move_parked(batch))
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -517,7 +590,12 @@ class Sender:
             for lane in lanes:
                 self.pump(lane)
 
-    stored = _end  # what follows when a broker has a batch
+    def stored(self, batch: SendBatch, reply: ProduceReply) -> None:
+        """A broker has a batch."""
+        if not self._is_single and batch.sent_at and not batch.is_unanswered:
+            now = self._clock.monotonic()
+            self._links.health.answered(batch.shard, now - batch.sent_at, now)
+        self._end(batch, reply)
 
     def _call_back(self, batch: SendBatch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
         """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.

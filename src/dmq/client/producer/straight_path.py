@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.link import Link
+from dmq.client.connection.place_choice import ANY
 from dmq.client.connection.router import AnyRouter
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.socket import LONE_SECONDS
@@ -29,7 +30,7 @@ from dmq.client.producer.core import Core
 from dmq.client.producer.routes import FRESH_SECONDS
 from dmq.compiled import find
 from dmq.errors import DMQError, NotConnected
-from dmq.model import Durability, DurabilityName, Message, MessageId, Receipt
+from dmq.model import Durability, DurabilityName, Message, MessageId, Receipt, place_shard
 from dmq.protocol.commands import Command
 from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, Frame, Kind
 from dmq.protocol.header import UNREADABLE, encode_header
@@ -48,6 +49,7 @@ _ALONE: Final = frozenset((Durability.STORED, Durability.FLUSHED, Durability.REP
 # large numbers at their full size, which MessagePack allows. The other fields have defaults, and are left out.
 _REST: Final = struct.Struct(">BBBBBQBBQB")
 _KEYS_AT: Final = 3
+_QUEUE: Final = 0xFF  # of a place
 _FIELDS: Final = 8
 _pack_rest: Final = _REST.pack
 _pack_head: Final = HEAD.pack
@@ -106,6 +108,7 @@ class LonePath(Generic[C]):
         self._now_ms = core.clock.now_ms
         self._route_of = core.routes.get
         self._router = router
+        self._is_single = router.is_single
         self._monotonic = core.clock.monotonic
         self._give_up_after = core.sender.give_up_after
         self._grooves: dict[tuple[str, str], Groove] = {}
@@ -116,7 +119,8 @@ class LonePath(Generic[C]):
     ) -> tuple[Groove, C, int, float] | None:
         """How a message would go: over which connection, to one of how many queues, and what time it is.
 
-        None if it is not for this path.
+        In a cluster it has one place, of the connection's shard, and ~place stands for the number of queues. None if it
+        is not for this path.
 
         Raises:
             InvalidMessage: it cannot be sent.
@@ -129,7 +133,10 @@ class LonePath(Generic[C]):
         if lane.under_way or lane.gathering is not None or lane.ready or len(message.body) > _BODY_BYTES_MAX:
             self.left += 1
             return None
-        route, now, connection = self._route_of(topic), self._monotonic(), self._router.link_for(topic)
+        route, now, place = self._route_of(topic), self._monotonic(), ANY
+        if not self._is_single:
+            place = self._place(topic, lane)
+        connection = self._router.link_for(topic, place) if place >= ANY else None
         if (
             route is None or now - route.fetched_at >= FRESH_SECONDS or route.is_priority
             or connection is None or not connection.is_checked
@@ -138,12 +145,18 @@ class LonePath(Generic[C]):
             self.left += 1
             return None
         self._core.check_plain(topic, message)
-        return groove, connection, route.queues, now
+        return groove, connection, route.queues if place < 0 else ~place, now
+
+    def _place(self, topic: str, lane: Lane) -> int:
+        """The place whose turn it is; less than ANY if there is none now."""
+        route = self._route_of(topic)
+        places = self._router.reachable(topic, route.queues) if route is not None else ()
+        return places[lane.turn % len(places)] if places else ANY - 1
 
     def _groove(self, topic: str, durability: DurabilityName) -> Groove | None:
         """What the messages of a topic have in common, if the first one has been sent."""
         lane = self._core.plain_lane(topic, durability)
-        if lane is None or lane.key.durability not in _ALONE or not self._router.is_single:
+        if lane is None or lane.key.durability not in _ALONE:
             return None
         front = bytes((0x90 | _FIELDS,)) + encode_header(topic)
         header_bytes = len(front) + _REST.size
@@ -165,6 +178,11 @@ class LonePath(Generic[C]):
         body, keys = self._encoder.encode_lone(topic, message)
         return None, body, None, keys
 
+    def note_answer(self, lone: Lone, began: float) -> None:
+        """A message that was begun at this moment is stored, by a shard of a cluster."""
+        now = self._monotonic()
+        self._router.health.answered(place_shard(lone[0]), now - began, now)
+
     def stored(self, lane: Lane, lone: Lone, reply: Reply) -> Receipt | SendBatch:
         """A message is stored: its receipt, or its batch if somebody waits for its end."""
         self.taken += 1
@@ -173,6 +191,9 @@ class LonePath(Generic[C]):
             batch = None if self._accumulator.end_lone(lane, lone) else self._accumulator.take_stand_in(lane)
         if batch is None:
             message_id = _new(MessageId, (lane.stream.producer_id, lone[1]))
+            if lone[0] > _QUEUE:
+                shard = place_shard(lone[0])
+                return Receipt(message_id, lane.place, queue, offset, durability=DURABILITY_NAMES[level], shard=shard)
             return Receipt(message_id, lane.place, queue, offset, durability=DURABILITY_NAMES[level])
         self._sender.stored(batch, ProduceReply(queue, offset, 0, Durability(level)))
         return batch
@@ -243,6 +264,8 @@ class StraightPath(LonePath[Connection]):
             raise
         finally:
             connection.leave()
+        if not self._is_single:
+            self.note_answer(lone, now)
         return self.stored(lane, lone, reply)
 
     def begin(self, topic: str, message: Message, durability: DurabilityName) -> SendBatch | None:
@@ -389,10 +412,10 @@ def request_of(groove: Groove, lone: Lone, correlation: int, prepared: Prepared)
     shape, body, key, number = prepared
     producer_id = lane.stream.producer_id
     if shape is not None:
-        numbers = (correlation, lone[0], producer_id, lone[1], level, number)
+        numbers = (correlation, lone[0] & _QUEUE, producer_id, lone[1], level, number)
         return _lone_frame(front, shape, body, key, numbers=numbers)  # type: ignore[no-any-return]
     head = _pack_head(frame_bytes + len(body), WIRE_FORMAT, _REQUEST, _PRODUCE, 0, 0, correlation, header_bytes)
-    rest = _pack_rest(0xCC, lone[0], 1, number, 0xCF, producer_id, 0, 0xCF, lone[1], level)
+    rest = _pack_rest(0xCC, lone[0] & _QUEUE, 1, number, 0xCF, producer_id, 0, 0xCF, lone[1], level)
     frame = b"".join((head, front, rest, body))
     return frame + _pack_crc(crc32c(frame))
 

@@ -52,6 +52,7 @@ def test_each_place_goes_to_the_leader_of_its_shard() -> None:
     assert not router.is_single
     assert sorted(router.reachable("orders", 2)) == [place_of(queue, number) for number in (1, 2) for queue in (0, 1)]
     one.is_usable = False
+    router.interrupted(1, NotConnected("gone"))
     assert sorted(router.reachable("orders", 2)) == [place_of(0, 2), place_of(1, 2)]
 
 
