@@ -1,0 +1,96 @@
+"""Producers over three shards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import dmq
+import dmq.aio
+from dmq.model import place_of
+from dmq.records import business_hash
+from tests.integration.cluster.processes import ClusterProcesses
+
+pytestmark = [pytest.mark.uncounted, pytest.mark.xdist_group("cluster")]
+
+
+@pytest.fixture(scope="module")
+def client(cluster: ClusterProcesses) -> Iterator[dmq.Client]:
+    with dmq.connect(cluster.url, timeout=30) as connected:
+        yield connected
+
+
+def test_lone_sends_go_to_all_shards_in_their_own_threads(client: dmq.Client) -> None:
+    client.admin.create_topic("lone", queues=2)
+    with client.producer(timeout=30) as producer:
+        receipts = [producer.send("lone", b"%d" % number) for number in range(120)]
+        assert producer.straight.taken > 100
+    shares = Counter(receipt.shard for receipt in receipts)
+    assert {*shares} == {1, 2, 3}
+    assert min(shares.values()) >= 36, shares
+    assert {receipt.queue for receipt in receipts} == {0, 1}
+    assert len({(one.shard, one.queue, one.offset) for one in receipts}) == 120
+    assert len({receipt.id for receipt in receipts}) == 120
+
+
+def test_many_and_asynchronous_sends_go_to_all_shards(client: dmq.Client) -> None:
+    client.admin.create_topic("many", queues=2)
+    with client.producer(timeout=30) as producer:
+        receipts = [*producer.send_many("many", [dmq.Message(b"%d" % number) for number in range(20_000)])]
+        futures = [producer.send_async("many", b"%d" % number) for number in range(5000)]
+        receipts += [future.result(30) for future in futures]
+    assert {receipt.shard for receipt in receipts} == {1, 2, 3}
+    assert len({(one.shard, one.queue, one.offset) for one in receipts}) == 25_000
+
+
+def test_ordered_messages_are_divided_over_all_places(client: dmq.Client) -> None:
+    client.admin.create_topic("ordered", queues=2)
+    places = [place_of(queue, shard) for shard in (1, 2, 3) for queue in (0, 1)]
+    with client.producer(timeout=30) as producer:
+        for name in (f"u-{number}" for number in range(60)):
+            receipt = producer.send("ordered", b"x", business_id=name, ordered=True)
+            assert place_of(receipt.queue, receipt.shard) == places[business_hash(name) % 6]
+        messages = [dmq.Message(b"x", business_id=f"u-{number}", ordered=True) for number in range(60)]
+        for message, receipt in zip(messages, producer.send_many("ordered", messages), strict=True):
+            assert place_of(receipt.queue, receipt.shard) == places[business_hash(message.business_id or "") % 6]
+
+
+def test_a_priority_is_a_queue_of_any_shard(client: dmq.Client) -> None:
+    client.admin.create_topic("urgent", priority=True)
+    with client.producer(timeout=30) as producer:
+        receipts = [producer.send("urgent", b"x", priority=7) for _ in range(30)]
+        receipts += [*producer.send_many("urgent", [dmq.Message(b"x", priority=7)] * 30)]
+    assert {receipt.queue for receipt in receipts} == {7}
+    assert {receipt.shard for receipt in receipts} == {1, 2, 3}
+
+
+def test_an_asyncio_producer_does_the_same(cluster: ClusterProcesses) -> None:
+    async def main() -> None:
+        async with dmq.aio.connect(cluster.url, timeout=30) as client:
+            await client.admin.create_topic("loop", queues=2)
+            producer = client.producer(timeout=30)
+            receipts = [await producer.send("loop", b"%d" % number) for number in range(60)]
+            assert producer.straight.taken > 50
+            receipts += [*await producer.send_many("loop", [dmq.Message(b"x")] * 9000)]
+            futures = [await producer.send_async("loop", b"x") for _ in range(1000)]
+            receipts += [await future for future in futures]
+            assert {receipt.shard for receipt in receipts} == {1, 2, 3}
+            assert len({(one.shard, one.queue, one.offset) for one in receipts}) == len(receipts)
+            pinned = [await producer.send("loop", b"x", business_id="u", ordered=True) for _ in range(5)]
+            assert len({(one.shard, one.queue) for one in pinned}) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_consumed_send_waits_for_the_group_at_its_shard(client: dmq.Client) -> None:
+    client.admin.create_topic("asked", queues=1)
+    with client.producer(timeout=30) as producer, client.consumer("asked", "answering") as consumer:
+        sent = [
+            producer.send_async("asked", b"%d" % n, durability="consumed", consumed_by="answering") for n in range(6)
+        ]
+        for _ in range(6):
+            next(consumer).ack()
+        assert {future.result(30).durability for future in sent} == {"consumed"}
