@@ -25,6 +25,7 @@ from dmq.registry.contents import (
 )
 from dmq.registry.paths import Paths, name_of
 from dmq.registry.registry import Entry, Operation, Put, Registry
+from dmq.registry.watch import Watch
 
 __all__ = ["UNAVAILABLE", "ShardView"]
 
@@ -45,7 +46,7 @@ class ShardView:
         cluster: of the registry; None if it has none.
         record, version: of the shard, and the version of its entry; None if there is none.
         leader, leader_entry: who holds `/leader`; None if nobody does.
-        nodes: brokers that run, by name.
+        nodes: members of the record that run, by name.
         is_down: the registry did not answer the last time.
         trouble: what is wrong with our entries, though it answers, and what to do; empty if nothing is.
     """
@@ -62,6 +63,7 @@ class ShardView:
         self.nodes: dict[str, NodeContent] = {}
         self.is_down = False
         self.trouble = ""
+        self._members: list[str] = []  # by name, of the last record that was there
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_wanted = asyncio.Event()
@@ -117,10 +119,11 @@ class ShardView:
                     log.debug("registry not read", shard=self.shard, error=error)
                     await asyncio.sleep(_AGAIN_SECONDS)
                     continue
-                await self._something(ours.next(), nodes.next())
+                await self._something(ours, nodes)
 
-    async def _something(self, *news: object) -> None:
-        tasks = [asyncio.ensure_future(one) for one in (*news, self._is_wanted.wait())]  # type: ignore[call-overload]
+    async def _something(self, ours: Watch, nodes: Watch) -> None:
+        waits = (ours.next(), self._members_of(nodes), self._is_wanted.wait())
+        tasks: list[asyncio.Future[object]] = [asyncio.ensure_future(one) for one in waits]
         try:
             await asyncio.wait(tasks, timeout=_REREAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -128,6 +131,13 @@ class ShardView:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._is_wanted.clear()
+
+    async def _members_of(self, nodes: Watch) -> None:
+        """Wait until a member's entry has changed; those of a thousand other brokers change every 30 seconds."""
+        while True:
+            changes = await nodes.next()
+            if changes.is_all or not {*map(name_of, changes.paths)}.isdisjoint(self._members):
+                return
 
     # --- reading and writing ----------------------------------------------------------------------------------------
 
@@ -146,11 +156,11 @@ class ShardView:
         cluster = await registry.read(paths.cluster)
         record = await registry.read(paths.shard(self.shard))
         leader = await registry.read(paths.leader(self.shard))
-        try:
-            nodes = await registry.children(paths.nodes)
-        except UnknownEntry:
-            nodes = []
         found_cluster, found_record = _decoded(ClusterContent, cluster), _decoded(ShardContent, record)
+        if found_record is not None:
+            self._members = [*found_record.members]
+        # Of members alone: a cluster may have a thousand brokers more.
+        nodes = [entry for path in map(paths.node, self._members) if (entry := await registry.read(path)) is not None]
         gone = _gone(self.cluster, found_cluster, paths.cluster) or _gone(
             self.record, found_record, paths.shard(self.shard)
         )

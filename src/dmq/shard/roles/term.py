@@ -462,6 +462,8 @@ class Term:
             self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
             return
         if not is_known:
+            if self._view.leader_entry is None:
+                self._session = 0  # somebody took `/leader` away: no other entry of ours is a right to serve
             return
         if self._registry.session != self._session:
             await self._try(self._claim)
