@@ -13,11 +13,22 @@ import pytest
 
 from dmq import cli
 from dmq.clock import SystemClock
-from dmq.errors import DMQError, NotAllowed, RegistryConflict, RegistryDown, Unsupported, WriteUnknown
+from dmq.errors import Busy, DMQError, NotAllowed, RegistryConflict, RegistryDown, Unsupported, WriteUnknown
 from dmq.net.link import Link
-from dmq.protocol.commands import Command
+from dmq.protocol.cluster.route import Route, RouteChanged, RouteReply, SlotRoute
+from dmq.protocol.commands import Command, decode_request
+from dmq.protocol.frame import Frame
 from dmq.protocol.read import Offsets
-from dmq.registry.contents import ClusterContent, decode_content, encode_content, hex_id
+from dmq.registry.contents import (
+    ClusterContent,
+    NodeContent,
+    ShardContent,
+    TopicContent,
+    decode_content,
+    encode_content,
+    hex_id,
+)
+from dmq.registry.metadata import Metadata
 from dmq.registry.name_server.client import NameServerClient, ServerAddress
 from dmq.registry.name_server.server import NameServer
 from dmq.registry.name_server.sql_backend import SqlBackend
@@ -208,6 +219,57 @@ def test_a_registry_can_be_read_with_the_tools_of_its_database(tmp_path: Path) -
         await server.stop()
 
     run_on_loop(main())
+
+
+def test_a_name_server_answers_route_and_tells_when_routes_change(name_server: NameServerProcess) -> None:
+    async def main() -> None:
+        pushed: asyncio.Queue[Frame] = asyncio.Queue()
+        link = await Link.open(
+            name_server.address, "app", clock=SystemClock(), peer="name server", on_push=pushed.put_nowait
+        )
+        client = await NameServerClient.open([name_server.address], "b1", timeout=PATIENCE_S)
+        paths, leader = Paths(), hex_id(7)
+        shard = ShardContent(number=1, members={"a": leader}, leader=leader, epoch=3)
+        node = NodeContent(address="a:9611", shard="s1", replica=leader)
+        await client.write(paths.folders())
+        await client.write(
+            [
+                Create(paths.cluster, encode_content(ClusterContent(id=hex_id(9)))),
+                Create(paths.shard("s1"), encode_content(shard)),
+                Create(paths.node("a"), encode_content(node), ephemeral=True),
+            ]
+        )
+
+        async def ask() -> RouteReply | None:
+            try:
+                reply: RouteReply = await link.request(Command.ROUTE, Route(["orders"], is_watched=True))
+            except Busy:
+                return None  # it has not read the cluster yet
+            return reply if reply.shards else None
+
+        await eventually(ask)
+        topic = TopicContent(incarnation=hex_id(5), slots=[("s1", 4)])
+        await Metadata(client, paths).write(
+            [Create(paths.topic("orders"), encode_content(topic))], paths.topic("orders")
+        )
+        while True:
+            changed = decode_request(await pushed.get())
+            if isinstance(changed, RouteChanged) and changed.topics == ["orders"]:
+                break
+        found = await ask()
+        assert found is not None
+        assert (found.cluster, found.topics[0].slots) == (9, [SlotRoute(1, 4)])
+        assert (found.shards[0].leader, found.shards[0].epoch) == ("a:9611", 3)
+        await client.close()  # and the broker with it
+        await eventually(lambda: _has_no_leader(link))
+        link.close(DMQError("done"))
+
+    run_on_loop(main())
+
+
+async def _has_no_leader(link: Link) -> bool:
+    reply: RouteReply = await link.request(Command.ROUTE, Route())
+    return reply.shards[0].leader == ""
 
 
 def test_a_pull_now_and_then_says_that_anything_may_have_changed(name_server: NameServerProcess) -> None:

@@ -1,6 +1,6 @@
 """Two name servers over one PostgreSQL or MariaDB: they die, stand still and are cut off, and so is their database.
 
-PostgreSQL goes through the shorter part in every run; `./scripts/soak` does all of it on both.
+`tests/integration/shard/test_name_servers.py` does some of it in every run, with brokers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,11 @@ from dmq.testing.proxy import ChaosProxy
 from tests.databases import DatabaseServers
 from tests.integration.registry.name_servers import NameServerPair, insist, run_on_loop
 from tests.integration.registry.registries import PATIENCE_S, eventually, new_root
-from tests.sampling import IS_SOAK
 
 SESSION = 2.0
 _names = itertools.count(1)
 
-pytestmark = pytest.mark.parametrize(
-    "kind", [pytest.param("postgresql", marks=pytest.mark.sampled), pytest.param("mariadb", marks=pytest.mark.soak)]
-)
+pytestmark = [pytest.mark.soak, pytest.mark.parametrize("kind", ["postgresql", "mariadb"])]
 
 
 @pytest.fixture
@@ -61,16 +58,15 @@ def test_a_session_goes_on_whatever_happens_to_name_servers_and_their_database(k
                 while (await other.read(f"{root}/a")).value != b"%d" % count:  # type: ignore[union-attr]
                     await watch.next()
 
-        for _ in range(3 if IS_SOAK else 1):
+        for _ in range(3):
             for what, do, undo in troubles(pair):
                 at = pair.serving(client)
                 await asyncio.to_thread(do, at)
                 await go_on(f"{what}: moved")
                 assert client.address != pair.addresses[at], what
                 await asyncio.to_thread(undo, at)
-                if IS_SOAK:
-                    await asyncio.sleep(SESSION)  # sessions live by beats, which nobody disturbs now
-                    await go_on(f"{what}: over")
+                await asyncio.sleep(SESSION)  # sessions live by beats, which nobody disturbs now
+                await go_on(f"{what}: over")
         assert await client.read(f"{root}/o") is not None
         assert other.session == rival
 
@@ -80,7 +76,7 @@ def test_a_session_goes_on_whatever_happens_to_name_servers_and_their_database(k
         with pytest.raises((RegistryDown, WriteUnknown)):
             await client.write([Put(f"{root}/a", b"never", None)])
         client.timeout = other.timeout = PATIENCE_S
-        await asyncio.sleep(60.0 if IS_SOAK else 1.5 * SESSION)
+        await asyncio.sleep(60.0)
         await asyncio.to_thread(pair.database.start)
         await go_on("the database is back")
         assert other.session == rival
@@ -104,7 +100,6 @@ def troubles(pair: NameServerPair) -> list[tuple[str, Callable[[int], object], C
     ]
 
 
-@pytest.mark.soak
 def test_what_one_writes_the_other_tells_soon(kind: str, pair: NameServerPair) -> None:
     async def main() -> None:
         one, other = [await NameServerClient.open([at], "b", timeout=PATIENCE_S) for at in pair.addresses]
@@ -125,7 +120,6 @@ def test_what_one_writes_the_other_tells_soon(kind: str, pair: NameServerPair) -
     run_on_loop(main())
 
 
-@pytest.mark.soak
 def test_a_client_that_is_gone_is_missed_though_a_name_server_comes_and_goes(kind: str, pair: NameServerPair) -> None:
     async def main() -> None:
         with ChaosProxy(pair.addresses[0]) as proxy:
@@ -175,7 +169,6 @@ def test_a_name_server_that_stands_still_in_a_transaction_stops_nobody(
             store.close()
 
 
-@pytest.mark.soak
 def test_a_commit_whose_answer_is_lost_is_unknown_and_settled_by_the_next_write(
     kind: str, database_servers: DatabaseServers
 ) -> None:
@@ -202,7 +195,6 @@ def test_a_commit_whose_answer_is_lost_is_unknown_and_settled_by_the_next_write(
             store.close()
 
 
-@pytest.mark.soak
 def test_a_database_that_never_answers_is_given_up(kind: str, pair: NameServerPair) -> None:
     async def main() -> None:
         client = await NameServerClient.open(pair.addresses[:1], "b1", timeout=PATIENCE_S)

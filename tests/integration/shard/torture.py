@@ -1,4 +1,4 @@
-"""Torture: a shard of real processes on ZooKeeper, with wires in between, under a load of every kind, and its checks.
+"""Torture: a shard of real processes, by default on ZooKeeper, with wires in between, under load, and its checks.
 
 What must hold at the end: everything acknowledged is there, once and in order (`Ledger`); never two served at once
 (`Witness`); no delayed message came before it was due, and each came (`DelayLoad`); journals are equal byte for byte.
@@ -168,15 +168,14 @@ class Torture:
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
-            self.zookeeper = opened.enter_context(ZooKeeperProcess())
+            registry, registry_port = self.open_registry(opened)
             self.wires = opened.enter_context(Wires())
-            registry = f"zk://{{}}/dmq?session={self.session_seconds:g}s"
             self.shard = opened.enter_context(
                 ShardProcesses(
                     self._folder,
                     settings=self._settings,
                     registry=registry,
-                    registry_port=self.zookeeper.port,
+                    registry_port=registry_port,
                     wires=self.wires,
                 )
             )
@@ -202,6 +201,11 @@ class Torture:
                 self.workload.start()
             self._opened = opened.pop_all()
         return self
+
+    def open_registry(self, opened: ExitStack) -> tuple[str, int]:
+        """Start the registry: its URL, with {} for the address that a wire has, and its port."""
+        self.zookeeper = opened.enter_context(ZooKeeperProcess())
+        return f"zk://{{}}/dmq?session={self.session_seconds:g}s", self.zookeeper.port
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

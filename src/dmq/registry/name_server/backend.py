@@ -32,6 +32,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def root(self) -> str:
+        """The path below which the cluster is."""
+        ...
+
+    @property
     def commands(self) -> frozenset[int]:
         """What is served."""
         ...

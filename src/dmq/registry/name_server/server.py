@@ -25,11 +25,15 @@ from dmq.net.hello import Terms, accept_hello, answer_hello
 from dmq.net.pages import Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.protocol.cluster import registry as headers
+from dmq.protocol.cluster.route import TOPICS_MAX, Route, RouteChanged, RouteReply
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head, response_head
 from dmq.protocol.frame import Frame, Kind
 from dmq.protocol.header import Header
 from dmq.protocol.session import FRAME_CRC, Heartbeat
+from dmq.registry.cluster_view import ClusterView, ViewChange
 from dmq.registry.name_server.backend import Backend, News
+from dmq.registry.name_server.local_registry import LocalRegistry
+from dmq.registry.paths import Paths
 from dmq.registry.registry import check_path
 from dmq.registry.watch import Watches
 from dmq.version import __version__
@@ -67,12 +71,13 @@ _MEANINGS: Final = {
 class _Visitor:
     """One connection that said hello."""
 
-    __slots__ = ("connection", "owner", "waiting", "watches")
+    __slots__ = ("connection", "is_routed", "owner", "waiting", "watches")
 
     def __init__(self, connection: Connection, owner: str) -> None:
         self.connection = connection
         self.owner = owner
         self.waiting = 0
+        self.is_routed = False  # it wants to hear of routes
         self.watches = Watches()
 
     def tell(self) -> None:
@@ -121,9 +126,12 @@ class NameServer:
         self._figures: dict[str, float] = dict.fromkeys(_MEANINGS, 0)
         self._clock = clock or SystemClock()
         self._server = Server(self, self._clock, _LIMITS)
+        self._registry = LocalRegistry(backend)
+        self._cluster = ClusterView(self._registry, Paths(backend.root), self._clock)
+        self._cluster.listeners.append(self._routes_changed)
         self._visitors: set[_Visitor] = set()
         self._waiting = 0
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.address = ""
         self.metrics_port = 0
 
@@ -142,12 +150,13 @@ class NameServer:
             await self.stop()
             raise
         self.address = f"{host}:{port}"
-        self._sweeper = asyncio.create_task(self._keep_sweeping())
+        self._tasks = [asyncio.create_task(work) for work in (self._keep_sweeping(), self._cluster.keep())]
 
     async def stop(self) -> None:
         """Close the connections and the registry; sessions live on for a term."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.close()
         await self._pages.close()
         await self._backend.stop()
@@ -220,6 +229,8 @@ class NameServer:
             for prefix in asked.prefixes:
                 visitor.watches.open(check_path(prefix))
             _answer(visitor, frame, Header())
+        elif frame.command == Command.ROUTE:
+            _answer(visitor, frame, self._routes(visitor, asked))
         elif frame.command in self._backend.commands:
             if visitor.waiting >= WAITING_MAX or self._waiting >= WAITING_ALL_MAX:
                 raise Busy("too many requests wait for the registry: ask again", retry_after_ms=_AGAIN_MS)
@@ -237,6 +248,22 @@ class NameServer:
         if frame.kind == Kind.REQUEST:
             connection.send(error_frame(error, frame.command, frame.correlation))
 
+    def _routes(self, visitor: _Visitor, asked: Route) -> RouteReply:
+        if not self._cluster.is_known:
+            why = self._backend.trouble or "it has not read the cluster yet"
+            raise Busy(f"this name server knows no routes, {why}: ask again", retry_after_ms=_AGAIN_MS)
+        visitor.is_routed = visitor.is_routed or asked.is_watched
+        return self._cluster.reply(asked.topics)
+
+    def _routes_changed(self, change: ViewChange) -> None:
+        topics = sorted(change.topics)
+        if change.is_all or change.has_shards or len(topics) > TOPICS_MAX:
+            topics = []
+        head = one_way_head(Command.ROUTE_CHANGED, RouteChanged(topics))
+        for visitor in self._visitors:
+            if visitor.is_routed and visitor.connection.is_open:
+                visitor.connection.send(head)
+
     def _answered(self, visitor: _Visitor, frame: Frame, came_at: float, answer: Header | BaseException) -> None:
         visitor.waiting -= 1
         self._waiting -= 1
@@ -253,6 +280,7 @@ class NameServer:
     # --- changes and figures ----------------------------------------------------------------------------------------
 
     def _tell(self, news: News) -> None:
+        self._registry.tell(news)
         for visitor in self._visitors:
             if news.is_all:
                 visitor.watches.add_all()

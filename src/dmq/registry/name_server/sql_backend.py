@@ -24,6 +24,7 @@ from dmq.protocol.header import Header
 from dmq.registry.name_server.backend import News
 from dmq.registry.name_server.sql_store import SqlStore, expired
 from dmq.registry.name_server.wire import entry_header, operations_of
+from dmq.registry.paths import DEFAULT_ROOT
 from dmq.registry.registry import Entry, check_path, check_write
 
 __all__ = ["SqlBackend"]
@@ -49,6 +50,7 @@ class SqlBackend:
         store: used by the backend's own thread only, from `start` to `stop`.
     """
 
+    root: Final = DEFAULT_ROOT
     commands: Final = frozenset(
         {
             Command.REGISTRY_SESSION,
