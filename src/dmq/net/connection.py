@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from dmq.clock import Clock
@@ -203,6 +203,12 @@ class Connection(asyncio.BufferedProtocol):
             self.send_sealed(whole)
         elif self.is_open and self._transport is not None:
             self._transport.write(whole)
+
+    def send_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """Send a frame that has its checksum, in pieces, at once, and what waits before it."""
+        if self.is_open:
+            self._pending += pieces
+            self.flush()
 
     def flush(self) -> None:
         """Hand what waits to the transport."""

@@ -1,8 +1,8 @@
 """The feed: what of its journal a leader has sent to one follower, and what it sends next. Without I/O.
 
-Units that were just written go out from memory. What is not in memory any more is read from segments by another thread,
-ahead of need, at a pace that leaves the leader its own work (`Pace`): its owner asks for `reading`, has it run, and
-gives the result back.
+Units that were just written go out from memory, the same frame to all followers that are level. What is not in memory
+any more is read from segments by another thread, ahead of need, at a pace that leaves the leader its own work (`Pace`):
+its owner asks for `reading`, has it run, and gives the result back.
 
 What always holds: bytes go out in the order of the journal and once for each connection; no more than `WINDOW_BYTES`
 are sent that the follower has not confirmed to have; no more than `AHEAD_BYTES` and one read wait to be sent; a frame
@@ -31,6 +31,7 @@ READ_BYTES: Final = 4 << 20
 # A little less than a frame may have: one that is received then fits the buffer that its beginning makes the receiver
 # get, and is not moved again.
 _FRAME_BYTES: Final = JOURNAL_BYTES_MAX - (4 << 10)
+_NOTHING: Final = memoryview(b"")
 
 
 class Standpoint(NamedTuple):
@@ -85,6 +86,34 @@ class Piece(NamedTuple):
     last: LastUnit | None
 
 
+class Tail:
+    """Units that were just written, a frame's worth of them, put together once for all followers."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._range = (-1, -1)
+        self._piece: Piece | None = None
+
+    def piece(self, start: int, end: int) -> Piece | None:
+        """The units from an offset on; None if they are not in memory.
+
+        Parameters:
+            end: of the journal.
+        """
+        if self._range == (start, end):
+            return self._piece
+        units = self._store.units_in_memory(start, _FRAME_BYTES)
+        if not units:
+            return None
+        whole = memoryview(units[0] if len(units) == 1 else b"".join(units))
+        self._range, self._piece = (start, end), Piece(whole, read_last(units[-1]))
+        return self._piece
+
+    def forget(self) -> None:
+        """More was written, or some time has passed: nobody asks for these units again."""
+        self._range, self._piece = (-1, -1), None
+
+
 class Reading(NamedTuple):
     """Units that are to be read for a follower: `run` it in any thread, and give `Feed.was_read` what it returns."""
 
@@ -101,18 +130,27 @@ class Feed:
     Parameters:
         start: where the follower goes on, at the start of a unit.
         before: of the unit that ends there; None if that is not known.
+        pace, tail: of the leader, for all of its followers.
         reads_ahead: the owner carries out `reading`; without it, the disk is read where it is needed.
     """
 
     def __init__(
-        self, store: MessageStore, start: int, before: LastUnit | None, *, pace: Pace, reads_ahead: bool = False
+        self,
+        store: MessageStore,
+        start: int,
+        before: LastUnit | None,
+        *,
+        pace: Pace,
+        tail: Tail | None = None,
+        reads_ahead: bool = False,
     ) -> None:
         self._store = store
         self._pace = pace
+        self._tail = tail or Tail(store)
         self._reads_ahead = reads_ahead
         self._next = start
         self._before = before
-        self._held = memoryview(b"")  # of units that were taken up, what is not sent yet
+        self._held = _NOTHING  # of units that were taken up, what is not sent yet
         self._ahead: deque[Piece] = deque()
         self._ahead_bytes = 0
         self._is_reading = False
@@ -138,12 +176,16 @@ class Feed:
         while self._next < standpoint.end and self._next - self._confirmed < WINDOW_BYTES:
             before: LastUnit | None = None
             if not self._held:
-                piece = self._piece()
+                piece = self._piece(standpoint.end)
                 if piece is None:
                     break  # it is to be read first
                 before, self._before = self._before, piece.last
                 self._held = piece.units
-            body, self._held = self._held[:_FRAME_BYTES], self._held[_FRAME_BYTES:]
+            body = self._held
+            if len(body) > _FRAME_BYTES:
+                body, self._held = body[:_FRAME_BYTES], body[_FRAME_BYTES:]
+            else:
+                self._held = _NOTHING
             frame = self._frame(standpoint, now, before)
             self._next += len(body)
             self._sent_at = now
@@ -151,21 +193,18 @@ class Feed:
         if now - self._sent_at >= IDLE_SECONDS:
             yield self.sign(standpoint, now)
 
-    def _piece(self) -> Piece | None:
+    def _piece(self, end: int) -> Piece | None:
         """The units that follow: those that were read ahead, else from memory, else from the disk."""
         if self._ahead:
             piece = self._ahead.popleft()
             self._ahead_bytes -= len(piece.units)
             return piece
-        units = self._store.units_in_memory(self._next, _FRAME_BYTES)
-        if units:
-            last = read_last(units[-1])
-            return Piece(memoryview(units[0] if len(units) == 1 else b"".join(units)), last)
-        if self._reads_ahead:
-            return None
+        recent = self._tail.piece(self._next, end)
+        if recent is not None or self._reads_ahead:
+            return recent
         self._ahead.extend(_pieces(self._store.journal_bytes(self._next, _FRAME_BYTES)))
         self._ahead_bytes = sum(len(piece.units) for piece in self._ahead)
-        return self._piece()
+        return self._piece(end)
 
     # --- reading ahead ----------------------------------------------------------------------------------------------
 
@@ -177,9 +216,9 @@ class Feed:
         """
         tip = self._next + len(self._held) + self._ahead_bytes
         if (
-            self._is_reading
+            tip >= standpoint.end
+            or self._is_reading
             or not self._reads_ahead
-            or tip >= standpoint.end
             or self._ahead_bytes >= AHEAD_BYTES
             or tip - self._confirmed >= WINDOW_BYTES
             or self._store.units_in_memory(tip, 1)

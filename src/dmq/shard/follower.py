@@ -43,7 +43,7 @@ class Follower:
         self._partial = bytearray()  # of a unit whose rest comes with later frames
         self._sent = float("-inf")  # of the last frame that was taken
         self._is_heard = False  # a frame came that is not confirmed yet
-        self._committed = 0
+        self._committed = self._first = 0  # as the leader said last
 
     @property
     def epoch(self) -> int:
@@ -98,6 +98,8 @@ class Follower:
     def take(self, frame: Journal, body: Buffer) -> None:
         """Take what a frame brings; it is in the page cache afterwards, as far as units are whole.
 
+        What is committed by that is applied when `apply` is called: the leader does not wait for it.
+
         Raises:
             StaleEpoch, ProtocolError, RecordCorrupt: it does not go on here; the connection is to be ended.
             DiskFull, StorageError: it could not be written.
@@ -115,8 +117,17 @@ class Follower:
         self._sent = max(self._sent, frame.sent)
         self._is_heard = True
         self._committed = max(self._committed, frame.committed)
-        replica.commit(self._committed)
-        replica.drop_before(frame.first)
+        self._first = frame.first
+
+    def apply(self) -> None:
+        """Apply what is committed by the frames that were taken, and drop what the leader has dropped.
+
+        Raises:
+            Damaged: a unit cannot be read back.
+            StorageError: a segment could not be removed.
+        """
+        self._replica.commit(self._committed)
+        self._replica.drop_before(self._first)
 
     def _take(self, body: Buffer) -> None:
         replica, partial = self._replica, self._partial

@@ -90,7 +90,7 @@ class InSyncSet:
     @property
     def union(self) -> frozenset[int]:
         """Everybody who is a member of any set that may be in force."""
-        return self._recorded.union(*self._unsettled)
+        return self._recorded.union(*self._unsettled) if self._unsettled else self._recorded
 
     @property
     def is_settled(self) -> bool:
@@ -152,7 +152,9 @@ class InSyncSet:
 
     def confirmed(self, replica: int, flushed: int, now: float) -> None:
         """A follower has everything below, durable, as its confirmation that came now says."""
-        progress = self._progress.setdefault(replica, Progress(now))
+        progress = self._progress.get(replica)
+        if progress is None:
+            progress = self._progress[replica] = Progress(now)
         progress.heard_at = max(progress.heard_at, now)
         progress.flushed = max(progress.flushed, flushed)
 
@@ -166,7 +168,12 @@ class InSyncSet:
     def commit(self) -> int:
         """Move `committed` on as far as it goes; returns it."""
         if self.is_enough:
-            self.committed = max(self.committed, min(self.flushed_of(replica) for replica in self.union))
+            lowest = self._own_flushed
+            for replica in self.union:
+                if replica != self._leader:
+                    progress = self._progress.get(replica)
+                    lowest = min(lowest, 0 if progress is None else progress.flushed)
+            self.committed = max(self.committed, lowest)
         return self.committed
 
     def seconds_behind(self, replica: int, now: float) -> float:

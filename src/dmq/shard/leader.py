@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dmq.errors import NotInCluster, StaleEpoch
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
 from dmq.shard.divergence import common_end
-from dmq.shard.feed import Feed, Pace, Reading, Standpoint
+from dmq.shard.feed import Feed, Pace, Reading, Standpoint, Tail
 from dmq.shard.in_sync import InSyncSet
 from dmq.shard.serving_right import PROMISE_SECONDS, TRUSTED, Right, right_to_serve
 from dmq.storage.files import Buffer
@@ -52,8 +52,10 @@ class Leader:
         self._promise_seconds = promise_seconds
         self._reads_ahead = reads_ahead
         self._pace = Pace()
+        self._tail = Tail(store)
         self._feeds: dict[int, Feed] = {}
         self._echoes: dict[int, float] = {}
+        self._shown = 0  # up to where the store knows what is committed
 
     @property
     def epoch(self) -> int:
@@ -95,13 +97,23 @@ class Leader:
         start = queries.start if common is None or request.end < queries.start else max(common, queries.start)
         self.in_sync.followed(request.replica, start)
         self._feeds[request.replica] = Feed(
-            self._store, start, self._store.unit_before(start), pace=self._pace, reads_ahead=self._reads_ahead
+            self._store,
+            start,
+            self._store.unit_before(start),
+            pace=self._pace,
+            tail=self._tail,
+            reads_ahead=self._reads_ahead,
         )
         return reply
 
     def leave(self, replica: int) -> None:
         """A follower's connection ended."""
         self._feeds.pop(replica, None)
+
+    def is_fed(self, replica: int) -> bool:
+        """Whether everything that was written is on its way to a follower."""
+        feed = self._feeds.get(replica)
+        return feed is None or feed.next_offset >= self._store.queries.end
 
     def frames(self, replica: int, now: float) -> Iterator[tuple[Journal, Buffer]]:
         """What to send to a follower now."""
@@ -137,7 +149,8 @@ class Leader:
     # --- what is committed ------------------------------------------------------------------------------------------
 
     def wrote(self, now: float) -> None:
-        """The store has written more."""
+        """The store has written more, or may have."""
+        self._tail.forget()
         self.in_sync.wrote(self._store.queries.end, now)
         self._pace.wrote(self._store.queries.end, now)
 
@@ -145,7 +158,9 @@ class Leader:
         """Show what is committed by now; returns up to where."""
         self.in_sync.flushed(self._store.queries.flushed)
         committed = self.in_sync.commit()
-        self._store.confirm_replicated(committed)
+        if committed > self._shown:
+            self._shown = committed
+            self._store.confirm_replicated(committed)
         return committed
 
     def right(self, now: float, deadline: float) -> Right:
@@ -156,8 +171,10 @@ class Leader:
     @property
     def promised_until(self) -> float:
         """Until when the promises of all that count give us the right to serve; for ever if we are alone."""
-        others = self.in_sync.union - {self._member.replica_id}
-        oldest = min((self._echoes.get(replica, float("-inf")) for replica in others), default=float("inf"))
+        own, echoes, oldest = self._member.replica_id, self._echoes, float("inf")
+        for replica in self.in_sync.union:
+            if replica != own:
+                oldest = min(oldest, echoes.get(replica, float("-inf")))
         return oldest + TRUSTED * self._promise_seconds
 
     def is_deaf(self, now: float, registered: Iterable[int]) -> bool:

@@ -51,7 +51,7 @@ from dmq.protocol.cluster.replication import (
     StandingReply,
 )
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head, response_head
-from dmq.protocol.frame import HELLO_FRAME_BYTES_MAX, Frame, Kind
+from dmq.protocol.frame import HELLO_FRAME_BYTES_MAX, Frame, Kind, seal_frame
 from dmq.protocol.header import Header
 from dmq.protocol.session import FRAME_CRC, Heartbeat
 from dmq.shard.peers import Following, Hearing
@@ -75,6 +75,7 @@ _OUTPUT_BYTES_MAX: Final = 32 << 20
 _UNTAKEN_BYTES_MAX: Final = 16 << 20
 _UNTAKEN_MAX: Final = 4096
 _CONFIRM_BYTES_MAX: Final = 1 << 20
+_JOIN_BYTES: Final = 16 << 10  # of a frame, which costs less to copy than to send in pieces
 _LIMITS: Final = ConnectionLimits(
     connections_max=256,
     output_bytes_max=_OUTPUT_BYTES_MAX,
@@ -87,13 +88,34 @@ _LIMITS: Final = ConnectionLimits(
 _Pushed: TypeAlias = tuple[Journal | Handover, Buffer]
 
 
+class _Sealer:
+    """Makes frames of what a leader pushes. Followers that are level get the same one, which is made once."""
+
+    __slots__ = ("_body", "_frame", "_pieces")
+
+    def __init__(self) -> None:
+        self._frame: Journal | Handover | None = None
+        self._body: Buffer = b""
+        self._pieces: tuple[Buffer, ...] = ()
+
+    def seal(self, frame: Journal | Handover, body: Buffer) -> tuple[Buffer, ...]:
+        if body is not self._body or frame != self._frame:
+            command = Command.JOURNAL if type(frame) is Journal else Command.HANDOVER
+            pieces = seal_frame(one_way_head(command, frame, len(body)), *((body,) if len(body) else ()))
+            if len(pieces) > 1 and len(body) <= _JOIN_BYTES:
+                pieces = (b"".join(pieces),)
+            self._frame, self._body, self._pieces = frame, body, pieces
+        return self._pieces
+
+
 class _Seat:
     """The leader's end of a connection; see `peers.Seat`."""
 
-    __slots__ = ("_connection", "_early")
+    __slots__ = ("_connection", "_early", "_sealer")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, sealer: _Sealer) -> None:
         self._connection = connection
+        self._sealer = sealer
         self._early: list[_Pushed] | None = []  # what is pushed before FOLLOW is answered
 
     @property
@@ -105,11 +127,7 @@ class _Seat:
         if self._early is not None:
             self._early.append((frame, body))
             return
-        command = Command.JOURNAL if type(frame) is Journal else Command.HANDOVER
-        if len(body):
-            connection.send(one_way_head(command, frame, len(body)), body)
-        else:
-            connection.send(one_way_head(command, frame))
+        connection.send_pieces(self._sealer.seal(frame, body))  # at once: the loop may be about to wait for the disk
         if not connection.is_writable and connection.waiting_bytes > _OUTPUT_BYTES_MAX:
             log.warning("follower takes nothing: connection closed", address=connection.whence)
             connection.abort()
@@ -176,6 +194,10 @@ class _Following:
     def _is_full(self) -> bool:
         return self._untaken_bytes > _UNTAKEN_BYTES_MAX or len(self._untaken) > _UNTAKEN_MAX
 
+    @property
+    def has_next(self) -> bool:
+        return bool(self._untaken)
+
     def _wake(self, _: object = None) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -233,6 +255,7 @@ class Network:
         self._port = port
         self._clock = clock or SystemClock()
         self._server = Server(self, self._clock, _LIMITS)
+        self._sealer = _Sealer()
         self._followings: set[_Following] = set()
         self._repairs: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -435,7 +458,7 @@ class Network:
         """A follower asks for the journal."""
         if visitor.seat is not None:
             raise InvalidRequest("this connection follows already: open another one")
-        seat = _Seat(visitor.connection)
+        seat = _Seat(visitor.connection, self._sealer)
         reply = hearing.follow(asked, seat)
         visitor.seat = seat
         _answer(visitor.connection, frame, reply)

@@ -32,6 +32,11 @@ class Following(Protocol):
     @property
     def reply(self) -> FollowReply: ...
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a frame is there already."""
+        ...
+
     async def next(self) -> tuple[Journal | Handover, Buffer]:
         """The next frame that the leader pushed.
 

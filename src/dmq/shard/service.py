@@ -44,7 +44,7 @@ class Leadership(Protocol):
         ...
 
     def wrote(self) -> None:
-        """The store has written more: it goes to the followers at the end of this turn of the loop."""
+        """The store has written more: it is on its way to the followers when this returns."""
         ...
 
     def flushed(self) -> None:

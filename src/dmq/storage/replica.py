@@ -10,14 +10,16 @@ in another thread meanwhile, as with the store.
 
 What always holds: applied <= committed, applied <= end; nothing below `applied` is ever cut, unless the shard was
 promoted with loss; bytes below `end` are the leader's; a cut is durable, and what was cut is kept in `salvage/`, before
-anything is taken again; after a failed flush nothing is taken any more.
+anything is taken again; after a failed flush nothing is taken any more. Units that were taken and wait to be committed
+are kept in memory, up to a bound, so that they need not be read back.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,7 +34,7 @@ from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
 from dmq.storage.journal.journal import SegmentRead, list_segments
 from dmq.storage.journal.scanner import Scanner, units_at
-from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, is_intact, parse_unit, read_header
+from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, Unit, is_intact, parse_unit, read_header
 from dmq.storage.journal.unit_writer import FlushTicket
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.epochs import EpochTable
@@ -45,6 +47,8 @@ from dmq.storage.upkeep.recovery import Recovered, cut_journal, epochs_in, start
 __all__ = ["LastUnit", "Replica", "join"]
 
 log = EventLog(__name__)
+
+_KEPT_BYTES_MAX: Final = 16 << 20  # of units that are not applied; what is beyond that is read back
 
 
 class LastUnit(NamedTuple):
@@ -125,6 +129,7 @@ class Replica:
         self.settings = settings or StoreSettings()
         self._clock = clock or SystemClock()
         self._plan: CheckpointPlan | None = None
+        self._is_checkpoint_wanted = False  # so that segments can go
         self._checkpointed_at = self._clock.monotonic()
         self._closed = False
         files.lock()
@@ -149,6 +154,8 @@ class Replica:
         self.flushed = self.journal.end
         self._stored_at_ms = opened.recovered.stored_at_ms
         self._tail_epochs = tail.epochs
+        self._kept: deque[tuple[Header, memoryview]] = deque()  # units taken, checked and not applied, oldest first
+        self._kept_bytes = 0
         self._is_blank = not self.journal.segments  # what is derived begins with the first unit's snapshot
         self.last = self._last_unit() if tail.last is None else LastUnit(tail.last.epoch, tail.last.crc)
         if new_life:
@@ -266,7 +273,9 @@ class Replica:
             if header.flags & SNAPSHOT:
                 at = self._write(view, at, run)
                 run = []
-                self._roll(view[at : at + header.length], header)
+                raw = view[at : at + header.length]
+                self._roll(raw, header)
+                self._keep(header, raw)
                 at += header.length
                 self._took(header)
             else:
@@ -280,11 +289,22 @@ class Replica:
         end = at + sum(header.length for header in run)
         self.journal.append(view[at:end])
         for header in run:
+            raw = view[at : at + header.length]
             if header.records == 1:  # an epoch begins with a unit of one event; others need not be parsed yet
-                self._tail_epochs += epochs_in(parse_unit(header, view[at : at + header.length]))
+                self._tail_epochs += epochs_in(parse_unit(header, raw))
+            self._keep(header, raw)
             at += header.length
         self._took(run[-1])
         return end
+
+    def _keep(self, header: Header, raw: memoryview) -> None:
+        if self._kept_bytes + header.length <= _KEPT_BYTES_MAX:
+            self._kept.append((header, raw))
+            self._kept_bytes += header.length
+
+    def _forget_kept(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
 
     def _took(self, header: Header) -> None:
         self.last = LastUnit(header.epoch, header.crc)
@@ -346,7 +366,7 @@ class Replica:
         if derived.applied < target:
             self._begin_derived()
         while derived.applied < target:
-            unit = self._scanner.unit_at(derived.applied)
+            unit = self._unit_at(derived.applied)
             if unit is None:
                 raise Damaged(
                     f"the unit at journal offset {derived.applied} cannot be read back: it is to be fetched again",
@@ -358,6 +378,15 @@ class Replica:
             derived.apply(unit, recovered=True)
         if self._tail_epochs and self._tail_epochs[0].start < derived.applied:
             self._tail_epochs = [row for row in self._tail_epochs if row.start >= derived.applied]
+
+    def _unit_at(self, offset: int) -> Unit | None:
+        """The unit that begins at an offset, as it was taken if it is still in memory, else from the disk."""
+        kept = self._kept
+        while kept and kept[0][0].start < offset:
+            self._kept_bytes -= kept.popleft()[0].length
+        if kept and kept[0][0].start == offset:
+            return parse_unit(*kept[0])
+        return self._scanner.unit_at(offset)
 
     def _begin_derived(self) -> None:
         """What is derived begins with the snapshot that the journal opens with."""
@@ -394,6 +423,7 @@ class Replica:
             raise self.journal.flush_failed(error) from error
 
     def _cut(self, end: int) -> None:
+        self._forget_kept()
         cut_journal(self.journal, end, Recovered())
         self._scanner = Scanner(self.journal)
         self.flushed = self.journal.end
@@ -433,6 +463,7 @@ class Replica:
             self._plan.give_up()
         log.warning("journal begun anew", first=first, start=self.start, end=self.end)
         self._note(doubtful=True)
+        self._forget_kept()
         self.journal.close()
         self._checkpointer.forget_all()
         journal = self.journal
@@ -460,9 +491,11 @@ class Replica:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether enough was applied since the last checkpoint."""
+        """Whether enough was applied since the last checkpoint, or it keeps segments that the leader has dropped."""
         if self._is_blank:
             return False
+        if self._is_checkpoint_wanted:
+            return True
         in_force = self._checkpointer.in_force
         since = self.journal.start if in_force is None else in_force.offset
         return (
@@ -479,6 +512,7 @@ class Replica:
         self._check_open()
         if self._plan is not None or self._is_blank or not self.journal.segments:
             return None
+        self._is_checkpoint_wanted = False
         epoch = self.recovered.epoch if self.last is None else self.last.epoch
         self._plan = self._checkpointer.begin(
             self.derived, self.journal.start, epoch, self._stored_at_ms, flush=self.begin_flush()
@@ -530,10 +564,15 @@ class Replica:
         """
         self._check_open()
         segments = self.journal.segments
+        if not segments or segments[0].end > first:  # nearly always
+            return 0
         count = sum(1 for segment in segments if segment.end <= min(first, self.derived.applied))
         count = min(count, len(segments) - 1)
         in_force = self._checkpointer.in_force
-        if count <= 0 or in_force is None or in_force.offset < segments[count].start:
+        if count <= 0:
+            return 0
+        if in_force is None or in_force.offset < segments[count].start:
+            self._is_checkpoint_wanted = True
             return 0
         unit = self._scanner.unit_at(segments[count].start)
         if unit is None or not unit.header.flags & SNAPSHOT:
@@ -558,6 +597,7 @@ class Replica:
         self._check_open()
         assert self.flushed == self.journal.end
         self._closed = True
+        self._forget_kept()
         if self._plan is not None:
             self._plan.give_up()
         self._begin_derived()

@@ -283,6 +283,10 @@ class SimulatedFollowing:
         if self.answered is not None and not self.answered.done():
             self.answered.set_exception(NotConnected("the connection has ended: connect again"))
 
+    @property
+    def has_next(self) -> bool:
+        return bool(self._frames)
+
     async def next(self) -> tuple[Journal | Handover, Buffer]:
         while not self._frames:
             if self._is_over:

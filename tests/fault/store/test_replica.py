@@ -209,6 +209,69 @@ def test_a_journal_begun_anew_has_no_checkpoint_before_something_is_committed(ri
     assert again.derived.state.next == rig.store.queries.derived.state.next
 
 
+def test_units_that_wait_to_be_committed_are_applied_as_they_were_taken(rig: ShardRig) -> None:
+    """Not as the disk gives them back: a bit that turned there is found by a read or a repair."""
+    assert rig.store is not None
+    number, replica = follower_of(rig)
+    rig.settle_down()
+    before = replica.end
+    rig.append(20)
+    replica.take(rig.store.journal_bytes(replica.end, 1 << 20))
+    tail = replica.journal.tail
+    rig.files[number].flip_bit(tail.path, before - tail.start + 100)
+    replica.commit(replica.end)
+    assert replica.applied == replica.end > before
+
+
+def test_of_units_that_wait_to_be_committed_no_more_are_kept_than_may(
+    rig: ShardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rig.store is not None
+    _, replica = follower_of(rig)
+    rig.settle_down()
+    monkeypatch.setattr("dmq.storage.replica._KEPT_BYTES_MAX", 5000)
+    for _ in range(30):
+        rig.append(1)
+        replica.take(rig.store.journal_bytes(replica.end, 1 << 20))
+        assert sum(len(raw) for _, raw in replica._kept) == replica._kept_bytes <= 5000
+    assert replica.end - replica.applied > 5000
+    rig.replicate_all()
+    rig.commit()
+    replica.commit(replica.end)
+    assert replica.applied == replica.end, "the others are read back"
+    rig.settle_down()
+    rig.check_derived()
+    replica.take(b"")
+    replica.commit(replica.end)
+    assert len(replica._kept) <= 1
+
+
+def test_a_follower_takes_a_checkpoint_if_that_alone_keeps_what_the_leader_has_dropped(rig: ShardRig) -> None:
+    """Damage in segments that nobody else has could not be mended, and would stay until enough is written."""
+    _, replica = follower_of(rig)
+    while len(replica.journal.segments) < 3:
+        rig.append(20)
+        rig.replicate_all()
+        rig.commit()
+    rig.settle_down()
+    replica.checkpoint()
+    first = replica.journal.segments[1].start
+    while replica.journal.segments[-2].start <= first:
+        rig.append(20)
+        rig.replicate_all()
+        rig.commit()
+    rig.settle_down()
+    kept = replica.journal.segments[-1].start
+    was_due = replica.checkpoint_due
+    replica.drop_before(kept)
+    assert (was_due, replica.checkpoint_due) == (False, True)
+    assert replica.start < kept
+    replica.checkpoint()
+    assert replica.drop_before(kept)
+    assert replica.start == kept
+    assert not replica.checkpoint_due
+
+
 def test_each_start_is_another_life(rig: ShardRig) -> None:
     number, replica = follower_of(rig)
     before = replica.membership

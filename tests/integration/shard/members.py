@@ -192,6 +192,7 @@ class FollowingMember:
         frame, body = await following.next()
         self.frames += 1
         follower.take(frame, body)  # type: ignore[arg-type]
+        follower.apply()
         if follower.must_flush:
             self.replica.flush()
         following.confirm(follower.confirm(1.0))

@@ -91,6 +91,10 @@ class Pipe:
         self.is_closed = False
         self.reply: FollowReply = FollowReply(0, None, 0, 0)
 
+    @property
+    def has_next(self) -> bool:
+        return not self._frames.empty()
+
     async def next(self) -> tuple[Journal | Handover, Buffer]:
         found = await self._frames.get()
         if found is None or self.is_closed:

@@ -6,7 +6,7 @@ import pytest
 
 from dmq.errors import Damaged
 from dmq.protocol.cluster.replication import JOURNAL_BYTES_MAX
-from dmq.shard.feed import AHEAD_BYTES, READ_BYTES, WINDOW_BYTES, Feed, Pace, Standpoint, read_last
+from dmq.shard.feed import AHEAD_BYTES, READ_BYTES, WINDOW_BYTES, Feed, Pace, Standpoint, Tail, read_last
 from dmq.storage.journal.unit import read_header, split_units
 from dmq.storage.store import MessageStore
 from tests.unit.shard.test_replication import Member, write
@@ -48,6 +48,22 @@ def test_what_is_in_memory_needs_no_disk(store: MessageStore) -> None:
     sent = b"".join(bytes(body) for _, body in feed.frames(standpoint(store), 1.0))
     assert sent == b"".join(map(bytes, store.units_in_memory(start, 1 << 30)))
     assert feed.next_offset == store.queries.end
+
+
+def test_followers_that_are_level_get_the_same_frame_which_is_made_once(store: MessageStore) -> None:
+    start, tail = store.queries.end, Tail(store)
+    feeds = [Feed(store, start, None, pace=Pace(), tail=tail) for _ in range(2)]
+    for number in range(3):
+        store.append([store.creation(f"u{number}")])
+    sent = [[*feed.frames(standpoint(store), 1.0)] for feed in feeds]
+    ((one, body),), ((other, same),) = sent
+    assert one == other
+    assert body is same
+    assert bytes(body) == bytes(store._journal.read(start, store.queries.end - start))
+    tail.forget()
+    forget(store)
+    late = Feed(store, start, None, pace=Pace(), tail=tail, reads_ahead=True)
+    assert [*late.frames(standpoint(store), 0.0)] == [late.sign(standpoint(store), 0.0)], "it is to be read"
 
 
 def test_what_is_not_in_memory_is_read_ahead_and_sent_in_order(store: MessageStore) -> None:

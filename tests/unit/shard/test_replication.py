@@ -67,6 +67,7 @@ def exchange(leader: Leader, member: Member, follower: Follower, now: float = 1.
         sent = [*leader.frames(member.id, now)]
         for frame, body in sent:
             follower.take(frame, body)
+            follower.apply()
         if follower.must_flush:
             member.replica.flush()
         if not sent and not follower.must_confirm:
@@ -130,6 +131,7 @@ def test_nothing_is_committed_before_the_follower_has_it(pair: tuple[Member, Mem
     assert two.replica.derived.state.next == {}, "it does not know yet that they are committed"
     for frame, body in [leader._feeds[two.id].sign(leader.standpoint, 1.0)]:
         follower.take(frame, body)
+        follower.apply()
     assert [*two.replica.derived.state.next.values()] == [3]
 
 

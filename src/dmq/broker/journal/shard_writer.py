@@ -1,7 +1,7 @@
 """The writer of a shard's leader: a journal writer that waits for its followers as well.
 
-What is written becomes visible when it is committed: when every in-sync member has it flushed. So everything is flushed
-at once, by a thread, and goes to the followers meanwhile. A producer that asked for `stored` is answered before that.
+What is written becomes visible when it is committed: when every in-sync member has it flushed. So everything goes to
+the followers at once, and is flushed here meanwhile. A producer that asked for `stored` is answered before that.
 Where a segment has to end, or segments to go, turns wait until all that is written is committed. Events that nobody
 waits for (settles) wait in memory while too few members are in sync, as on a full disk; all else is refused.
 
@@ -19,7 +19,6 @@ from collections.abc import Collection
 from typing import Final
 
 from dmq.broker.journal.arrivals import Arrivals
-from dmq.broker.journal.flush_policy import FlushPolicy
 from dmq.broker.journal.writer import JournalWriter, Submission
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, DiskFull, DMQError, NotConnected, NotEnoughReplicas, NotLeader
@@ -40,13 +39,6 @@ _HELD_SECONDS: Final = 0.002
 def unanswered() -> NotConnected:
     """The error of a request that gets no answer: its connection ends, and the client asks the next leader."""
     return NotConnected("this member ceased to lead before the request was done: repeat it to the next leader")
-
-
-class _ThreadPolicy(FlushPolicy):
-    """The loop never flushes: the followers would get the unit only after that."""
-
-    def is_for_loop(self, now: float) -> bool:
-        return False
 
 
 class _Shown(Submission):
@@ -82,8 +74,8 @@ class ShardWriter(JournalWriter):
     ) -> None:
         super().__init__(store, clock, waiting_bytes_max, outbox, arrivals=arrivals)
         self._leadership = leadership
-        self._flush_policy = _ThreadPolicy()
         self._is_held = False  # by a hand-over
+        self._sent = 0  # up to where the leadership knows what was written
         self._is_turn_waiting = False  # until what is written is committed, or the hand-over is off
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -100,7 +92,6 @@ class ShardWriter(JournalWriter):
         self._is_turn_waiting = False
         last = self._waiting[-1] if self._waiting else None
         super()._turn()
-        self._leadership.wrote()
         self._answer_early(last)
 
     def _may_write(self) -> bool:
@@ -208,10 +199,21 @@ class ShardWriter(JournalWriter):
         super()._finish_checkpoint(plan, error)
         self._show()
 
+    def _is_for_loop(self, now: float) -> bool:
+        """The loop flushes for all that wait, if that is quick: the followers take about as long, and then it has
+        gathered what came meanwhile. But who asked for no more than that it is written does not wait for it."""
+        waiting = self._waiting
+        if any(one[1].is_early for one in waiting):
+            return False
+        return self._flush_policy.is_for_loop(now, is_lone=len(waiting) == 1)
+
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
     def _work_on(self) -> None:
         """Nothing is visible before it is flushed; and a checkpoint must not wait for a pause, which load has not."""
+        if self.store.queries.end > self._sent and not self.is_closed:
+            self._sent = self.store.queries.end
+            self._leadership.wrote()  # first: the followers write and flush while we do
         if self._failed or self._flushing or self.is_closed:
             return
         if self.store.checkpoint_due and not self._checkpointing and not self._is_held:

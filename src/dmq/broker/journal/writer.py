@@ -24,13 +24,13 @@ from typing import Final, Protocol
 
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
-from dmq.broker.journal.flush_policy import FlushPolicy
 from dmq.broker.runtime.histogram import Histogram
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, NotConnected, NotLeader, StorageError
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.net.connection import WriteCoalescer
+from dmq.storage.journal.flush_policy import FlushPolicy
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.state.events import Event
 from dmq.storage.store import FlushTicket, MessageStore
@@ -616,8 +616,7 @@ class JournalWriter:
         self._flushing = True
         self.flushes += 1
         began = self._clock.monotonic()
-        is_lone = len(self._waiting) == 1 and self._waiting[0][1].is_lone
-        if is_lone and not self._checkpointing and self._flush_policy.is_for_loop(began):
+        if not self._checkpointing and self._is_for_loop(began):
             failure: BaseException | None = None
             try:
                 ticket.run()
@@ -640,6 +639,11 @@ class JournalWriter:
             self._finish_flush(ticket, error)
 
         self._disk.run(run, finished)
+
+    def _is_for_loop(self, now: float) -> bool:
+        """Whether the loop flushes what was written, and no thread."""
+        waiting = self._waiting
+        return len(waiting) == 1 and waiting[0][1].is_lone and self._flush_policy.is_for_loop(now)
 
     def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
         self._flushing = False

@@ -1,7 +1,11 @@
 """The intake: a follower takes its leader's journal over one connection, flushes it and confirms it.
 
-What always holds: one flush at a time, and frames are taken meanwhile; nothing of the disk is under way any more when
-`run` returns; a leader that says nothing for half a promise is not followed any longer.
+All frames that have come are taken together, then flushed and confirmed, for which the leader waits; what is committed
+by them is applied after that. A quick disk is flushed on the loop: the way to a thread and back would cost as much as
+the flush (`flush_policy`). A slow one is flushed by a thread, and frames are taken meanwhile.
+
+What always holds: one flush at a time; nothing is confirmed as durable before its flush is done; nothing of the disk is
+under way any more when `run` returns; a leader that says nothing for half a promise is not followed any longer.
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ from typing import Final
 
 from dmq.errors import Damaged, DiskFull, DMQError, NotConnected, ProtocolError, RecordCorrupt, StaleEpoch, StorageError
 from dmq.event_log import EventLog
-from dmq.protocol.cluster.replication import Handover, Journal
+from dmq.protocol.cluster.replication import Handover
 from dmq.shard.feed import IDLE_SECONDS
 from dmq.shard.follower import Follower
 from dmq.shard.peers import Following
 from dmq.shard.roles.post import Post
-from dmq.storage.files import Buffer
+from dmq.storage.journal.flush_policy import FlushPolicy
 from dmq.storage.replica import Replica
 
 __all__ = ["Intake", "IntakeEnd"]
@@ -27,6 +31,8 @@ log = EventLog(__name__)
 
 _CONFIRM_SECONDS: Final = 0.1  # while the disk is flushed, a confirmation need not come more often
 _CONFIRM_BYTES: Final = 1 << 20
+_TURN_BYTES: Final = 1 << 20  # taken before the next flush, however much is there
+_LOOP_BYTES: Final = 2 << 20  # that the loop flushes at most: more takes a quick disk long, too
 _FAR_SECONDS: Final = 0.25  # between flushes of a follower for which nobody waits: a few large ones disturb others less
 
 
@@ -58,12 +64,15 @@ class Intake:
         self._follower = follower
         self._following = following
         self._is_outdated = is_outdated
-        self._wanted = asyncio.Event()  # something is to be flushed
-        self._is_flushing = False
+        self._wanted = asyncio.Event()  # a thread is to flush
+        self._flush_policy = FlushPolicy()
+        self._is_flushing = False  # a thread does
         self._is_stopped = False
+        self._is_silent = False
+        self._heard_at = 0.0  # on the loop's clock
         self._confirmed_at = float("-inf")
         self._confirmed_end = 0
-        self._turn: asyncio.Handle | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._checkpoint: asyncio.Future[None] | None = None
 
     @property
@@ -81,6 +90,8 @@ class Intake:
         Raises:
             StoreFailed: the disk failed; nothing more can be taken.
         """
+        self._heard_at = asyncio.get_running_loop().time()
+        self._watch_silence()
         flusher = asyncio.ensure_future(self._flush_all())
         taker = asyncio.ensure_future(self._take_all())
         try:
@@ -91,8 +102,8 @@ class Intake:
         finally:
             taker.cancel()
             self._following.close()
-            if self._turn is not None:
-                self._turn.cancel()
+            if self._watch is not None:
+                self._watch.cancel()
             self._is_stopped = True
             self._wanted.set()
             # The disk is not left in the middle of something.
@@ -103,22 +114,27 @@ class Intake:
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
+    def _watch_silence(self) -> None:
+        """End it when the leader has said nothing for too long."""
+        loop = asyncio.get_running_loop()
+        limit = max(self._post.settings.promise_seconds / 2, 3 * IDLE_SECONDS)
+        left = self._heard_at + limit - loop.time()
+        if left > 0:
+            self._watch = loop.call_later(left, self._watch_silence)
+        else:
+            self._is_silent = True
+            self._following.close()
+
     async def _take_all(self) -> IntakeEnd:
         try:
             while True:
-                async with asyncio.timeout(max(self._post.settings.promise_seconds / 2, 3 * IDLE_SECONDS)):
-                    frame, body = await self._following.next()
-                if self._is_outdated():
-                    return IntakeEnd.OUTDATED
-                if isinstance(frame, Handover):
-                    if frame.epoch == self.epoch:
-                        return IntakeEnd.HANDED_OVER
-                else:
-                    self._take(frame, body)
+                end = await self._take_turn()
+                if end is not None:
+                    return end
         except NotConnected:
+            if self._is_silent:
+                return IntakeEnd.SILENT
             return IntakeEnd.STOPPED if self._is_stopped else IntakeEnd.CLOSED
-        except TimeoutError:
-            return IntakeEnd.SILENT
         except (StaleEpoch, ProtocolError, RecordCorrupt) as error:
             log.warning("a leader's frame was refused", shard=self._post.place.shard, epoch=self.epoch, error=error)
             return IntakeEnd.REFUSED
@@ -129,26 +145,47 @@ class Intake:
             log.error("the tail of the journal cannot be read back", shard=self._post.place.shard, error=error)
             return IntakeEnd.DAMAGED
 
-    def _take(self, frame: Journal, body: Buffer) -> None:
-        follower = self._follower
-        follower.take(frame, body)
-        if follower.must_flush or self._must_clear:
-            self._wanted.set()
+    async def _take_turn(self) -> IntakeEnd | None:
+        """Wait for frames and take those that are there; why it is to end, if it is."""
+        following, follower = self._following, self._follower
+        size = 0
+        end: IntakeEnd | None = None
+        while end is None and size <= _TURN_BYTES:
+            frame, body = await following.next()
+            if self._is_outdated():
+                end = IntakeEnd.OUTDATED
+            elif isinstance(frame, Handover):
+                if frame.epoch == self.epoch:
+                    end = IntakeEnd.HANDED_OVER
+            else:
+                follower.take(frame, body)
+                size += len(body)
+            if not following.has_next:
+                break
+        self._heard_at = asyncio.get_running_loop().time()
+        if end is None:
+            self._answer()
+        follower.apply()
         if self._checkpoint is None and self._replica.checkpoint_due:
             self._checkpoint = asyncio.ensure_future(self._write_checkpoint())
-        # One answer for all frames of a turn; what a flush is about to confirm is confirmed by that.
-        if self._turn is None and not self._is_soon_confirmed():
-            self._turn = asyncio.get_running_loop().call_soon(self._confirm_turn)
+        return end
+
+    def _answer(self) -> None:
+        """Flush and confirm what was taken, or have a thread do so; nothing else is done before that."""
+        follower = self._follower
+        if follower.must_flush and self._may_flush_here():
+            self._flush_here()
+        if follower.must_flush or self._must_clear:
+            self._wanted.set()
+        # What a flush is about to confirm is confirmed by that.
+        if follower.must_confirm and not self._is_soon_confirmed():
+            self._confirm()
 
     def _is_soon_confirmed(self) -> bool:
         if not (self._is_flushing or self._follower.must_flush):
             return False
         is_fresh = self._post.now() - self._confirmed_at < _CONFIRM_SECONDS
         return is_fresh and self._replica.end - self._confirmed_end < _CONFIRM_BYTES
-
-    def _confirm_turn(self) -> None:
-        self._turn = None
-        self._confirm()
 
     def _confirm(self) -> None:
         if self._is_stopped:
@@ -162,29 +199,65 @@ class Intake:
     def _must_clear(self) -> bool:
         return self._replica.membership.doubtful and self._follower.is_level
 
+    def _may_flush_here(self) -> bool:
+        replica = self._replica
+        return (
+            not (self._is_flushing or self._is_stopped)
+            and self._checkpoint is None
+            and replica.end - replica.flushed <= _LOOP_BYTES
+            and self._flush_policy.is_for_loop(self._post.directory.clock.monotonic())
+        )
+
+    def _flush_here(self) -> None:
+        """Flush on the loop, and confirm.
+
+        Raises:
+            StoreFailed: nothing more can be taken.
+        """
+        replica, clock = self._replica, self._post.directory.clock
+        began = clock.monotonic()
+        replica.flush()
+        now = clock.monotonic()
+        self._flush_policy.flushed(now - began, now, on_loop=True)
+        self._confirm()
+
     async def _flush_all(self) -> None:
-        """Flush what was taken, and clear doubts; until stopped."""
-        replica, on_disk = self._replica, self._post.directory.on_disk
+        """Flush by a thread what was taken, and clear doubts; until stopped."""
         while not self._is_stopped:
             await self._wanted.wait()
             self._wanted.clear()
             while self._follower.must_flush:
                 if self._follower.is_far_behind and not self._is_stopped:
                     await asyncio.sleep(_FAR_SECONDS)
-                ticket = replica.begin_flush()
-                self._is_flushing = True
-                failure: StorageError | None = None
-                try:
-                    await on_disk(ticket.run)
-                except StorageError as error:
-                    failure = error
-                finally:
-                    self._is_flushing = False
-                replica.finish_flush(ticket, failure)
+                await self._flush_there()
                 self._confirm()
             if self._must_clear:
-                await self._post.note(replica.caught_up)
-                log.info("caught up: nothing is in doubt any more", shard=self._post.place.shard, end=replica.end)
+                await self._post.note(self._replica.caught_up)
+                shard, end = self._post.place.shard, self._replica.end
+                log.info("caught up: nothing is in doubt any more", shard=shard, end=end)
+
+    async def _flush_there(self) -> None:
+        """Flush by a thread."""
+        replica, clock = self._replica, self._post.directory.clock
+        ticket = replica.begin_flush()
+        seconds = 0.0
+
+        def run() -> None:
+            nonlocal seconds
+            began = clock.monotonic()
+            ticket.run()
+            seconds = clock.monotonic() - began
+
+        self._is_flushing = True
+        failure: StorageError | None = None
+        try:
+            await self._post.directory.on_disk(run)
+        except StorageError as error:
+            failure = error
+        finally:
+            self._is_flushing = False
+        self._flush_policy.flushed(seconds, clock.monotonic(), on_loop=False)
+        replica.finish_flush(ticket, failure)
 
     async def _write_checkpoint(self) -> None:
         """Frames are taken and flushed meanwhile."""

@@ -78,6 +78,7 @@ class Term:
     def __init__(self, post: Post, service: Service, victory: Victory, store: MessageStore, replica: Replica) -> None:
         member = replica.membership
         self._post = post
+        self._boottime = post.directory.clock.boottime
         self._view = post.view
         self._registry = post.view.registry
         self._service = service
@@ -112,7 +113,6 @@ class Term:
         self._renewed_at = post.now()
         self._is_committing = in_sync.is_enough
         self._is_begun = False  # the broker was made
-        self._is_pushing = False
         self._is_held = False  # a hand-over is under way
         self._drained_at = NO_DEADLINE  # when it last tried to hand over because it is drained
         self._version = 0  # of /leader
@@ -138,7 +138,7 @@ class Term:
     def may_serve(self) -> bool:
         if self.is_over:
             return False
-        now = self._post.directory.clock.boottime()
+        now = self._boottime()
         registry = self._registry
         return now < self._promised_until or (now < registry.deadline and registry.session == self._session)
 
@@ -172,9 +172,7 @@ class Term:
             )
 
     def wrote(self) -> None:
-        if not self._is_pushing:
-            self._is_pushing = True
-            asyncio.get_running_loop().call_soon(self._push_turn)
+        self._push()
 
     def flushed(self) -> None:
         self._commit()
@@ -212,7 +210,10 @@ class Term:
         return reply
 
     def _replica_of(self, seat: Seat) -> int | None:
-        return next((replica for replica, one in self._seats.items() if one is seat), None)
+        for replica, one in self._seats.items():
+            if one is seat:
+                return replica
+        return None
 
     def confirmed(self, seat: Seat, confirm: Confirm) -> None:
         replica = self._replica_of(seat)
@@ -228,12 +229,13 @@ class Term:
         self._reckon_promises()
         if self._in_sync.committed > before:
             self._committed()
-        self._push_to(replica, seat)
+        if not self._leader.is_fed(replica):
+            self._push_to(replica, seat, self._post.now())
 
     def writable(self, seat: Seat) -> None:
         replica = self._replica_of(seat)
         if replica is not None and not self.is_over:
-            self._push_to(replica, seat)
+            self._push_to(replica, seat, self._post.now())
 
     def left(self, seat: Seat) -> None:
         replica = self._replica_of(seat)
@@ -242,24 +244,21 @@ class Term:
             self._leader.leave(replica)
             log.info("not followed any more", shard=self._view.shard, by=self._view.name_of(replica))
 
-    def _push_turn(self) -> None:
-        self._is_pushing = False
-        self._push()
-
     def _push(self) -> None:
         """Send everybody what there is."""
         if self.is_over:
             return
-        self._leader.wrote(self._post.now())
+        now = self._post.now()
+        self._leader.wrote(now)
         for replica, seat in [*self._seats.items()]:
-            self._push_to(replica, seat)
+            self._push_to(replica, seat, now)
 
-    def _push_to(self, replica: int, seat: Seat) -> None:
+    def _push_to(self, replica: int, seat: Seat, now: float) -> None:
         try:
-            frames = self._leader.frames(replica, self._post.now())
+            frames = self._leader.frames(replica, now)
             while seat.is_writable and (found := next(frames, None)) is not None:
                 seat.send(*found)
-            reading = self._leader.reading(replica, self._post.now())
+            reading = None if self._leader.is_fed(replica) else self._leader.reading(replica, now)
         except StorageError as error:
             self._cannot_read(seat, error)
             return
@@ -279,7 +278,7 @@ class Term:
             self._cannot_read(seat, error)
         else:
             if self._seats.get(replica) is seat and not self.is_over:
-                self._push_to(replica, seat)
+                self._push_to(replica, seat, self._post.now())
 
     def _cannot_read(self, seat: Seat, error: StorageError) -> None:
         """A follower cannot go on before damage is mended, which begins as soon as it is known; or starts over, where

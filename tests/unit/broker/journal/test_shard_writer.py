@@ -40,6 +40,28 @@ async def test_answers_when_the_followers_have_it(straight: bool, durability: Du
 
 @BOTH_WAYS
 @on_a_loop
+async def test_the_followers_get_it_before_it_is_flushed_here(straight: bool) -> None:
+    """Also when the disk has shown that it is quick, so that the loop itself waits for it."""
+    async with leading(straight=straight) as rig:
+        (peer,) = await rig.connect(1, has_crc=True)
+        unflushed = []
+
+        def wrote() -> None:
+            unflushed.append(rig.store.queries.end - rig.store.queries.flushed)
+
+        rig.leadership.wrote = wrote  # type: ignore[method-assign]
+        for number in range(60):
+            peer.send([b"one"], durability=REPLICATED, sequence=number)
+            await rig.until(lambda: peer.wire.frames)
+            assert peer.reply().durability == REPLICATED
+        assert len(unflushed) == 60
+        assert all(unflushed)
+        policy = rig.broker.writer._flush_policy
+        assert policy.is_for_loop(0.0)
+
+
+@BOTH_WAYS
+@on_a_loop
 async def test_answers_stored_when_it_is_written(straight: bool) -> None:
     """And consumers get it only when it is committed."""
     async with leading(straight=straight) as rig:

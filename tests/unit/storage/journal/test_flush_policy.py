@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dmq.broker.journal.flush_policy import FlushPolicy
+from dmq.storage.journal.flush_policy import FlushPolicy
 
 
 def quick(flushes: int = 40) -> FlushPolicy:
@@ -20,6 +20,15 @@ def test_a_disk_has_to_show_that_it_is_quick() -> None:
     assert not policy.is_for_loop(0.0)
     assert not quick(16).is_for_loop(0.0)
     assert quick().is_for_loop(0.0)
+
+
+def test_a_disk_has_to_be_quicker_if_several_wait() -> None:
+    policy = quick()
+    assert policy.is_for_loop(0.0, is_lone=False)
+    for _ in range(20):
+        policy.flushed(0.0008, 0.0, on_loop=True)
+    assert policy.is_for_loop(0.0)
+    assert not policy.is_for_loop(0.0, is_lone=False)
 
 
 def test_a_flush_that_is_late_now_and_then_changes_nothing() -> None:

@@ -15,6 +15,7 @@ from typing import Final
 __all__ = ["FlushPolicy"]
 
 _QUICK_SECONDS: Final = 0.001
+_VERY_QUICK_SECONDS: Final = 0.0003
 _WEIGHT: Final = 1 / 8  # of the last flush in the average
 _COUNTED_SECONDS_MAX: Final = 0.1  # what a flush counts at most: after one, threads take about twenty
 _UNKNOWN_SECONDS: Final = 0.008  # the average to begin with: sixteen quick flushes show that a disk is quick
@@ -32,9 +33,13 @@ class FlushPolicy:
         self._average = _UNKNOWN_SECONDS
         self._rests_until = 0.0
 
-    def is_for_loop(self, now: float) -> bool:
-        """Whether the loop may flush for a lone request, at a moment of a monotonic clock."""
-        return self._average <= _QUICK_SECONDS and now >= self._rests_until
+    def is_for_loop(self, now: float, *, is_lone: bool = True) -> bool:
+        """Whether the loop may flush, at a moment of a monotonic clock.
+
+        Parameters:
+            is_lone: for one request; if others wait meanwhile, the disk has to be quicker.
+        """
+        return self._average <= (_QUICK_SECONDS if is_lone else _VERY_QUICK_SECONDS) and now >= self._rests_until
 
     def flushed(self, seconds: float, now: float, *, on_loop: bool) -> None:
         """A flush took so long."""
