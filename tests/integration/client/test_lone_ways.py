@@ -136,7 +136,13 @@ def while_another_reads(peer: Scripted, sends: list[Send], *, straight: bool) ->
     return blocking(peer, sends, straight=straight, is_read=True)
 
 
-def blocking(peer: Scripted, sends: list[Send], *, straight: bool, is_read: bool = False) -> tuple[Any, ...]:
+def asynchronously(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any, ...]:
+    return blocking(peer, sends, straight=straight, is_async=True)
+
+
+def blocking(
+    peer: Scripted, sends: list[Send], *, straight: bool, is_read: bool = False, is_async: bool = False
+) -> tuple[Any, ...]:
     peer.begin([Send(), *sends])
     outcomes: list[dmq.Receipt | dmq.DMQError] = []
     with dmq.connect(peer.url, app="shop") as client:
@@ -146,7 +152,11 @@ def blocking(peer: Scripted, sends: list[Send], *, straight: bool, is_read: bool
             connection.hold()  # until it is cut, a thread of its own reads
         for body, key, tag, durability, _ in [Send(), *sends]:
             try:
-                outcomes.append(producer.send("t", made(body), key=key, tag=tag, durability=durability))
+                if is_async:
+                    future = producer.send_async("t", made(body), key=key, tag=tag, durability=durability)
+                    outcomes.append(future.result(30))
+                else:
+                    outcomes.append(producer.send("t", made(body), key=key, tag=tag, durability=durability))
             except dmq.DMQError as error:
                 outcomes.append(error)
         producer.flush(30)
@@ -180,7 +190,7 @@ def on_a_loop(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any
 @example([Send(answer=answer) for answer in ANSWERS])
 @example([Send(key="k", durability="flushed", answer=answer) for answer in ANSWERS])
 def test_both_ways_give_the_same(peer: Scripted, sends: list[Send]) -> None:
-    for run in (blocking, while_another_reads, on_a_loop):
+    for run in (blocking, while_another_reads, asynchronously, on_a_loop):
         straight, general = run(peer, sends, straight=True), run(peer, sends, straight=False)
         assert straight[0] == general[0], "receipts and errors"
         assert straight[1] == general[1], "requests"
@@ -200,3 +210,26 @@ def test_the_straight_path_is_taken(peer: Scripted, is_read: bool) -> None:
         for _ in range(5):
             producer.send("t", b"body", durability="stored")
         assert (producer.straight.taken, producer.straight.late) == (4, 0)
+
+
+def test_tasks_whose_messages_shared_a_batch_share_the_next_one_too(peer: Scripted) -> None:
+    async def run() -> None:
+        async with await dmq.aio.connect(peer.url, app="shop") as client:
+            producer = client.producer()
+
+            async def send(times: int) -> None:
+                for _ in range(times):
+                    await producer.send("t", b"body", durability="stored")
+
+            await send(2)
+            peer.begin([])
+            await asyncio.gather(*(send(20) for _ in range(10)))
+            counts = [request[2] for request in peer.requests]
+            assert sum(counts) == 200
+            assert counts[2:-2] == [10] * (len(counts) - 4), "the first goes alone, and the others catch up with it"
+            peer.begin([])
+            await send(5)
+            assert [request[2] for request in peer.requests] == [1] * 5
+            assert producer.straight.taken == 1 + 1 + 4, "after the others, one that is alone waits for them once"
+
+    asyncio.run(run())

@@ -20,7 +20,7 @@ from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import SharedWaiter, TaskWaiter
 from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.session import Push
-from dmq.client.producer.accumulator import Draft, SendBatch
+from dmq.client.producer.accumulator import Draft, Lane, SendBatch
 from dmq.client.producer.core import Core, listed
 from dmq.client.producer.future import Receipts, Repeated, SendFuture, Sent
 from dmq.client.producer.message import SendOptions, own_message, parse_id
@@ -85,6 +85,9 @@ class AioProducer:
         self._clock = core.clock
         self._sender: Sender = core.sender
         self.straight: Final = AioStraightPath(core, router)
+        self._is_crowded = False  # tasks go on whose messages shared a batch: they will hardly send less than before
+        self._pumping: dict[Lane, None] = {}  # lanes that are pumped at the end of this turn of the loop
+        self._sender.pump_after = self._pump_soon
         self._watcher = _RouterWatcher(core, transactions)
         router.watch(self._watcher)
 
@@ -122,7 +125,7 @@ class AioProducer:
         draft = None
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
             draft = self._core.plain_draft(topic, message, durability)
-            if self._options.straight and (draft is None or draft.lane.is_free):
+            if self._options.straight and not self._is_crowded and (draft is None or draft.lane.is_free):
                 lone = await self.straight.send(topic, message, durability, deadline)
                 if type(lone) is Receipt:
                     return lone
@@ -134,9 +137,22 @@ class AioProducer:
             draft = self._core.draft(route, message, options)
         put = self._core.put(draft, attended=deadline is None, deadline=deadline)
         batch, index = put or await self._put(draft, deadline)
-        if batch.is_worth_a_look:
+        if self._is_crowded:
+            self._pump_soon(batch.lane)
+        elif batch.is_worth_a_look:
             self._sender.pump(batch.lane)
         return await self._conclude(Sent(batch, index, message), deadline, timeout)
+
+    def _pump_soon(self, lane: Lane) -> None:
+        """Send what gathers in a lane once the other tasks that were woken had their turn."""
+        if not self._pumping:
+            asyncio.get_running_loop().call_soon(self._pump)
+        self._pumping[lane] = None
+
+    def _pump(self) -> None:
+        lanes, self._pumping, self._is_crowded = self._pumping, {}, False
+        for lane in lanes:
+            self._sender.pump(lane)
 
     async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:
         """Put a message on its way, or find it on the way it was put on before."""
@@ -345,6 +361,7 @@ class AioProducer:
             waiter = batch.tasks = SharedWaiter()
             batch.add_waiter(waiter)
         if await waiter.wait(left):
+            self._is_crowded = batch.count > 1
             return
         timeouts = (self._options.timeout if timeout is None else timeout, self._router.timeout)
         error = self._sender.too_late(batch, *timeouts)

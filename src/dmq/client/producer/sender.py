@@ -100,6 +100,8 @@ class Sender:
         """And as a request."""
         self.takes_blocks = False
         """Whether it takes bodies that were compressed together."""
+        self.pump_after: Callable[[Lane], None] = self.pump
+        """Pumps a lane after a batch of several messages, whose senders may have more to send in a moment."""
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -587,8 +589,9 @@ class Sender:
         if released is not None:
             self._again(released)
         if not is_alone:
+            pump = self.pump if batch.count == 1 else self.pump_after
             for lane in lanes:
-                self.pump(lane)
+                pump(lane)
 
     def stored(self, batch: SendBatch, reply: ProduceReply) -> None:
         """A broker has a batch."""
