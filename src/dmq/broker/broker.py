@@ -34,6 +34,7 @@ from dmq.broker.retry.mover import Mover
 from dmq.broker.retry.policy import check_table
 from dmq.broker.runtime.runtime import Runtime
 from dmq.broker.schedule.delays import Delays
+from dmq.broker.schedule.leftovers import Leftovers
 from dmq.broker.schedule.transactions import Transactions
 from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
@@ -128,7 +129,8 @@ class Broker:
 
     def enter_cluster(self, access: ClusterAccess) -> None:
         """From now on the registry says which topics there are."""
-        self.cluster = ClusterTopics(self.catalog, self.runtime, access, self.settings.topics_max)
+        rest = Leftovers(self.journal, self.delays, self.transactions)
+        self.cluster = ClusterTopics(self.catalog, self.runtime, access, rest, topics_max=self.settings.topics_max)
         self.catalog.authority = self.cluster
         self.cluster.start()
 

@@ -26,7 +26,7 @@ from dmq.errors import BrokerStopping, DMQError, InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
-from dmq.protocol.admin import TopicSync
+from dmq.protocol.admin import TopicSync, TopicSyncReply
 from dmq.protocol.cluster.route import RouteReply, ShardRoute
 from dmq.protocol.commands import Command
 from dmq.protocol.read import Fetch, FetchReply
@@ -205,9 +205,10 @@ class ShardProcess:
                 is_told = True
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _ask_sync(self, address: str, topic: str) -> None:
+    async def _ask_sync(self, address: str, topic: str) -> int:
         """Have the leader at an address bring its slot of a topic in line with the registry."""
-        await self._links.ask(address, Command.TOPIC_SYNC, TopicSync(topic))
+        reply: TopicSyncReply = await self._links.ask(address, Command.TOPIC_SYNC, TopicSync(topic))
+        return reply.behind
 
     # --- routes -------------------------------------------------------------------------------------------------------
 

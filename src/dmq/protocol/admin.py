@@ -43,8 +43,10 @@ __all__ = [
     "TopicInfo",
     "TopicList",
     "TopicListReply",
+    "TopicPlace",
     "TopicSlot",
     "TopicSync",
+    "TopicSyncReply",
     "TopicUpdate",
     "changed_config",
 ]
@@ -117,6 +119,23 @@ class TopicSync(Header, frozen=True):
     """From the leader of one shard to that of another: follow what the registry says of a topic, and answer then."""
 
     topic: Name
+
+
+class TopicSyncReply(Header, frozen=True):
+    """It is so."""
+
+    behind: Amount = 0  # messages of the topic that groups have not consumed there
+
+
+class TopicPlace(Header, frozen=True):
+    """Change the slots of a topic in a cluster: add one, or remove one."""
+
+    topic: Name
+    add: OptionalName = ""  # a shard
+    remove: OptionalName = ""  # a shard; its slot is read until it is empty, and then goes
+    queues: Annotated[int, Meta(ge=0, le=255)] = 0  # of the new slot; 0 is as many as the topic usually has
+    is_drained: bool = False  # ordered messages wait until what there is is consumed
+    is_forced: bool = False  # what is removed goes at once, with its messages
 
 
 class TopicDescribe(Header, frozen=True):

@@ -102,6 +102,7 @@ class Command(IntEnum):
     TOPIC_DELETE = 0x0042
     TOPIC_LIST = 0x0043
     TOPIC_DESCRIBE = 0x0044
+    TOPIC_PLACE = 0x0045
     GROUP_CREATE = 0x0048
     GROUP_DELETE = 0x0049
     GROUP_LIST = 0x004A
@@ -212,6 +213,7 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.TOPIC_DELETE: Spec(Way.ASK, admin.TopicDelete),
     Command.TOPIC_LIST: Spec(Way.ASK, admin.TopicList, admin.TopicListReply),
     Command.TOPIC_DESCRIBE: Spec(Way.ASK, admin.TopicDescribe, admin.TopicDescribeReply),
+    Command.TOPIC_PLACE: Spec(Way.ASK, admin.TopicPlace, admin.TopicInfo),
     Command.GROUP_CREATE: Spec(Way.ASK, admin.GroupCreate),
     Command.GROUP_DELETE: Spec(Way.ASK, admin.GroupDelete),
     Command.GROUP_LIST: Spec(Way.ASK, admin.GroupList, admin.GroupListReply),
@@ -241,7 +243,7 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SHARD_DRAIN: Spec(Way.ASK, shard.ShardDrain, shard.ShardChange),
     Command.ROUTE: Spec(Way.ASK, route.Route, route.RouteReply),
     Command.ROUTE_CHANGED: Spec(Way.PUSH, route.RouteChanged),
-    Command.TOPIC_SYNC: Spec(Way.ASK, admin.TopicSync, Header),
+    Command.TOPIC_SYNC: Spec(Way.ASK, admin.TopicSync, admin.TopicSyncReply),
     Command.REGISTRY_SESSION: Spec(Way.ASK, registry.RegistrySession, registry.RegistrySessionReply),
     Command.REGISTRY_BEAT: Spec(Way.ASK, registry.RegistryBeat),
     Command.REGISTRY_CLOSE: Spec(Way.ASK, registry.RegistryClose),

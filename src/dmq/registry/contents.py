@@ -166,6 +166,7 @@ class TopicContent(Content, frozen=True, kw_only=True):
         slots: shards, each with its number of queues.
         slots_version: raised by every change of `slots` and `removed`.
         removed: shards whose slots take no more messages, and go when they are empty.
+        held_until_ms: until then ordered messages wait, since the slots are about to change; 0: they do not.
     """
 
     incarnation: HexId
@@ -175,6 +176,7 @@ class TopicContent(Content, frozen=True, kw_only=True):
     slots_version: U32 = 0
     state: TopicState = TopicState.OPEN
     removed: list[str] = []
+    held_until_ms: Count = 0
 
 
 class ConsumerContent(Content, frozen=True, kw_only=True):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from dmq.errors import TopicExists, UnknownTopic
+from dmq.errors import StaleRoute, TopicExists, UnknownTopic
+from dmq.model import Message
 from dmq.protocol import admin
+from dmq.protocol.batch import pack_batch
 from dmq.protocol.commands import Command
+from dmq.protocol.produce import Produce, ProduceReply
+from dmq.records import encode_batch
+from tests.integration.cli.test_commands import dmq as run
 from tests.integration.cluster.processes import ClusterProcesses
 from tests.integration.cluster.questions import ask
 
@@ -43,3 +50,34 @@ def test_a_topic_is_made_at_any_leader_and_is_on_all_shards_when_that_is_answere
         with pytest.raises(UnknownTopic):
             describe(cluster, member, "made")
         assert cluster.topic("made", member) is None
+
+
+def test_the_slots_of_a_topic_change_by_command(cluster: ClusterProcesses) -> None:
+    url = cluster.url_of("s1")
+    done = run("topic", "create", "placed", "--queues", "2", "--url", url)
+    assert done.code == 0, done.err
+    done = run("topic", "place", "placed", "--remove", "s3", "--force", "--url", url, "--format", "json")
+    assert done.code == 0, done.err
+    facts = json.loads(done.out)
+    assert {(slot["shard"], slot["queues"]) for slot in facts["slots"]} == {("s1", 2), ("s2", 2)}
+    done = run("topic", "place", "placed", "--add", "s3", "--queues", "3", "--drain", "--url", url)
+    assert done.code == 0, done.err
+    assert describe(cluster, "s3a", "placed").config.queues == 3
+    shown = run("topic", "show", "placed", "--url", url)
+    assert "shards" in shown.out, shown.err
+    port, version = cluster.members["s2a"].port, describe(cluster, "s2a", "placed").slots_version
+    assert version == 4
+    body = b"".join(pack_batch(encode_batch("placed", "app", [Message(b"x")], sent_at_ms=1)))
+    with pytest.raises(StaleRoute):
+        ask(port, Command.PRODUCE, Produce("placed", 0, 1, 0, 5, 0, 1, slots_version=version - 1), body, raises=True)
+    reply = ask(port, Command.PRODUCE, Produce("placed", 0, 1, 0, 5, 0, 1, slots_version=version), body, raises=True)
+    assert isinstance(reply, ProduceReply)
+    assert (reply.shard, reply.first_offset) == (cluster.numbers["s2"], 0)
+    # It is emptied by nobody: it stays, and is read on.
+    assert run("topic", "place", "placed", "--remove", "s2", "--url", url).code == 0
+    route = cluster.topic("placed", "s1a")
+    assert route is not None
+    assert {(slot.shard, slot.is_writable) for slot in route.slots if slot.shard == reply.shard} == {
+        (reply.shard, False)
+    }
+    assert run("topic", "delete", "placed", "--yes", "--url", url).code == 0

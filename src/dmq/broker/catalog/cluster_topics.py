@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -26,22 +26,25 @@ from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.catalog.changes import Later
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import (
+    Busy,
     DMQError,
+    InvalidRequest,
     InvalidSettings,
     LimitReached,
     ShardConflict,
     StaleRoute,
     TopicExists,
+    UnknownEntry,
     UnknownTopic,
 )
 from dmq.event_log import EventLog
-from dmq.model import QUEUES_MAX, SYSTEM_PREFIX, TopicConfig, check_name
+from dmq.model import PRIORITIES, QUEUES_MAX, SYSTEM_PREFIX, TopicConfig, check_name
 from dmq.registry.cluster_view import ClusterView, ViewChange
-from dmq.registry.contents import ShardState, TopicContent, TopicState, hex_id
+from dmq.registry.contents import ShardContent, ShardState, TopicContent, TopicState, hex_id
 from dmq.registry.topic_entries import TopicEntries, needs_registry
 from dmq.storage.state.state import Topic
 
-__all__ = ["ClusterAccess", "ClusterTopics", "Verdict", "decide"]
+__all__ = ["ClusterAccess", "ClusterTopics", "SlotChange", "Verdict", "decide", "placed"]
 
 log = EventLog(__name__)
 
@@ -56,13 +59,39 @@ class ClusterAccess(NamedTuple):
 
     Attributes:
         shard: our own, by name.
-        ask: has the leader at an address bring its slot of a topic in line.
+        ask: has the leader at an address bring its slot of a topic in line; how much of it is not consumed there.
     """
 
     shard: str
     view: ClusterView
     entries: TopicEntries
-    ask: Callable[[str, str], Awaitable[None]]
+    ask: Callable[[str, str], Awaitable[int]]
+
+
+class SlotChange(NamedTuple):
+    """What is to become of the slots of a topic.
+
+    Attributes:
+        add: a shard that gets one.
+        queues: of it; as many as the topic usually has if 0.
+        remove: a shard whose slot takes no more messages, and goes when it is empty.
+        is_drained: ordered messages wait until what is there is consumed.
+        is_forced: what is removed goes at once, with its messages.
+    """
+
+    add: str = ""
+    queues: int = 0
+    remove: str = ""
+    is_drained: bool = False
+    is_forced: bool = False
+
+
+class Rest(Protocol):
+    """What of a topic is not consumed yet in this shard."""
+
+    def behind(self, topic: Topic) -> int: ...
+
+    async def is_empty(self, topic: Topic) -> bool: ...
 
 
 class Verdict(Enum):
@@ -104,11 +133,15 @@ class ClusterTopics:
     Attributes:
         access: the cluster.
         lacking: shards that did not have a change in time, by topic; they get it when they have a leader.
+        drain_seconds: how long ordered messages are held at most.
     """
 
-    def __init__(self, catalog: Catalog, runtime: Runtime, access: ClusterAccess, topics_max: int) -> None:
+    drain_seconds = 20.0
+
+    def __init__(self, catalog: Catalog, runtime: Runtime, access: ClusterAccess, rest: Rest, topics_max: int) -> None:
         self._catalog = catalog
         self._runtime = runtime
+        self._rest = rest
         self._topics_max = topics_max
         self.access = access
         self._view = access.view
@@ -127,6 +160,7 @@ class ClusterTopics:
         self._due.update(dict.fromkeys(self._all_names()))
         self._news.set()
         self._runtime.tasks.run(self._keep(), lambda error: None)
+        self._runtime.tasks.run(self._watch_removed(), lambda error: None)
 
     def end(self) -> None:
         """Our broker is dropped: nothing is begun any more."""
@@ -239,6 +273,35 @@ class ClusterTopics:
 
         await self._entries.rewrite(name, adopted)
         log.info("topic taken over into the registry", topic=name, shard=shard, queues=queues)
+
+    async def _watch_removed(self) -> None:
+        """Take slots away that were removed and are empty; for as long as the broker is there."""
+        while not self._is_over:
+            await asyncio.sleep(_RETRY_SECONDS)
+            for topic in [one for one in self._catalog.all() if one.is_removed]:
+                try:
+                    await self.take_away(topic)
+                except DMQError as error:
+                    log.warning("a removed slot stays for now", once_for=topic.name, topic=topic.name, error=error)
+
+    async def take_away(self, topic: Topic, *, is_forced: bool = False) -> None:
+        """Take our slot of a topic out of its entry, and what it has out of the journal, if nothing is left to consume.
+
+        Raises:
+            DMQError: the registry does not answer now.
+        """
+        name, incarnation = topic.name, hex_id(topic.incarnation)
+        if not is_forced and not await self._rest.is_empty(topic):
+            return
+
+        def emptied(content: TopicContent | None) -> TopicContent | None:
+            if content is None or content.incarnation != incarnation or self._shard not in content.removed:
+                return None
+            return without_slot(content, self._shard)
+
+        await self._entries.rewrite(name, emptied)
+        await self.bring_in_line(name)
+        log.info("slot of a topic taken away", topic=name, shard=self._shard, forced=is_forced)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -391,6 +454,101 @@ class ClusterTopics:
         await self._bring_in_line(name)
         return [shard for shard, _ in found.slots]
 
+    async def place(self, name: str, change: SlotChange, *, by: str) -> Topic:
+        """Add a slot to a topic, or remove one; answered when the shards with a leader have it.
+
+        Raises:
+            UnknownTopic, UnknownEntry, InvalidRequest: there is no such topic or shard, or it makes no sense.
+            ShardConflict: the state of the shard forbids it, or the registry does not answer.
+            Busy: it was to be drained, and consumers do not get on; nothing was changed.
+        """
+        with needs_registry():
+            await self._view.refresh()
+        await self.bring_in_line(name)
+        shards = self._view.shards
+        for shard in (change.add, change.remove):
+            if shard and shard not in shards:
+                known = ", ".join(sorted(shards)) or "none"
+                raise UnknownEntry(f"there is no shard {shard!r}: those there are: {known}", shard=shard)
+        placed(_existing(name, await self._entries.read(name)), change, shards)  # whether it can be done at all
+        if change.is_drained:
+            await self._drain(name)
+        content = await self._entries.rewrite(name, lambda content: placed(_existing(name, content), change, shards))
+        assert content is not None
+        log.info("topic placed", topic=name, slots_version=content.slots_version, **change._asdict(), by=by)
+        await self.bring_in_line(name)
+        await self.spread(name)
+        if change.is_forced and change.remove:
+            await self._force(name, change.remove)
+        return self._now(name)
+
+    async def _drain(self, name: str) -> None:
+        """Hold ordered messages until every group has consumed what there is, in all slots."""
+        until_ms = self._runtime.clock.now_ms + int(self.drain_seconds * 1000)
+
+        def held(content: TopicContent | None) -> TopicContent:
+            return msgspec.structs.replace(_existing(name, content), held_until_ms=until_ms)
+
+        await self._entries.rewrite(name, held)
+        try:
+            async with asyncio.timeout(self.drain_seconds * 0.9):
+                quiet = 0  # twice: what was taken just before may not be written the first time
+                while quiet < 2:
+                    quiet = 0 if await self._behind(name) else quiet + 1
+                    await asyncio.sleep(_AGAIN_SECONDS)
+        except TimeoutError:
+            await self._entries.rewrite(
+                name, lambda content: msgspec.structs.replace(_existing(name, content), held_until_ms=0)
+            )
+            raise Busy(
+                f"the groups of topic {name!r} have not consumed it within {self.drain_seconds:.0f} s: nothing was "
+                "changed; see that consumers get on, and ask again, or leave --drain out",
+                retry_after_ms=1000,
+            ) from None
+
+    async def _behind(self, name: str) -> int:
+        """How much is not consumed in all slots; a slot without a leader counts as something."""
+        content = _existing(name, self._view.topics.get(name))
+        count = 0
+        for shard, _ in content.slots:
+            if shard == self._shard:
+                await self.bring_in_line(name)
+                count += self.behind(name)
+                continue
+            leader = self._view.leader_of(shard)
+            try:
+                count += 1 if leader is None else await self.access.ask(leader[1].address, name)
+            except DMQError:
+                count += 1
+        return count
+
+    def behind(self, name: str) -> int:
+        """How many messages of a topic its groups have not consumed in our slot."""
+        topic = self._catalog.find(name)
+        return 0 if topic is None else self._rest.behind(topic)
+
+    def is_held(self, name: str) -> bool:
+        """Whether ordered messages of a topic wait, because its slots are about to change."""
+        content = self._view.topics.get(name)
+        return content is not None and content.held_until_ms > self._runtime.clock.now_ms
+
+    async def _force(self, name: str, shard: str) -> None:
+        """Take a removed slot away with what it has."""
+
+        def forced(content: TopicContent | None) -> TopicContent | None:
+            found = _existing(name, content)
+            return without_slot(found, shard) if shard in found.removed else None
+
+        if shard != self._shard and (self._view.leader_of(shard) is None or shard in self.lacking.get(name, ())):
+            raise ShardConflict(
+                f"shard {shard!r} has no leader, and its slot can be taken away only by it: it takes no more messages, "
+                "and goes when the shard is back",
+                shard=shard,
+            )
+        await self._entries.rewrite(name, forced)
+        await self.bring_in_line(name)
+        await self.spread(name, [*(one for one, _ in self._view.topics[name].slots), shard])
+
     async def _adopt_first(self, name: str) -> None:
         """A topic that our journal alone has is taken over before it is changed."""
         content, local = await self._entries.read(name), self._catalog.find(name)
@@ -437,14 +595,69 @@ class ClusterTopics:
             pass
         return False
 
-    async def sync(self, name: str) -> None:
+    async def sync(self, name: str) -> int:
         """Another leader has written an entry: read it, and bring our slot in line.
+
+        Returns how many messages of it are not consumed here.
 
         Raises:
             DMQError: it cannot be done now.
         """
         await self._entries.read(name)
         await self.bring_in_line(name)
+        return self.behind(name)
+
+
+def placed(content: TopicContent, change: SlotChange, shards: Mapping[str, ShardContent]) -> TopicContent:
+    """The entry of a topic with other slots.
+
+    Raises:
+        InvalidRequest, ShardConflict: it cannot be.
+    """
+    if bool(change.add) == bool(change.remove):
+        raise InvalidRequest("say one shard to add, or one to remove")
+    there, is_removed = (
+        queues_of(content, change.add or change.remove),
+        (change.add or change.remove) in content.removed,
+    )
+    slots, removed = list(content.slots), list(content.removed)
+    if change.add:
+        if shards[change.add].state is not ShardState.OPEN:
+            raise ShardConflict(f"shard {change.add!r} is {shards[change.add].state}: it takes no new slots")
+        if there is not None and not is_removed:
+            raise InvalidRequest(f"the topic has a slot in shard {change.add!r} already", shard=change.add)
+        queues = change.queues or there or int(content.settings.get("queues", 1))
+        if bool(content.settings.get("priority", False)):
+            queues = PRIORITIES
+        if there is not None and queues < there:
+            raise InvalidRequest(f"the slot had {there} queues before: it can get more, but not fewer")
+        slots = [slot for slot in slots if slot[0] != change.add] + [(change.add, queues)]
+        removed = [shard for shard in removed if shard != change.add]
+    else:
+        if there is None:
+            raise InvalidRequest(f"the topic has no slot in shard {change.remove!r}", shard=change.remove)
+        left = [shard for shard, _ in slots if shard not in removed and shard != change.remove]
+        if not left:
+            raise InvalidRequest(
+                "it is the last slot that takes messages: add another one first, or delete the topic",
+                shard=change.remove,
+            )
+        if is_removed and not change.is_forced:
+            raise InvalidRequest(f"the slot in shard {change.remove!r} is removed already, and goes when it is empty")
+        removed = removed if is_removed else [*removed, change.remove]
+    return msgspec.structs.replace(
+        content, slots=slots, removed=removed, slots_version=content.slots_version + 1, held_until_ms=0
+    )
+
+
+def without_slot(content: TopicContent, shard: str) -> TopicContent:
+    """The entry of a topic when a removed slot is gone."""
+    return msgspec.structs.replace(
+        content,
+        slots=[slot for slot in content.slots if slot[0] != shard],
+        removed=[one for one in content.removed if one != shard],
+        slots_version=content.slots_version + 1,
+    )
 
 
 def queues_of(content: TopicContent, shard: str) -> int | None:

@@ -29,7 +29,16 @@ from dmq.broker.publish.producer_states import states_of
 from dmq.broker.publish.rate_limits import RateLimits
 from dmq.broker.schedule.delays import Delays, schedule_queue
 from dmq.broker.schedule.transactions import Transactions
-from dmq.errors import ConsumeTimeout, DMQError, InvalidRequest, NotAllowed, NotInCluster, StaleRoute, StorageError
+from dmq.errors import (
+    Busy,
+    ConsumeTimeout,
+    DMQError,
+    InvalidRequest,
+    NotAllowed,
+    NotInCluster,
+    StaleRoute,
+    StorageError,
+)
 from dmq.model import HALF_TOPIC, RESULT_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
 from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates
@@ -64,6 +73,7 @@ _REPLICATED: Final = int(Durability.REPLICATED)
 _STORED: Final = Durability.STORED
 _FLUSHED: Final = Durability.FLUSHED
 _CONSUMED_MS: Final = 30_000
+_HELD_MS: Final = 200
 # What a batch costs besides its records while it waits, so that a flood of tiny ones is bounded as well.
 BATCH_BYTES: Final = 1024
 
@@ -344,8 +354,9 @@ class Publisher:
 
     def _check_slot(self, asked: Produce) -> None:
         """Raises StaleRoute if a producer goes by slots that are others now, unless it sends again what is stored."""
-        topic = self._catalog.find(asked.topic)
-        if topic is None or not (topic.is_removed or 0 < asked.slots_version < topic.slots_version):
+        topic, authority = self._catalog.find(asked.topic), self._catalog.authority
+        is_held = asked.slots_version > 0 and authority is not None and authority.is_held(asked.topic)
+        if topic is None or not (is_held or topic.is_removed or 0 < asked.slots_version < topic.slots_version):
             return
         stored, queue = topic, asked.queue
         if asked.flags & _ASIDE:
@@ -361,6 +372,12 @@ class Publisher:
             count=asked.count,
         ):
             return
+        if is_held and not topic.is_removed and asked.slots_version >= topic.slots_version:
+            raise Busy(
+                f"the slots of topic {topic.name!r} are about to change, and ordered messages wait until it is "
+                "consumed: send again shortly",
+                retry_after_ms=_HELD_MS,
+            )
         why = "takes no more messages in this shard" if topic.is_removed else "has other slots now"
         raise StaleRoute(
             f"topic {topic.name!r} {why}: nothing was written; ask for its route, and send there",

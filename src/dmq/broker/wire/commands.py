@@ -56,6 +56,7 @@ COMMANDS: Final[dict[int, CommandEntry]] = {
     Command.TOPIC_CREATE: CommandEntry(topics.create_topic),
     Command.TOPIC_UPDATE: CommandEntry(topics.update_topic),
     Command.TOPIC_DELETE: CommandEntry(topics.delete_topic),
+    Command.TOPIC_PLACE: CommandEntry(topics.place_topic),
     Command.TOPIC_SYNC: CommandEntry(topics.sync_topic),
     Command.TOPIC_LIST: CommandEntry(topics.list_topics),
     Command.TOPIC_DESCRIBE: CommandEntry(topics.describe_topic),

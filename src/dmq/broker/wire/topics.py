@@ -1,4 +1,4 @@
-"""TOPIC_CREATE, TOPIC_UPDATE, TOPIC_DELETE, TOPIC_SYNC, TOPIC_LIST, TOPIC_DESCRIBE."""
+"""TOPIC_CREATE, TOPIC_UPDATE, TOPIC_DELETE, TOPIC_PLACE, TOPIC_SYNC, TOPIC_LIST, TOPIC_DESCRIBE."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from functools import partial
 import msgspec
 
 from dmq.broker.broker import Broker
+from dmq.broker.catalog.cluster_topics import SlotChange
 from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session
 from dmq.errors import NotInCluster
 from dmq.protocol import admin
 from dmq.protocol.frame import Frame
-from dmq.protocol.header import Header
 from dmq.storage.state.state import Topic
 
-__all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "sync_topic", "update_topic"]
+__all__ = ["create_topic", "delete_topic", "describe_topic", "list_topics", "place_topic", "sync_topic", "update_topic"]
 
 
 def _info(broker: Broker, topic: Topic) -> admin.TopicInfo:
@@ -57,8 +57,14 @@ def delete_topic(broker: Broker, session: Session, frame: Frame, asked: admin.To
 async def sync_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicSync) -> None:
     if broker.cluster is None:
         raise NotInCluster("this broker is in no cluster: its journal alone says which topics there are")
-    await broker.cluster.sync(asked.topic)
-    session.answer(frame, Header())
+    session.answer(frame, admin.TopicSyncReply(await broker.cluster.sync(asked.topic)))
+
+
+async def place_topic(broker: Broker, session: Session, frame: Frame, asked: admin.TopicPlace) -> None:
+    if broker.cluster is None:
+        raise NotInCluster("this broker is in no cluster: it has all queues of all topics")
+    change = SlotChange(asked.add, asked.queues, asked.remove, is_drained=asked.is_drained, is_forced=asked.is_forced)
+    session.answer(frame, _info(broker, await broker.cluster.place(asked.topic, change, by=session.who)))
 
 
 def list_topics(broker: Broker, session: Session, frame: Frame, asked: admin.TopicList) -> None:

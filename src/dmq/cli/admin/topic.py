@@ -97,10 +97,13 @@ def show(name: TopicName, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE
             for group in client.admin.groups(name)
         ]
     if form == Format.JSON:
-        show_facts({**_facts(topic), "queue_offsets": queues, "groups": groups}, form)
+        show_facts({**_facts(topic), **_slot_facts(topic), "queue_offsets": queues, "groups": groups}, form)
         return
     show_facts(_facts(topic), form)
     typer.echo("")
+    if topic.slots:
+        show_rows(_slots(topic), form, empty="no shards")
+        typer.echo("")
     show_rows(queues, form, empty="no queues")
     typer.echo("")
     show_rows(groups, form, empty="no group consumes it")
@@ -151,6 +154,39 @@ def update(
 
 
 @app.command()
+def place(
+    name: TopicName,
+    add: Annotated[str, typer.Option(metavar="SHARD", help="Give the topic queues in this shard.")] = "",
+    remove: Annotated[
+        str, typer.Option(metavar="SHARD", help="Send nothing more to this shard; its queues go when they are empty.")
+    ] = "",
+    queues: Annotated[
+        int | None,
+        typer.Option(min=1, max=255, help="With --add: as many queues; those of the other shards if left out."),
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Hold ordered messages until what there is is consumed: order is kept.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --remove: the queues go at once, with their messages.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Change the shards of a topic: give it queues in one more, or take those of one away. Messages never move."""
+    if bool(add) == bool(remove):
+        raise typer.BadParameter("say one shard: --add SHARD or --remove SHARD")
+    with connected(url) as client:
+        topic = client.admin.place_topic(name, add=add, remove=remove, queues=queues or 0, drain=drain, force=force)
+    if form == Format.JSON:
+        show_facts({**_facts(topic), **_slot_facts(topic)}, form)
+        return
+    show_rows(_slots(topic), form, empty="no shards")
+    for shard in topic.lacking:
+        typer.echo(f"shard {shard} has no leader: it follows when it has one")
+
+
+@app.command()
 def delete(
     name: TopicName,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -175,7 +211,22 @@ def _find(topics: list[Topic], name: str) -> Topic:
     raise UnknownTopic(f"there is no topic {name!r}: dmq topic list shows those there are", topic=name)
 
 
+def _slots(topic: Topic) -> list[dict[str, Any]]:
+    return [
+        {"shard": slot.shard, "number": slot.number, "queues": slot.queues, "takes_messages": slot.is_writable}
+        for slot in topic.slots
+    ]
+
+
+def _slot_facts(topic: Topic) -> dict[str, Any]:
+    """What `--format json` tells of a topic's place in a cluster."""
+    if not topic.slots:
+        return {}
+    return {"slots": _slots(topic), "slots_version": topic.slots_version, "lacking": [*topic.lacking]}
+
+
 def _facts(topic: Topic) -> dict[str, Any]:
+    in_cluster = {"shards": ", ".join(slot.shard for slot in topic.slots)} if topic.slots else {}
     return {
         "topic": topic.name,
         "queues": topic.queues,
@@ -186,4 +237,5 @@ def _facts(topic: Topic) -> dict[str, Any]:
         "properties": dict(topic.properties),
         "can_produce": topic.can_produce,
         "can_consume": topic.can_consume,
+        **in_cluster,
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -135,6 +135,16 @@ def parse_point(to: When) -> Point:
 # --- topics -----------------------------------------------------------------------------------------------------------
 
 
+class SlotChange(NamedTuple):
+    """As of `Admin.place_topic`."""
+
+    add: str
+    remove: str
+    queues: int
+    drain: bool
+    force: bool
+
+
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as the wire has them: `ttl` in seconds becomes `ttl_ms`."""
     given = dict(settings)
@@ -153,6 +163,21 @@ def create_topic(name: str, settings: Mapping[str, Any], allow_existing: bool) -
 def update_topic(name: str, settings: Mapping[str, Any]) -> Call[Topic]:
     asked = admin.TopicUpdate(check_name(name, "topic", system=True), _settings(settings))
     info: admin.TopicInfo = decode_response((yield Command.TOPIC_UPDATE, asked))
+    return Topic.of(info)
+
+
+def place_topic(name: str, change: SlotChange) -> Call[Topic]:
+    if bool(change.add) == bool(change.remove):
+        raise InvalidRequest("say one shard to add= or one to remove=")
+    asked = admin.TopicPlace(
+        check_name(name, "topic"),
+        change.add,
+        change.remove,
+        change.queues,
+        is_drained=change.drain,
+        is_forced=change.force,
+    )
+    info: admin.TopicInfo = decode_response((yield Command.TOPIC_PLACE, asked))
     return Topic.of(info)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "QueueRange",
     "StoredMessage",
     "Topic",
+    "TopicSlot",
     "TraceReport",
     "TraceStep",
     "TransactionReport",
@@ -38,6 +39,16 @@ __all__ = [
 ]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSlot:
+    """The queues of a topic in one shard of a cluster."""
+
+    shard: str
+    number: int
+    queues: int
+    is_writable: bool  # False: removed, and read until it is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,9 @@ class Topic:
     can_produce: bool = True
     can_consume: bool = True
     stored: int = 0  # since it was created; 0 of a broker that does not tell
+    slots: tuple[TopicSlot, ...] = ()  # in a cluster: its shards
+    slots_version: int = 0  # raised by every change of them
+    lacking: tuple[str, ...] = ()  # shards that had no leader for the last change; they get it when they have one
 
     @classmethod
     def of(cls, info: admin.TopicInfo, groups: list[str] | None = None) -> Topic:
@@ -73,6 +87,9 @@ class Topic:
             config.can_produce,
             config.can_consume,
             info.stored,
+            tuple(TopicSlot(slot.shard, slot.number, slot.queues, slot.is_writable) for slot in info.slots),
+            info.slots_version,
+            tuple(info.lacking),
         )
 
 

@@ -100,6 +100,34 @@ class AioAdmin:
         """
         return await self._converse(calls.update_topic(name, settings))
 
+    async def place_topic(
+        self,
+        name: str,
+        *,
+        add: str = "",
+        remove: str = "",
+        queues: int = 0,
+        drain: bool = False,
+        force: bool = False,
+    ) -> Topic:
+        """Give a topic of a cluster queues in one more shard, or take those of a shard out of it.
+
+        Messages never move. What is removed takes no new messages, and goes when every group has consumed it. Both
+        change which queue an ordered message goes to.
+
+        Parameters:
+            add, remove: a shard; give one of them.
+            queues: in the new shard; as many as the topic has in the others if 0.
+            drain: hold ordered messages until what there is is consumed, so that their order is kept over the change.
+            force: what is removed goes at once, with its messages.
+
+        Raises:
+            Busy: with `drain`, consumers did not get on; nothing was changed.
+            InvalidRequest, UnknownEntry, ShardConflict: it cannot be done.
+        """
+        change = calls.SlotChange(add, remove, queues, drain=drain, force=force)
+        return await self._converse(calls.place_topic(name, change))
+
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, its messages and the positions of all groups in it."""
         await self._converse(calls.delete_topic(name))

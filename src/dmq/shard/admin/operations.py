@@ -45,6 +45,7 @@ from dmq.registry.contents import (
     encode_content,
     hex_id,
 )
+from dmq.registry.metadata import Metadata
 from dmq.registry.paths import name_of
 from dmq.registry.registry import Check, Create, Delete, Operation, Put
 from dmq.shard.admin.overview import Overview, Sighting, overview_of
@@ -117,6 +118,7 @@ class Operations:
         self._peers = peers
         self._clock = clock
         self._paths = member.view.paths
+        self._metadata = Metadata(member.view.registry, member.view.paths, member.view.write)  # all members see it
         self._asking = asyncio.Semaphore(_ASKED_MAX)
         self.broker = broker
         self._shard = member.view.shard
@@ -301,7 +303,7 @@ class Operations:
             ]
             try:
                 with _answered():
-                    await self._view.write(operations)
+                    await self._metadata.write(operations, paths.shard(name))
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
             except WriteUnknown:
@@ -492,7 +494,7 @@ class Operations:
             put = Put(path, encode_content(wanted), seen.version)
             try:
                 with _answered():
-                    await self._view.write([*(self._absence(name) if without_leader else ()), put])
+                    await self._metadata.write([*(self._absence(name) if without_leader else ()), put], path)
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
             except WriteUnknown:

@@ -13,7 +13,8 @@ from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import NotConnected
-from dmq.model import TopicConfig
+from dmq.model import Message, TopicConfig
+from dmq.records import encode_batch
 from dmq.registry.cluster_view import ClusterView
 from dmq.registry.contents import (
     ClusterContent,
@@ -31,6 +32,7 @@ from dmq.registry.paths import Paths
 from dmq.registry.registry import Create, Delete, Put
 from dmq.registry.topic_entries import TopicEntries
 from dmq.settings import BrokerSettings, Settings
+from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.replica import join
 from dmq.testing import FakeClock, MemoryFiles
 from tests.unit.broker.leading import FollowersFace, LeadingRig, SaidLeadership
@@ -105,6 +107,13 @@ class ShardLeader:
             return None
         return found.config.queues, found.incarnation, found.slots_version, found.is_removed
 
+    async def write(self, topic: str, queue: int = 0) -> None:
+        """One message, committed."""
+        encoded = encode_batch(topic, "app", [Message(b"x")], sent_at_ms=1)
+        self.rig.store.append([Batch(topic=topic, queue=queue, data=encoded.data, lengths=encoded.lengths)])
+        self.rig.store.flush()
+        self.rig.commit()
+
     async def create(self, name: str, queues: int = 2, *, allow_existing: bool = False, **more: Any) -> Any:
         config = TopicConfig(queues=queues, **more)
         catalog = self.broker.catalog
@@ -151,12 +160,12 @@ class Leaders:
             await leader.begin(keeps=keeps)
         return leader
 
-    async def ask(self, address: str, topic: str) -> None:
+    async def ask(self, address: str, topic: str) -> int:
         leader = self.shards[address]
         if not leader.is_reached or leader.rig.dispatcher.broker is None:
             raise NotConnected(f"{address} does not answer")
         assert leader.broker.cluster is not None
-        await leader.broker.cluster.sync(topic)
+        return await leader.broker.cluster.sync(topic)
 
     async def entry(self, topic: str) -> TopicContent | None:
         entry = await self.writer.read(PATHS.topic(topic))

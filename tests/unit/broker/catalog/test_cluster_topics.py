@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 import pytest
 
-from dmq.broker.catalog.cluster_topics import Verdict, decide
-from dmq.errors import LimitReached, ShardConflict, StaleRoute, TopicExists, UnknownTopic
+from dmq.broker.catalog.cluster_topics import SlotChange, Verdict, decide
+from dmq.errors import (
+    Busy,
+    InvalidRequest,
+    LimitReached,
+    ShardConflict,
+    StaleRoute,
+    TopicExists,
+    UnknownEntry,
+    UnknownTopic,
+)
 from dmq.model import TopicConfig
 from dmq.registry.contents import ShardState, TopicContent, TopicState, hex_id
 from dmq.registry.memory import Fate
 from dmq.registry.registry import Delete
+from dmq.storage.state.events import PositionSet
 from dmq.storage.state.state import Topic
-from tests.unit.broker.catalog.leaders import PATHS, leaders
+from tests.unit.broker.catalog.leaders import PATHS, ShardLeader, leaders
 from tests.unit.broker.leading import on_a_loop
 
 
@@ -265,3 +277,122 @@ async def test_an_old_copy_of_the_registry_drops_nothing() -> None:
             await cluster.until(lambda state=state: s1.view.topics["t"].state is state)  # type: ignore[misc]
             await asyncio.sleep(0.02)
             assert s1.topic("t") == slot
+
+
+def _place(leader: ShardLeader, topic: str, **change: Any) -> Coroutine[Any, Any, Topic]:
+    assert leader.broker.cluster is not None
+    return leader.broker.cluster.place(topic, SlotChange(**change), by="test")
+
+
+@on_a_loop
+async def test_a_slot_is_added_by_command_alone() -> None:
+    async with leaders("s1") as cluster:
+        (s1,) = cluster.shards.values()
+        await s1.create("t")
+        s2 = await cluster.add("s2")
+        await s2.create("other")
+        assert s2.topic("t") is None
+        await _place(s2, "t", add="s2", queues=5)
+        assert (s1.topic("t")[2], s2.topic("t")[0], s2.topic("t")[2]) == (2, 5, 2)
+        with pytest.raises(InvalidRequest, match="has a slot in shard 's2' already"):
+            await _place(s1, "t", add="s2")
+        with pytest.raises(UnknownEntry, match="there is no shard 's9': those there are: s1, s2"):
+            await _place(s1, "t", add="s9")
+        with pytest.raises(UnknownTopic):
+            await _place(s1, "none", add="s2")
+        with pytest.raises(InvalidRequest, match="say one shard"):
+            await _place(s1, "t", add="s1", remove="s2")
+
+
+@on_a_loop
+async def test_a_removed_slot_is_read_only_until_it_is_consumed_and_then_goes() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        s2.rig.store.append([PositionSet("g", s2.broker.catalog.topic("t").id, queue, 0) for queue in range(2)])
+        await s2.write("t")
+        await _place(s1, "t", remove="s2")
+        assert (s1.topic("t")[2:], s2.topic("t")[2:]) == ((2, False), (2, True))
+        with pytest.raises(InvalidRequest, match="removed already"):
+            await _place(s1, "t", remove="s2")
+        with pytest.raises(InvalidRequest, match="the last slot that takes messages"):
+            await _place(s1, "t", remove="s1")
+        assert s2.broker.cluster is not None
+        await s2.broker.cluster.take_away(s2.broker.catalog.topic("t"))
+        assert s2.topic("t") is not None, "one message is not consumed"
+        s2.rig.store.append([PositionSet("g", s2.broker.catalog.topic("t").id, 0, 1)])
+        s2.rig.store.flush()
+        s2.rig.commit()
+        await s2.broker.cluster.take_away(s2.broker.catalog.topic("t"))
+        assert s2.topic("t") is None
+        entry = await cluster.entry("t")
+        assert entry is not None
+        assert (entry.slots, entry.removed, entry.slots_version) == ([("s1", 2)], [], 3)
+        await cluster.until(lambda: s1.topic("t")[2] == 3)
+
+
+@on_a_loop
+async def test_a_removed_slot_comes_back_with_what_it_has() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        await s2.write("t")
+        topic_id = s2.broker.catalog.topic("t").id
+        await _place(s1, "t", remove="s2")
+        await _place(s1, "t", add="s2")
+        assert (s2.topic("t")[2:], s2.broker.catalog.topic("t").id) == ((3, False), topic_id)
+
+
+@on_a_loop
+async def test_a_slot_goes_by_force_with_its_messages() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        await s2.write("t")
+        await _place(s1, "t", remove="s2", is_forced=True)
+        assert s2.topic("t") is None
+        entry = await cluster.entry("t")
+        assert entry is not None
+        assert entry.slots == [("s1", 2)]
+        await _place(s1, "t", add="s2")
+        await s2.die()
+        with pytest.raises(ShardConflict, match="'s2' has no leader"):
+            await _place(s1, "t", remove="s2", is_forced=True)
+        entry = await cluster.entry("t")
+        assert entry is not None
+        assert entry.removed == ["s2"]
+
+
+@on_a_loop
+async def test_ordered_messages_wait_while_a_topic_is_drained() -> None:
+    async with leaders("s1", "s2", "s3") as cluster:
+        s1, s2, _ = cluster.shards.values()
+        await s1.create("t")
+        await _place(s1, "t", remove="s3", is_forced=True)
+        s2.rig.store.append([PositionSet("g", s2.broker.catalog.topic("t").id, queue, 0) for queue in range(2)])
+        await s2.write("t")
+        placing = asyncio.ensure_future(_place(s1, "t", add="s3", is_drained=True))
+        assert s2.broker.cluster is not None
+        held = s2.broker.cluster.is_held
+        await cluster.until(lambda: held("t"))
+        await asyncio.sleep(0.3)
+        assert not placing.done(), "a message is not consumed"
+        s2.rig.store.append([PositionSet("g", s2.broker.catalog.topic("t").id, 0, 1)])
+        await placing
+        assert not held("t")
+        assert s2.topic("t")[2] == s1.topic("t")[2] > 2
+
+
+@on_a_loop
+async def test_a_drain_that_takes_too_long_changes_nothing() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        s2.rig.store.append([PositionSet("g", s2.broker.catalog.topic("t").id, queue, 0) for queue in range(2)])
+        await s2.write("t")
+        before = await cluster.entry("t")
+        assert s1.broker.cluster is not None
+        s1.broker.cluster.drain_seconds = 0.3
+        with pytest.raises(Busy, match="have not consumed it within"):
+            await _place(s1, "t", remove="s2", is_drained=True)
+        assert await cluster.entry("t") == before
