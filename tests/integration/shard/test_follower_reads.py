@@ -12,6 +12,8 @@ from dmq.broker.server import BrokerServer
 from dmq.errors import OffsetGone
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.registry.memory import MemoryRegistry
+from dmq.shard.committed_reader import CommittedReader, CommittedUnits
+from dmq.storage.replica import Replica
 from tests.integration.shard.test_member_server import member, settings_of, until
 from tests.unit.broker.leading import on_a_loop
 
@@ -31,6 +33,10 @@ def is_level(leader: BrokerServer, follower: BrokerServer) -> bool:
     assert shard.member is not None
     assert broker is not None
     return shard.member.report().committed == broker.store.queries.visible
+
+
+async def _nothing(reader: CommittedReader, replica: Replica, offset: int, max_bytes: int) -> CommittedUnits:
+    return CommittedUnits(offset, offset, 0, offset, journal_id=replica.journal_id, raw=b"")
 
 
 @on_a_loop
@@ -67,6 +73,9 @@ async def test_a_reader_takes_the_journal_from_a_follower_and_from_the_leader_wh
             with pytest.raises(OffsetGone) as gone:
                 await asyncio.to_thread(reader.fetch, kept.visible + 1)
             assert gone.value.detail["next"] == kept.visible, "the leader has the last word"
+            with pytest.MonkeyPatch.context() as patch:  # as if it had not heard of the last commit
+                patch.setattr(CommittedReader, "read", _nothing)
+                assert await asyncio.to_thread(read_all, reader) == whole
             await follower.stop()
             assert await asyncio.to_thread(read_all, reader) == whole
         finally:

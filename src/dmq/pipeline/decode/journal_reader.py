@@ -145,7 +145,8 @@ class JournalReader:
                 frame = self._followers.home.request(
                     Command.FETCH, asked, timeout=FOLLOWER_SECONDS, answer_seconds=FOLLOWER_SECONDS
                 )
-                if not frame.status:
+                # Nothing: the follower has all that it knows of, and the leader may have more.
+                if not frame.status and len(frame.body):
                     return frame
             except DMQError:
                 # It is stopped or gone, or leads now and has too much to do: the leader is asked from now on.
