@@ -30,6 +30,7 @@ MESSAGES = 10_000
 _BATCH = 500
 _CONSUME_SECONDS_MAX = 60.0
 _KILLED_AFTER = 100  # so many payments, and so many again
+_ACCOUNTS = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,25 +163,33 @@ def replicate(folder: Path) -> None:
             say(f"   {row['name']:<10}  {row['role']:<10}  port {row['port']}, pid {row['pid']}")
         client.admin.create_topic("payments")
         with client.producer(timeout=60) as producer:
+
+            def pay(number: int) -> None:
+                account = f"account-{number % _ACCOUNTS}"
+                producer.send("payments", b"%d" % number, business_id=account, ordered=True, durability="replicated")
+
             for number in range(_KILLED_AFTER):
-                producer.send("payments", b"%d" % number, durability="replicated")
+                pay(number)
             killed, began = shard.kill_leader(), time.monotonic()
             for number in range(_KILLED_AFTER, 2 * _KILLED_AFTER):
-                producer.send("payments", b"%d" % number, durability="replicated")
+                pay(number)
                 if number == _KILLED_AFTER:
                     seconds = time.monotonic() - began
-        found: list[bytes] = []
-        with client.consumer("payments", group="ledger") as consumer:
+        found: list[int] = []
+        with client.consumer("payments", group="ledger", ordered=True) as consumer:
             while len(found) < 2 * _KILLED_AFTER and (batch := consumer.pull(wait=5.0)):
-                found += [message.body for message in batch]
+                found += [int(message.body) for message in batch]
                 consumer.ack(batch)
         leader = client.admin.shard().leader
+    accounts = [[number for number in found if number % _ACCOUNTS == account] for account in range(_ACCOUNTS)]
     say(
         f"   Sent {_KILLED_AFTER} payments, killed {killed} and sent {_KILLED_AFTER} more, of which the first took "
-        f"{seconds:.1f} s: {leader} leads now.\n   {len(found)} payments came back, {len({*found})} different ones. "
-        "Nothing is lost."
+        f"{seconds:.1f} s: {leader} leads now.\n   {len(found)} payments came back, {len({*found})} different ones, "
+        f"those of each of {_ACCOUNTS} accounts in the order they were made. Nothing is lost."
     )
-    if sorted(map(int, found)) != [*range(2 * _KILLED_AFTER)]:
+    if any(payments != sorted(payments) for payments in accounts):
+        raise DMQError("the payments of an account came back in another order: this should not happen")
+    if sorted(found) != [*range(2 * _KILLED_AFTER)]:
         raise DMQError(f"{len(found)} payments came back of {2 * _KILLED_AFTER}: this should not happen")
 
 
