@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from dmq.cli.message.messages import body_text, message_facts, message_line, message_row
+from dmq.cli.message.stream import parse_json_line
 from dmq.cli.options import Format, parse_pairs, parse_place, parse_seconds
 from dmq.cli.output import moment, printable, quantity, show_facts, show_rows
 from dmq.client.admin.reports import StoredMessage
-from dmq.client.producer.stream import parse_json_line
 from dmq.model import MessageId
 
 

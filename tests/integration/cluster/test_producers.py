@@ -85,6 +85,25 @@ def test_an_asyncio_producer_does_the_same(cluster: ClusterProcesses) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_all_messages_of_a_transaction_are_in_one_shard(client: dmq.Client) -> None:
+    client.admin.create_topic("money", queues=2)
+    client.admin.create_topic("mail", queues=1)
+    with client.producer(timeout=30, group="bank", check=lambda message: "commit") as producer:
+        for number in range(6):
+            with producer.transaction("money", b"%d" % number) as transaction:
+                transaction.send("mail", b"%d" % number)
+                transaction.send("money", b"%d again" % number)
+    seen: dict[bytes, set[int]] = {}
+    for topic, count in (("money", 12), ("mail", 6)):
+        with client.consumer(topic, "audit") as consumer:
+            for _ in range(count):
+                message = next(consumer)
+                seen.setdefault(message.body[:1], set()).add(message.shard)
+                message.ack()
+    assert all(len(shards) == 1 for shards in seen.values()), seen
+    assert len({*map(min, seen.values())}) > 1
+
+
 def test_a_consumed_send_waits_for_the_group_at_its_shard(client: dmq.Client) -> None:
     client.admin.create_topic("asked", queues=1)
     with client.producer(timeout=30) as producer, client.consumer("asked", "answering") as consumer:

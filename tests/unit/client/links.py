@@ -65,6 +65,7 @@ class FakeLink:
 
     client_id = "me"
     is_member = False
+    shard = 0
 
     def __init__(self, host: str = "one", shard: int = 0) -> None:
         self.shard = shard

@@ -105,7 +105,7 @@ def _publish(
     options: dict[str, Any],
     form: Format,
 ) -> None:
-    from dmq.client.producer.stream import send_stream
+    from dmq.cli.message.stream import send_stream
 
     sent = size = 0
     listed: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ def _from_stream(stream: IO[bytes], name: str, lines: bool, json_lines: bool) ->
     if not (lines or json_lines):
         yield stream.read(), {}
         return
-    from dmq.client.producer.stream import parse_json_line
+    from dmq.cli.message.stream import parse_json_line
 
     for number, line in enumerate(stream, 1):
         text = line.rstrip(b"\r\n")

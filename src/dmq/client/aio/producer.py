@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -175,9 +175,10 @@ class AioProducer:
         batch = sent.batch
         try:
             await self._wait(batch, deadline, timeout)
-            if batch.error is None:
+            failure = batch.failure(sent.at)
+            if failure is None:
                 return batch.receipt(sent.at)
-            raise batch.error_of(sent.at)
+            raise failure
         except DMQError as error:
             raise self._core.outcomes.failed(error, sent) from None
 
@@ -456,6 +457,9 @@ class _RouterWatcher:
     def pushed(self, connection: AioConnection, push: Push) -> None:
         if self._transactions is not None and isinstance(push.header, TransactionCheck):
             self._transactions.pushed(connection, push.header, push.body)
+
+    def routes_changed(self, topics: Iterable[str]) -> None:
+        self._sender.routes_changed(topics)
 
     def unreachable(self, error: DMQError) -> None:
         self._sender.unreachable(error)

@@ -38,6 +38,11 @@ class Link(Protocol):
     def features(self) -> frozenset[str]: ...
 
     @property
+    def shard(self) -> int:
+        """The number of the broker's shard; 0 of a lone broker."""
+        ...
+
+    @property
     def is_member(self) -> bool:
         """Whether it leads to a shard: what another member of it may have stored can go over this link too."""
         ...

@@ -13,32 +13,26 @@ What always holds:
   queues at the broker all topics share): each has a producer id of its own, so that a slow one holds up nobody.
 - A batch leaves behind another only while all of the queue go their first way undisturbed. One that has to go out again
   waits until it is the first of its queue.
-- Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent.
-- A batch is in one lane from its first message to its end. It is done once, with an answer or an error, and never
-  changes afterwards; every callback is called exactly once, by the notifier if it was there before the end, else at
-  once by the thread that adds it.
+- Numbers are given when a batch leaves, without gaps inside it, and stay with it however often it is sent. Only one
+  that is certainly stored nowhere gets others, with another place.
+- A batch is in one lane from its first message to its end, unless its messages are divided anew by other slots.
 - Bytes and messages that are not settled stay within the window. One message larger than the window may be alone in it.
 """
 
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from dmq.client.connection.threads import Waiter
 from dmq.client.producer.numbered_sender import NumberedBatch
+from dmq.client.producer.outcome import Outcome, Wakeable
 from dmq.client.producer.retry_policy import History
 from dmq.errors import ConsumeTimeout, DMQError, OutOfRetries
-from dmq.model import Durability, Message, MessageId, Receipt, place_queue, place_shard
-from dmq.protocol.produce import ProduceReply
-from dmq.records import ANY_QUEUE
+from dmq.model import Durability, Message, Receipt, place_shard
 
 __all__ = [
-    "DURABILITY_NAMES",
     "SECOND_BYTES_MIN",
     "SECOND_MESSAGES_MIN",
     "Accumulator",
@@ -46,11 +40,8 @@ __all__ = [
     "Lane",
     "LaneKey",
     "Lone",
-    "Outcome",
     "SendBatch",
-    "Spooled",
     "Stream",
-    "Wakeable",
 ]
 
 BATCH_BYTES_MAX: Final = 1 << 20
@@ -66,126 +57,6 @@ OVERLAP_MAX: Final = 4  # batches of a stream under way to one queue; and of a l
 
 _Bytes: TypeAlias = bytes  # a batch has an attribute of that name
 _U64: Final = 0xFFFF_FFFF_FFFF_FFFF
-DURABILITY_NAMES: Final = tuple(
-    level.name.lower() for level in sorted(Durability)
-)  # by their numbers, which have no gaps
-# Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
-# nanoseconds, so that one for all batches beats one lock in each.
-_ending = threading.Lock()
-
-
-class Wakeable(Protocol):
-    """A thread's `Waiter`, or what stands for a task of an event loop."""
-
-    def wake(self) -> None: ...
-
-
-class Spooled(NamedTuple):
-    """What stands for a broker's answer while the spool has the batch and a broker has not."""
-
-    queue: int
-
-
-class Outcome:
-    """What becomes of the messages of one batch. Defaults stand in the class: a lone message pays for each one set."""
-
-    producer_id = 0
-    first_sequence = -1  # before it leaves
-    has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
-    is_done = False
-    reply: ProduceReply | Spooled | None = None
-    error: DMQError | None = None
-    _waiters: list[Wakeable] | None = None
-    _callbacks: list[Callable[[], Any]] | None = None
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-
-    def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> list[Callable[[], Any]]:
-        """Settle it, wake those who wait, and return the callbacks that are now to be called."""
-        with _ending:
-            if self.is_done:
-                return []
-            self.reply, self.error, self.is_done = reply, error, True
-            waiters, callbacks = self._waiters, self._callbacks
-            self._waiters = self._callbacks = None
-        for waiter in waiters or ():
-            waiter.wake()
-        return callbacks or []
-
-    def add_waiter(self, waiter: Wakeable) -> None:
-        """Have it woken at the end; at once if that has been."""
-        with _ending:
-            if not self.is_done:
-                if self._waiters is None:
-                    self._waiters = []
-                self._waiters.append(waiter)
-                return
-        waiter.wake()
-
-    def add_callback(self, function: Callable[[], Any]) -> bool:
-        """Have it called at the end; False if that has been."""
-        with _ending:
-            if self.is_done:
-                return False
-            if self._callbacks is None:
-                self._callbacks = []
-            self._callbacks.append(function)
-            return True
-
-    @property
-    def has_callbacks(self) -> bool:
-        return self._callbacks is not None
-
-    def wait(self, deadline: float) -> bool:
-        """Block until the end, at most until a moment of `time.monotonic`; whether it has come."""
-        if not self.is_done:
-            waiter = Waiter()
-            self.add_waiter(waiter)
-            while not self.ended() and (left := deadline - time.monotonic()) > 0:
-                waiter.wait(left)
-        return self.is_done
-
-    def ended(self) -> bool:
-        """`is_done`, asked for anew: what another thread may have changed meanwhile."""
-        return self.is_done
-
-    def receipt(self, index: int) -> Receipt:
-        """The receipt of one message; only of a batch that went well."""
-        reply = self.reply
-        assert reply is not None
-        message_id = MessageId(self.producer_id, self.first_sequence + index)
-        if isinstance(reply, Spooled):
-            queue = place_queue(reply.queue) if reply.queue >= 0 else -1
-            return Receipt(message_id, self.topic, queue, -1, durability="spooled", shard=self.shard)
-        offset = reply.first_offset + index if self.has_offsets else -1
-        # A delayed or prepared message gets its queue with its place.
-        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
-        level = DURABILITY_NAMES[reply.durability]
-        return Receipt(message_id, self.topic, queue, offset, durability=level, shard=self.shard)
-
-    def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
-        """Tell what became of one message; only once that is known. Returns what the function does."""
-        if self.error is not None:
-            return on_delivery(None, self.error_of(index))
-        return on_delivery(self.receipt(index), None)
-
-    def error_of(self, index: int) -> DMQError:
-        """Why one message failed; one that is stored nevertheless has its receipt. Only of a batch that failed."""
-        error = self.error
-        assert error is not None
-        if not isinstance(error, ConsumeTimeout):
-            return error
-        told = ConsumeTimeout(error.message, **error.detail)
-        message_id = MessageId(self.producer_id, self.first_sequence + index)
-        queue, offset = error.detail.get("queue", -1), error.detail.get("offset", -1 - index)
-        told.receipt = Receipt(message_id, self.topic, queue, offset + index, durability="flushed", shard=self.shard)
-        return told
-
-    @property
-    def shard(self) -> int:
-        """The number of the shard that has its messages; 0 of a lone broker."""
-        return 0
 
 
 class LaneKey(NamedTuple):
@@ -226,6 +97,7 @@ class SendBatch(Outcome, NumberedBatch):
     deadline: float | None = None
     moves = 0  # to another broker
     moved_at = 0.0  # for the first time
+    turns = 0  # how often it got another place
     resends = 0
     previous_sequence: int | None = None  # of the message before it in its queue, if that one may be under way
     is_tried = False  # it went out, or was about to
@@ -236,6 +108,8 @@ class SendBatch(Outcome, NumberedBatch):
     is_kept = False  # its bytes outlive an end that tells nothing, see `Sender.resume`
     asked_again_at = 0.0
     again: SendBatch | None = None  # the same messages on their way once more
+    parts: Sequence[tuple[SendBatch, int]] = ()  # what stands for each message, once they were divided anew
+    parent: SendBatch | None = None  # whose messages it has, of those
     tasks: Any = None  # the waiter of the tasks of an event loop that wait for it, which they share
 
     def __init__(self, lane: Lane) -> None:
@@ -261,8 +135,43 @@ class SendBatch(Outcome, NumberedBatch):
         return place_shard(max(0, self.queue))
 
     def drop_messages(self) -> None:
-        """Let go of what was encoded."""
-        self.messages, self.bodies, self.keys, self.extras = [], [], [], []
+        """Let go of what was encoded; not of messages that may have to be divided anew, by other slots."""
+        if not self.lane.key.slots_version or self.is_done:
+            self.messages, self.bodies, self.keys, self.extras = [], [], [], []
+
+    def receipt(self, index: int) -> Receipt:
+        if self.parts:
+            part, at = self.parts[index]
+            return part.receipt(at)
+        return super().receipt(index)
+
+    def failure(self, index: int) -> DMQError | None:
+        if self.parts:
+            part, at = self.parts[index]
+            return part.failure(at)
+        return super().failure(index)
+
+    def divided(self, lanes: Sequence[Lane]) -> list[SendBatch]:
+        """Its messages in batches of other lanes, one lane for each message. Nothing of it was stored."""
+        batches: dict[int, SendBatch] = {}
+        parts: list[tuple[SendBatch, int]] = []
+        for at, (message, lane) in enumerate(zip(self.messages, lanes, strict=True)):
+            batch = batches.get(id(lane))
+            if batch is None:
+                batch = batches[id(lane)] = SendBatch(lane)
+                batch.parent, batch.deadline = self, self.deadline
+                batch.is_attended, batch.is_kept, batch.has_extras = True, self.is_kept, self.has_extras
+            batch.add_message(message)
+            if self.has_extras:
+                batch.extras.append(self.extras[at])
+            if self.dues:
+                batch.dues.append(self.dues[at])
+            batch.count += 1
+            batch.bytes += len(message.body) + MESSAGE_BYTES
+            parts.append((batch, batch.count - 1))
+        self.parts = parts
+        self.messages, self.extras, self.body = [], [], None
+        return [*batches.values()]
 
     @property
     def is_unknown(self) -> bool:
@@ -282,6 +191,7 @@ class SendBatch(Outcome, NumberedBatch):
             self.count, self.bytes, self.key_count, self.has_extras
         )  # fmt: skip
         again.body, self.body = self.body, None
+        again.messages, again.extras, again.dues = self.messages, self.extras, self.dues
         again.broker = self.broker
         again.is_unanswered = again.is_attended = again.is_kept = True
         return again
@@ -327,7 +237,8 @@ class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
     __slots__ = (
-        "gathering", "has_offsets", "key", "lone", "place", "ready", "stand_in", "stream", "turn", "under_way",
+        "gathering", "has_offsets", "is_closed", "key", "lone", "place", "ready", "stand_in", "stream", "turn",
+        "under_way",
     )  # fmt: skip
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
@@ -339,6 +250,7 @@ class Lane:
         self.ready: deque[SendBatch] = deque()
         self.gathering: SendBatch | None = None
         self.under_way = 0
+        self.is_closed = False  # nothing leaves it any more: the topic has other slots
         self.lone: Lone | None = None  # the message without a batch that is under way
         self.stand_in: SendBatch | None = None  # its batch after all, if anybody asked for it
 
@@ -644,7 +556,7 @@ class Accumulator:
             overlaps: the broker takes batches that name the one before.
         """
         batch = lane.offered()
-        if batch is None:
+        if batch is None or lane.is_closed:
             return None
         key, under_way, topic = lane.key, lane.stream.under_way, lane.place
         is_first = batch.first_sequence < 0
@@ -720,9 +632,7 @@ class Accumulator:
         """
         lanes, released = self.finished(batch), self.released(batch)
         self._unsettled[batch] = None
-        batch.queue = batch.first_sequence = -1
-        batch.sent_at = batch.previous_sequence = None
-        batch.is_tried = batch.is_out = batch.is_held = False
+        self._unnumber(batch)
         batch.lane.ready.appendleft(batch)
         return (lanes if batch.lane in lanes else [*lanes, batch.lane]), released
 
@@ -739,6 +649,47 @@ class Accumulator:
             return None
         batches[0].is_held = False
         return batches[0]
+
+    def move(self, batch: SendBatch, lane: Lane) -> None:
+        """Put a batch that is stored nowhere, and waits nowhere, at the end of another lane."""
+        self.finished(batch)
+        self._unsettled[batch] = None
+        self._unnumber(batch)
+        self.seal(lane)
+        batch.lane = lane
+        lane.ready.append(batch)
+
+    @staticmethod
+    def _unnumber(batch: SendBatch) -> None:
+        batch.queue = batch.first_sequence = -1
+        batch.sent_at = batch.previous_sequence = None
+        batch.is_tried = batch.is_out = batch.is_held = False
+        batch.turns += 1
+
+    @staticmethod
+    def left(lane: Lane) -> list[SendBatch]:
+        """What has left a lane and is not settled, in the order of the numbers."""
+        batches = lane.stream.under_way.values() if lane.under_way else ()
+        found = [batch for group in batches for batch in group if batch.lane is lane]
+        return sorted(found, key=lambda batch: batch.first_sequence)
+
+    def lanes_by(self, topic: str, version: int) -> list[Lane]:
+        """The lanes of messages of a topic that are bound to a place by other slots than those of this version."""
+        found = [lane for stream in self._streams.values() for lane in stream.lanes.get(topic, ())]
+        return [lane for lane in found if lane.key.slots_version not in (0, version)]
+
+    def take_waiting(self, lane: Lane) -> list[SendBatch]:
+        """What waits in a lane, in order; it has nothing any more."""
+        self.seal(lane)
+        batches = [*lane.ready]
+        lane.ready.clear()
+        return batches
+
+    def drop_lane(self, lane: Lane) -> None:
+        """Forget a lane that has nothing, and gets nothing any more."""
+        if self._lanes.get(lane.key) is lane and lane.is_free:
+            del self._lanes[lane.key]
+            lane.stream.lanes[lane.key.topic].remove(lane)
 
     def waiting_lanes(self) -> list[Lane]:
         """All lanes that have something to send."""

@@ -241,6 +241,8 @@ class Core:
 
     def _lane(self, route: Route, message: Message, options: SendOptions, *, is_delayed: bool) -> Lane:
         level = _level(options)
+        if message.ordered and route.places is not None:
+            route = self.sender.division(options.topic, route)
         queue = choose_queue(route, message)
         version = route.slots_version if queue >= 0 else 0
         return self.lane(
@@ -397,6 +399,8 @@ class Core:
             if len(messages) < 2 * MANY_MESSAGES_MIN and not route.is_priority:
                 columns = plain_columns(messages)  # what makes one batch is looked at once
             plain = columns is not None or is_plain(messages)
+            if not plain and route.places is not None:
+                route = self.sender.division(options.topic, route)
             parts = whole if plain and not route.is_priority else _by_queue(route, messages)
         except AttributeError:
             raise _no_message(messages) from None

@@ -20,8 +20,9 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, overload
 import msgspec
 
 from dmq.client.connection.threads import FOREVER
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Outcome, SendBatch
+from dmq.client.producer.accumulator import MESSAGE_BYTES, SendBatch
 from dmq.client.producer.encoder import encode_body
+from dmq.client.producer.outcome import Outcome
 from dmq.errors import ConsumeTimeout, DMQError, InvalidMessage, OutOfRetries, SequenceConflict, TimedOut
 from dmq.event_log import EventLog
 from dmq.model import Message, MessageId, Receipt
@@ -65,8 +66,8 @@ class SendFuture(msgspec.Struct, eq=False, gc=False):
         outcome = self._outcome
         if not outcome.is_done:
             self._wait(timeout)
-        if outcome.error is not None:
-            raise outcome.error_of(self._index)
+        if outcome.error is not None and (failure := outcome.failure(self._index)) is not None:
+            raise failure
         return outcome.receipt(self._index)
 
     def exception(self, timeout: float | None = None) -> DMQError | None:
@@ -76,7 +77,7 @@ class SendFuture(msgspec.Struct, eq=False, gc=False):
             TimedOut: nothing is known yet.
         """
         self._wait(timeout)
-        return None if self._outcome.error is None else self._outcome.error_of(self._index)
+        return self._outcome.failure(self._index)
 
     def add_done_callback(self, function: Callable[[SendFuture], Any]) -> None:
         """Have `function(self)` called at the end: off the connection's thread, or at once if that has been."""

@@ -10,7 +10,7 @@ nothing else is under way it takes the straight path (`straight_path`), in the c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -177,9 +177,10 @@ class Producer:
         try:
             if not batch.is_done:
                 self._give_up(batch, timeout)
-            if batch.error is None:
+            failure = batch.failure(sent.at)
+            if failure is None:
                 return batch.receipt(sent.at)
-            raise batch.error_of(sent.at)
+            raise failure
         except DMQError as error:
             raise self._core.outcomes.failed(error, sent) from None
 
@@ -567,6 +568,9 @@ class _RouterWatcher:
     def pushed(self, connection: Connection, push: Push) -> None:
         if self._transactions is not None and isinstance(push.header, TransactionCheck):
             self._transactions.pushed(connection, push.header, push.body)
+
+    def routes_changed(self, topics: Iterable[str]) -> None:
+        self._sender.routes_changed(topics)
 
     def unreachable(self, error: DMQError) -> None:
         self._sender.unreachable(error)

@@ -20,7 +20,7 @@ What always holds:
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from inspect import isawaitable
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from dmq.client.producer.accumulator import Accumulator, Lane, SendBatch
 from dmq.client.producer.encoder import BatchEncoder
 from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import RetryPolicy, Step
-from dmq.client.producer.routes import Route, Routes
+from dmq.client.producer.routes import ROUTES_MAX, Route, Routes, choose_queue
 from dmq.clock import Clock
 from dmq.errors import (
     Busy,
@@ -91,6 +91,9 @@ class Sender:
         self._under_way: dict[SendBatch, Link] = {}
         self._parked: list[SendBatch] = []
         self._is_scanning = False
+        self._divisions: dict[str, Route] = {}  # by which ordered messages of a topic were divided last
+        self._changing: set[str] = set()  # topics that wait for answers before they are divided by newer slots
+        self._stale: dict[SendBatch, None] = {}  # refused because they were divided by old slots
         self._given_up: dict[SendBatch, None] = {}  # given up, with their bytes, the oldest first
         self._given_up_bytes = 0
         self.closed_by: DMQError | None = None
@@ -108,6 +111,9 @@ class Sender:
     def pump(self, lane: Lane) -> None:
         """Send what is ready to go in a lane."""
         topic, links = lane.key.topic, self._links
+        if lane.is_closed:
+            self._switch(topic, lane)
+            return
         while (link := links.link_for(topic, lane.key.queue)) is not None:
             route = self._routes.get(topic)
             queues = links.reachable(topic, route.queues if route else 1, lane.key.queue)
@@ -150,7 +156,7 @@ class Sender:
             self._park(batch)
         elif isinstance(error, Busy):
             batch.last_error = error
-            self._links.call_later(error.retry_after or 0.05, lambda: self._again(batch))
+            self._later(error.retry_after or 0.05, batch, self._again)
         else:
             self._end(batch, error=error)
 
@@ -269,27 +275,150 @@ class Sender:
                 link, lambda other: self._again(batch) if other is None else self.dispatch(batch, other)
             )
         else:
-            self._links.call_later(decision.pause, lambda: self._again(batch))
+            self._later(decision.pause, batch, self._again)
 
     def _refused_by_shard(self, batch: SendBatch, error: DMQError) -> bool:
         """A shard of a cluster refused a batch: whether it goes to another shard instead, or its topic is asked for."""
-        now, shard = self._clock.monotonic(), batch.shard
         if isinstance(error, UnknownTopic | StaleRoute):
-            self._links.stale(batch.topic)
             if batch.is_refreshed and isinstance(error, UnknownTopic):
                 return False
             batch.is_refreshed = batch.is_attended = True
-            self._links.call_later(ROUTE_SECONDS, lambda: self._routed(batch))
+            if isinstance(error, StaleRoute):
+                batch.is_unanswered = False  # a broker that has it says so
+                if batch.lane.key.slots_version:
+                    with self.lock:
+                        self._stale[batch] = None
+                else:
+                    self._links.health.failed(batch.shard, self._clock.monotonic())
+            self._links.stale(batch.topic)
+            self._routed(batch)
             return True
         if not error.retriable or isinstance(error, RateLimited):
             return False
-        self._links.health.failed(shard, now, error.retry_after)
+        self._links.health.failed(batch.shard, self._clock.monotonic(), error.retry_after)
         return self._move(batch)
 
+    def _later(self, seconds: float, batch: SendBatch, function: Callable[[SendBatch], None]) -> None:
+        """Do something for a batch after so long, unless it got another place meanwhile."""
+        turns = batch.turns
+        self._links.call_later(seconds, lambda: function(batch) if batch.turns == turns else None)
+
     def _routed(self, batch: SendBatch) -> None:
-        """The routes have been asked for: a batch that was refused goes out again."""
-        if not self._move(batch):
+        """Send a batch again whose topic had to be asked for, as soon as that has helped."""
+        if batch in self._stale and self._switch(batch.topic) and batch not in self._stale:
+            return
+        if batch.deadline is not None and self._clock.monotonic() >= batch.deadline:
+            assert batch.last_error is not None
+            self._end(batch, error=batch.last_error)
+            return
+        if batch in self._stale:
+            self._links.stale(batch.topic)
+        elif self._move(batch):
+            return
+        elif batch.refusals:
+            batch.refusals = 0
             self._again(batch)
+            return
+        batch.refusals += 1
+        self._later(ROUTE_SECONDS, batch, self._routed)
+
+    # --- other slots ------------------------------------------------------------------------------------------------
+
+    def division(self, topic: str, route: Route) -> Route:
+        """By which slots of a topic this producer divides ordered messages now.
+
+        That is the route that is given, or an older one, as long as messages that went by the older one are not
+        answered: others with the same business id must not overtake them.
+        """
+        used = self._divisions.get(topic)
+        if used is None or used.slots_version == route.slots_version:
+            if len(self._divisions) >= ROUTES_MAX:
+                self._divisions.clear()
+            self._divisions[topic] = route
+            return route
+        return route if self._switch(topic) else used
+
+    def _switch(self, topic: str, closed: Lane | None = None) -> bool:
+        """Divide ordered messages by the newest slots of their topic from now on, and what waits anew, in order.
+
+        False as long as something is under way by the older ones; nothing else leaves by these meanwhile.
+
+        Parameters:
+            closed: one more lane with older slots: one that was forgotten, and got something after that.
+        """
+        route = self._routes.get(topic)
+        if route is None or route.places is None:
+            return False
+        problems: list[tuple[SendBatch, DMQError]] = []
+        with self.lock:
+            accumulator = self.accumulator
+            old = accumulator.lanes_by(topic, route.slots_version)
+            if closed is not None and closed not in old:
+                old.append(closed)
+            left = [(lane, accumulator.left(lane)) for lane in old]
+            for lane in old:
+                lane.is_closed = True
+            if any(batch.is_unanswered or batch in self._under_way for _, batches in left for batch in batches):
+                self._changing.add(topic)
+                return False
+            self._changing.discard(topic)
+            self._divisions[topic] = route
+            lanes: dict[Lane, None] = {}
+            for lane, batches in left:
+                for batch in (*batches, *accumulator.take_waiting(lane)):
+                    self._stale.pop(batch, None)
+                    if batch in self._parked:
+                        self._parked.remove(batch)
+                    try:
+                        lanes |= dict.fromkeys(self._divide(batch, route))
+                    except DMQError as error:
+                        problems.append((batch, error))
+                accumulator.drop_lane(lane)
+        for batch, problem in problems:
+            self._end(batch, error=problem)
+        for lane in lanes:
+            self.pump(lane)
+        return True
+
+    def _divide(self, batch: SendBatch, route: Route) -> list[Lane]:
+        """Have the messages of a batch that is stored nowhere take their places anew; the lanes they are in then."""
+        accumulator, key = self.accumulator, batch.lane.key._replace(slots_version=route.slots_version)
+        assert batch.messages
+        places = [choose_queue(route, message) for message in batch.messages]
+        lanes = [accumulator.lane(key._replace(queue=place)) for place in places]
+        if len({*places}) == 1:
+            accumulator.move(batch, lanes[0])
+        else:
+            accumulator.finished(batch)
+            for part in batch.divided(lanes):
+                accumulator.add(part)
+        return lanes
+
+    def _part_ended(self, parent: SendBatch) -> None:
+        """A part of a batch that was divided anew has ended: with the last one, so does the batch."""
+        parts = {part: None for part, _ in parent.parts}
+        if all(part.is_done for part in parts):
+            error = next((part.error for part in parts if part.error is not None), None)
+            self._end(parent, next(iter(parts)).reply if error is None else None, error)  # type: ignore[arg-type]
+
+    def routes_changed(self, topics: Iterable[str]) -> None:
+        """A cluster has other routes: those of topics that are known here are taken over."""
+        for topic in topics:
+            if self._routes.get(topic) is None:
+                continue
+            row = self._links.topic_route(topic)
+            if row is None:
+                self._routes.drop(topic)
+                continue
+            self._routes.put(topic, Route.of_slots(row))
+            with self.lock:
+                has_older = bool(self.accumulator.lanes_by(topic, row.slots_version))
+            if has_older:
+                self._switch(topic)
+        with self.lock:
+            lanes = self.accumulator.waiting_lanes()
+        for lane in lanes:
+            self.pump(lane)
 
     def _move(self, batch: SendBatch) -> bool:
         """Have another shard take a batch that no broker has stored, if it may go to any, and there is another."""
@@ -577,8 +706,11 @@ class Sender:
             self._keep_bytes(batch)
         else:
             batch.body = None
+            if batch.messages:
+                batch.drop_messages()
         with self.lock:
             self._under_way.pop(batch, None)
+            self._stale.pop(batch, None)
             lanes = self.accumulator.finished(batch)
             released = self.accumulator.released(batch) if self.closed_by is None else None
             waiters = [] if callbacks else self.accumulator.release(batch)
@@ -586,8 +718,12 @@ class Sender:
             waiter.wake()
         if callbacks:
             self._links.notify(self._call_back, batch, callbacks)
+        if batch.parent is not None:
+            self._part_ended(batch.parent)
         if released is not None:
             self._again(released)
+        if self._changing and batch.topic in self._changing:
+            self._switch(batch.topic)
         if not is_alone:
             pump = self.pump if batch.count == 1 else self.pump_after
             for lane in lanes:

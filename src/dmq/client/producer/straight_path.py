@@ -25,8 +25,9 @@ from dmq.client.connection.router import AnyRouter
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.socket import LONE_SECONDS
 from dmq.client.connection.threads import Waiter
-from dmq.client.producer.accumulator import DURABILITY_NAMES, MESSAGE_BYTES, Lane, Lone, SendBatch
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Lane, Lone, SendBatch
 from dmq.client.producer.core import Core
+from dmq.client.producer.outcome import DURABILITY_NAMES
 from dmq.client.producer.routes import FRESH_SECONDS
 from dmq.compiled import find
 from dmq.errors import DMQError, NotConnected

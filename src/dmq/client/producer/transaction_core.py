@@ -17,16 +17,18 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.connection.link import Link, Links
+from dmq.client.connection.place_choice import ANY
 from dmq.client.connection.url import Address
-from dmq.client.producer.accumulator import MESSAGE_BYTES, Draft, LaneKey, Outcome, SendBatch
+from dmq.client.producer.accumulator import MESSAGE_BYTES, Draft, LaneKey, SendBatch
 from dmq.client.producer.core import Core
 from dmq.client.producer.encoder import encode_body
 from dmq.client.producer.message import check_message, expiry
+from dmq.client.producer.outcome import Outcome
 from dmq.client.producer.routes import Route, choose_queue
 from dmq.clock import Clock
-from dmq.errors import DMQError, InvalidSettings, OutOfRetries
+from dmq.errors import DMQError, InvalidMessage, InvalidSettings, OutOfRetries
 from dmq.event_log import EventLog
-from dmq.model import Body, Durability, Message, MessageId, check_name
+from dmq.model import Body, Durability, Message, MessageId, check_name, place_of, place_shard
 from dmq.offset_runs import offset_runs
 from dmq.protocol import Command, Frame, decode_response
 from dmq.protocol.produce import (
@@ -152,8 +154,9 @@ class Transactions:
         ttl = options.pop("ttl", None)
         message = Message(encode_body(body), **options)  # type: ignore[misc]  # which mypy does not narrow
         check_message(topic, message, self._core.sender.body_bytes_max)
-        choose_queue(route, message)  # refuses what could not be placed at the commit
-        lane = self._core.lane(LaneKey(topic, -1, Durability.FLUSHED, False, group=self.group, is_half=True))
+        place = choose_queue(route, message)  # refuses what could not be placed at the commit
+        place = ANY if route.places is None else _beside(route.places, topic, place, first)
+        lane = self._core.lane(LaneKey(topic, place, Durability.FLUSHED, False, group=self.group, is_half=True))
         extra = expiry(ttl, self._clock.now_ms())
         if first is not None:
             extra += encode_attributes(Attributes(transaction=first[0].first_sequence + first[1]))
@@ -339,7 +342,7 @@ class Transactions:
             )
             return
         end = End(header.topic, message_id.producer_id, [(message_id.sequence, 1)], outcome, at=self._clock.monotonic())
-        end.epoch, end.link = header.producer_epoch, link
+        end.epoch, end.link, end.queue = header.producer_epoch, link, place_of(0, link.shard)
         self._put(end)
 
     def close(self, error: DMQError) -> None:
@@ -356,6 +359,35 @@ class Transactions:
             waiting, self._waiting = self._waiting, []
         for end in waiting:
             self._tell(end, error)
+
+
+def _beside(places: Sequence[int], topic: str, place: int, first: tuple[SendBatch, int] | None) -> int:
+    """Where a half message goes in a cluster: all of one transaction are in one shard, which ends them together.
+
+    Parameters:
+        place: that it is bound to, if it is ordered; else less than 0.
+        first: the first message of its transaction, if this is a further one.
+
+    Raises:
+        InvalidMessage: it cannot be in the shard of the first one.
+    """
+    if first is None:
+        return max(place, ANY)
+    shard, sequence = first[0].shard, first[0].first_sequence
+    if place >= 0:
+        if place_shard(place) == shard:
+            return place
+        raise InvalidMessage(
+            f"an ordered message of this business id belongs to shard {place_shard(place)}, and its transaction was "
+            f"begun in shard {shard}: begin it with that message, or send it in a transaction of its own"
+        )
+    own = [one for one in places if place_shard(one) == shard]
+    if not own:
+        raise InvalidMessage(
+            f"topic {topic!r} takes no messages in shard {shard}, where the transaction was begun, and all messages of "
+            "one are in one shard: put the topic there with `dmq topic place`, or use a transaction of its own"
+        )
+    return own[sequence % len(own)]
 
 
 def _joined(answer: Frame | DMQError) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import SendBatch, Spooled
+from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.numbered_sender import NumberedSender
+from dmq.client.producer.outcome import Spooled
 from dmq.client.producer.retry_policy import pause_after
 from dmq.client.spool.parcel import Kept, Parcel, Place, Places
 from dmq.client.spool.spool import Spool

@@ -16,9 +16,10 @@ import time
 from typing import Final
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.producer.accumulator import Accumulator, Lane, LaneKey, SendBatch, Spooled, Stream
+from dmq.client.producer.accumulator import Accumulator, Lane, LaneKey, SendBatch, Stream
 from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.encoder import BatchEncoder
+from dmq.client.producer.outcome import Spooled
 from dmq.client.producer.retry_policy import RetryPolicy
 from dmq.client.producer.routes import FRESH_SECONDS, Route, Routes
 from dmq.client.producer.sender import Sender

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from dmq.cli.message.stream import parse_json_line, send_stream
 from dmq.client.producer.producer import Producer
-from dmq.client.producer.stream import parse_json_line, send_stream
 from dmq.errors import DiskFull, InvalidMessage
 from dmq.model import MessageId, Receipt
 

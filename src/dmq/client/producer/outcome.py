@@ -1,0 +1,144 @@
+"""The outcome of a batch: what becomes of its messages, and those who wait for that.
+
+What always holds: an outcome is done once, with an answer or an error, and never changes afterwards; every callback is
+called exactly once, by the notifier if it was there before the end, else at once by the thread that adds it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from dmq.client.connection.threads import Waiter
+from dmq.errors import ConsumeTimeout, DMQError
+from dmq.model import Durability, MessageId, Receipt, place_queue
+from dmq.protocol.produce import ProduceReply
+from dmq.records import ANY_QUEUE
+
+__all__ = ["DURABILITY_NAMES", "Outcome", "Spooled", "Wakeable"]
+
+DURABILITY_NAMES: Final = tuple(
+    level.name.lower() for level in sorted(Durability)
+)  # by their numbers, which have no gaps
+# Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
+# nanoseconds, so that one for all batches beats one lock in each.
+_ending = threading.Lock()
+
+
+class Wakeable(Protocol):
+    """A thread's `Waiter`, or what stands for a task of an event loop."""
+
+    def wake(self) -> None: ...
+
+
+class Spooled(NamedTuple):
+    """What stands for a broker's answer while the spool has the batch and a broker has not."""
+
+    queue: int
+
+
+class Outcome:
+    """What becomes of the messages of one batch. Defaults stand in the class: a lone message pays for each one set."""
+
+    producer_id = 0
+    first_sequence = -1  # before it leaves
+    has_offsets = True  # a delayed message gets its own when it is due, an unanswered one is not known
+    is_done = False
+    reply: ProduceReply | Spooled | None = None
+    error: DMQError | None = None
+    _waiters: list[Wakeable] | None = None
+    _callbacks: list[Callable[[], Any]] | None = None
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> list[Callable[[], Any]]:
+        """Settle it, wake those who wait, and return the callbacks that are now to be called."""
+        with _ending:
+            if self.is_done:
+                return []
+            self.reply, self.error, self.is_done = reply, error, True
+            waiters, callbacks = self._waiters, self._callbacks
+            self._waiters = self._callbacks = None
+        for waiter in waiters or ():
+            waiter.wake()
+        return callbacks or []
+
+    def add_waiter(self, waiter: Wakeable) -> None:
+        """Have it woken at the end; at once if that has been."""
+        with _ending:
+            if not self.is_done:
+                if self._waiters is None:
+                    self._waiters = []
+                self._waiters.append(waiter)
+                return
+        waiter.wake()
+
+    def add_callback(self, function: Callable[[], Any]) -> bool:
+        """Have it called at the end; False if that has been."""
+        with _ending:
+            if self.is_done:
+                return False
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(function)
+            return True
+
+    @property
+    def has_callbacks(self) -> bool:
+        return self._callbacks is not None
+
+    def wait(self, deadline: float) -> bool:
+        """Block until the end, at most until a moment of `time.monotonic`; whether it has come."""
+        if not self.is_done:
+            waiter = Waiter()
+            self.add_waiter(waiter)
+            while not self.ended() and (left := deadline - time.monotonic()) > 0:
+                waiter.wait(left)
+        return self.is_done
+
+    def ended(self) -> bool:
+        """`is_done`, asked for anew: what another thread may have changed meanwhile."""
+        return self.is_done
+
+    def receipt(self, index: int) -> Receipt:
+        """The receipt of one message; only of a batch that went well."""
+        reply = self.reply
+        assert reply is not None
+        message_id = MessageId(self.producer_id, self.first_sequence + index)
+        if isinstance(reply, Spooled):
+            queue = place_queue(reply.queue) if reply.queue >= 0 else -1
+            return Receipt(message_id, self.topic, queue, -1, durability="spooled", shard=self.shard)
+        offset = reply.first_offset + index if self.has_offsets else -1
+        # A delayed or prepared message gets its queue with its place.
+        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
+        level = DURABILITY_NAMES[reply.durability]
+        return Receipt(message_id, self.topic, queue, offset, durability=level, shard=self.shard)
+
+    def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
+        """Tell what became of one message; only once that is known. Returns what the function does."""
+        failure = self.failure(index)
+        return on_delivery(self.receipt(index), None) if failure is None else on_delivery(None, failure)
+
+    def failure(self, index: int) -> DMQError | None:
+        """Why one message failed; None if it is stored. Only once that is known."""
+        return None if self.error is None else self.error_of(index)
+
+    def error_of(self, index: int) -> DMQError:
+        """Why one message failed; one that is stored nevertheless has its receipt. Only of a batch that failed."""
+        error = self.error
+        assert error is not None
+        if not isinstance(error, ConsumeTimeout):
+            return error
+        told = ConsumeTimeout(error.message, **error.detail)
+        message_id = MessageId(self.producer_id, self.first_sequence + index)
+        queue, offset = error.detail.get("queue", -1), error.detail.get("offset", -1 - index)
+        told.receipt = Receipt(message_id, self.topic, queue, offset + index, durability="flushed", shard=self.shard)
+        return told
+
+    @property
+    def shard(self) -> int:
+        """The number of the shard that has its messages; 0 of a lone broker."""
+        return 0
