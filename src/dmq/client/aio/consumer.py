@@ -45,6 +45,7 @@ from dmq.client.consumer.subscription import (
     ALL,
     ANSWER_SECONDS,
     LAST_WORDS_SECONDS,
+    LEARN_SECONDS,
     Subscription,
     check_extended,
     partly_moved,
@@ -150,6 +151,8 @@ class AioConsumer(Generic[T]):
             if core.ended is not None:
                 raise type(core.ended)(core.ended.message, **core.ended.detail)
             if not self._subscriptions.is_started:
+                if not await self._is_routed():
+                    continue
                 self._start()
             # twin: blocking
             # if core.has_reports:
@@ -159,6 +162,24 @@ class AioConsumer(Generic[T]):
             await self._subscriber.wait(
                 lambda: core.waiting or core.ended or self.is_closing or is_over(), is_for_message=True
             )
+
+    async def _is_routed(self) -> bool:
+        """Whether it is known which brokers have the topic; else ask, and wait a while for the answer."""
+        if self._subscriptions.is_routed:
+            return True
+        try:
+            await self._learn(LEARN_SECONDS)
+        except (NotConnected, TimedOut):
+            if self._router.closed_by is not None:
+                raise
+            return False
+        return True
+
+    async def _learn(self, seconds: float) -> None:
+        """Ask which brokers have the topic, if that is not known."""
+        if not self._subscriptions.is_routed:
+            await self._router.learn(self._options.topic, seconds)
+            self._subscriptions.refresh()
 
     def _start(self) -> None:
         with self._state:
@@ -188,6 +209,7 @@ class AioConsumer(Generic[T]):
         """
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
+        await self._learn(max(wait, LEARN_SECONDS))
         one = self._puller.asked_alone()
         if one is not None:
             await self._ahead()
@@ -386,6 +408,7 @@ class AioConsumer(Generic[T]):
         point = parse_point(to)
         self._subscriptions.check_open()
         self._subscriber.flush()
+        await self._learn(ANSWER_SECONDS)
         header = Seek(self._options.topic, self._options.group, point, flags=self._options.flags)
         failed: list[DMQError] = []
         for one in self._subscriptions:

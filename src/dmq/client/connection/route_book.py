@@ -21,7 +21,7 @@ import msgspec
 
 from dmq.client.connection.url import Address, parse_address
 from dmq.errors import InvalidSettings
-from dmq.model import place_of, place_shard
+from dmq.model import SYSTEM_PREFIX, place_of, place_shard
 from dmq.protocol.cluster.route import TOPICS_MAX, RouteReply, ShardRoute, SlotRoute, TopicRoute
 
 __all__ = ["REFRESH_SECONDS", "BrokerAddresses", "RouteBook", "RouteChange"]
@@ -131,8 +131,11 @@ class RouteBook:
         return self._addresses.get(broker, ())
 
     def brokers(self, topic: str) -> Sequence[int]:
-        """The shards that have queues of a topic; of a topic that is not known, the home one."""
+        """The shards that have queues of a topic; of a topic that is not known, the home one. A system topic may be in
+        any shard, without a route."""
         row = self._topics.get(topic)
+        if row is None and topic.startswith(SYSTEM_PREFIX):
+            return self.shards or (self.home,)
         numbers = [] if row is None else [slot.shard for slot in row.slots if slot.shard in self._shards]
         return numbers or (self.home,)
 

@@ -68,6 +68,7 @@ SCOUT_SECONDS: Final = 2.0  # that an address of the URL has to answer while no 
 
 OnException: TypeAlias = Callable[[DMQError], Any]
 OnEvent: TypeAlias = Callable[[], Any]
+OnRoutes: TypeAlias = Callable[[frozenset[str]], None]
 
 
 class RouteTable(Protocol):
@@ -205,6 +206,7 @@ class AnyRouter(Generic[P, L]):
         self._lock = threading.Lock()  # guards what follows
         self._pools: dict[int, P] = {}
         self._watchers: dict[int, Any] = {}
+        self._route_watchers: dict[int, OnRoutes] = {}
         self._missing: set[int] = set()  # brokers that are lost and not back
         first = self._pools[table.home] = self._make_pool(self._at(table.home))
         self._only = first if isinstance(table, OneBroker) else None
@@ -302,9 +304,9 @@ class AnyRouter(Generic[P, L]):
             else:
                 self._add(number)
         with self._lock:
-            watchers = [*self._watchers.values()]
-        for watcher in watchers:
-            told = getattr(watcher, "routes_changed", None)
+            watchers = [getattr(watcher, "routes_changed", None) for watcher in self._watchers.values()]
+            watchers += self._route_watchers.values()
+        for told in watchers:
             if told is not None:
                 try:
                     told(change.topics)
@@ -458,6 +460,15 @@ class AnyRouter(Generic[P, L]):
             pools = [*self._pools.values()]
         for pool in pools:
             pool.unwatch(watcher)
+
+    def watch_routes(self, owner: object, told: OnRoutes) -> None:
+        """Have a function called with topics whose routes have changed, until `unwatch_routes`."""
+        with self._lock:
+            self._route_watchers[id(owner)] = told
+
+    def unwatch_routes(self, owner: object) -> None:
+        with self._lock:
+            self._route_watchers.pop(id(owner), None)
 
     def interrupted(self, broker: int, reason: DMQError) -> None:
         """A broker is lost."""

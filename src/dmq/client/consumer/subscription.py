@@ -32,7 +32,7 @@ from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, transfer
 from dmq.client.consumer.strategy import SETTLED_SECONDS, STRATEGIES, Roll, diff
 from dmq.errors import DMQError, LimitReached, NotConnected, UnknownTopic
 from dmq.event_log import EventLog
-from dmq.model import place_of, place_queue, place_shard
+from dmq.model import SYSTEM_PREFIX, place_of, place_queue, place_shard
 from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
 from dmq.protocol.consume import (
     Assign,
@@ -50,13 +50,24 @@ from dmq.protocol.consume import (
 from dmq.protocol.session import FRAME_CRC, Heartbeat, ServerReboot
 from dmq.protocol.status import ErrorHeader, Status
 
-__all__ = ["ALL", "ANSWER_SECONDS", "LAST_WORDS_SECONDS", "AnySubscriber", "NamedLink", "Subscription", "Subscriptions"]
+__all__ = [
+    "ALL",
+    "ANSWER_SECONDS",
+    "LAST_WORDS_SECONDS",
+    "LEARN_SECONDS",
+    "AnySubscriber",
+    "NamedLink",
+    "Subscription",
+    "Subscriptions",
+]
 
 log = EventLog(__name__)
 
 
 ANSWER_SECONDS: Final = 10.0
 LAST_WORDS_SECONDS: Final = 5.0
+LEARN_SECONDS: Final = 1.0
+"""How long to wait at a time to hear which brokers have the topic."""
 AGAIN_SECONDS: Final = 0.5
 UNKNOWN_SECONDS: Final = 1.0  # until one of several brokers is asked again that did not know the topic
 TICKS_PER_LEASE: Final = 4
@@ -138,9 +149,9 @@ class Subscription(Generic[P]):
         return self._begins_at or self._options.start_from
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing of the broker is in hand, and nothing is to be said to it."""
-        return not self.book.held and not self.book.has_reports
+    def is_over(self) -> bool:
+        """Whether nothing of the broker is in hand, and nothing is to be said to it, or never will be."""
+        return self.pool.closed_by is not None or (not self.book.held and not self.book.has_reports)
 
     def member(self, link: NamedLink) -> str:
         """Our name in the group. Members of a broadcast group go by their client id."""
@@ -460,6 +471,7 @@ class Subscriptions(Generic[P]):
         self._sharing = threading.Lock()  # held while shares of the prefetch move
         self._dividing = threading.Lock()
         self._must_divide = False
+        router.watch_routes(self, self.routes_changed)
 
     def __iter__(self) -> Iterator[Subscription[P]]:
         return iter([*self._all])
@@ -485,15 +497,25 @@ class Subscriptions(Generic[P]):
             return None
         return tuple(sorted({place_of(queue, one.book.shard) for one in self._all for queue in one.queues}))
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether it is known which brokers have the topic."""
+        topic = self.options.topic
+        return (
+            self._router.book is None or topic.startswith(SYSTEM_PREFIX) or self._router.topic_route(topic) is not None
+        )
+
     def refresh(self) -> None:
         """Look which brokers have queues of the topic now. One that has none any more is kept for its leases."""
+        if not self.is_routed:
+            return
         pools = self._router.pools_of(self.options.topic)
         with self._sharing:
             known = [one.pool for one in self._all]
             # Their first messages came after us: none of them is passed over.
-            is_late = self.is_started or self.has_pulled
+            is_late = bool(known) and (self.is_started or self.has_pulled)
             added = [Subscription(self, pool, is_late=is_late) for pool in pools if pool not in known]
-            gone = [one for one in self._all if one.pool not in pools and one.is_empty]
+            gone = [one for one in self._all if one.pool not in pools and one.is_over]
             if not added and (not gone or len(gone) == len(self._all)):
                 return
             kept = [one for one in self._all if one not in gone]
@@ -559,6 +581,9 @@ class Subscriptions(Generic[P]):
         if members is None or self.is_closing:
             return
         places = {place_of(queue, one.book.shard) for one in ordered for queue in range(one.queue_count)}
+        route = self._router.topic_route(self.options.topic)
+        if route is not None:  # a shard without a leader has queues too
+            places |= {place_of(queue, slot.shard) for slot in route.slots for queue in range(slot.queues)}
         wanted = STRATEGIES[self.options.strategy](places, members)[self.core.member]
         for one in self._all:
             one.assign([place_queue(place) for place in wanted if place_shard(place) == one.book.shard])
@@ -706,6 +731,7 @@ class Subscriptions(Generic[P]):
 
     def unwatch(self) -> None:
         """Hear of nothing any more."""
+        self._router.unwatch_routes(self)
         for one in self._all:
             one.pool.unwatch(one)
 

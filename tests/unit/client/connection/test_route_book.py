@@ -34,6 +34,10 @@ def test_a_topic_is_at_the_shards_of_its_slots() -> None:
     assert book.addresses(2) == (Address("2", 9611), Address("2", 9612))
 
 
+def test_a_system_topic_is_in_all_shards() -> None:
+    assert RouteBook(answer(), home=2).brokers("%RETRY%billing%1") == [2, 1]
+
+
 def test_a_topic_that_is_not_known_is_asked_for_at_home() -> None:
     book = RouteBook(answer(), home=2)
     assert book.brokers("nowhere") == (2,)

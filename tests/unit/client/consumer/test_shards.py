@@ -11,8 +11,10 @@ from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import CreditWindow, transfer
 from dmq.client.consumer.strategy import SETTLED_SECONDS
+from dmq.client.consumer.subscription import Subscriptions
 from dmq.errors import SubscriptionConflict, UnknownTopic
 from dmq.protocol import Command
+from dmq.protocol.cluster.route import RouteReply, ShardRoute, SlotRoute, TopicRoute
 from dmq.protocol.consume import (
     Assign,
     Credit,
@@ -255,6 +257,73 @@ def test_a_refusal_that_all_shards_would_repeat_ends_the_consumer() -> None:
     made = Shards()
     made.links[1].requests[0].refuse(SubscriptionConflict("another filter"))
     assert isinstance(made.core.ended, SubscriptionConflict)
+
+
+def routed(*shards: int, topic: str = "orders", version: int = 1) -> RouteReply:
+    """The routes of a cluster of three shards."""
+    rows = [ShardRoute(number, f"s{number}", 1, f"{number}:9611", [f"{number}:9611"]) for number in (1, 2, 3)]
+    slots = [SlotRoute(number, 2) for number in shards]
+    return RouteReply(7, rows, [TopicRoute(topic, 5, slots, version)] if slots else [])
+
+
+class Routed(FakeConsumer):
+    """A consumer in a cluster, which knows of its topic what the routes say."""
+
+    def __init__(self, reply: RouteReply, topic: str = "orders", **options: Any) -> None:
+        super().__init__(ConsumerOptions(topic, "billing", **options), FakeLink("url"))
+        self.router.join(reply)
+        self.subscriptions = Subscriptions(self.core.options, 1, self.router, self.core, self)
+        self.core._books.clear()
+        self.subscriptions.refresh()
+
+    def learn(self, reply: RouteReply) -> None:
+        assert self.router._keeper is not None
+        self.router._keeper.learned(reply)
+
+    @property
+    def shards(self) -> list[int]:
+        return [one.pool.shard for one in self.subscriptions]
+
+
+def test_a_topic_is_consumed_where_the_routes_say_and_before_they_do_nowhere() -> None:
+    made = Routed(routed())
+    assert (made.shards, made.subscriptions.is_routed) == ([], False)
+    made.learn(routed(1, 2))
+    assert (made.shards, made.subscriptions.is_routed) == ([1, 2], True)
+
+
+def test_a_change_of_the_routes_is_followed_at_once() -> None:
+    made = Routed(routed(1, 2))
+    made.subscriptions.begin()
+    made.learn(routed(1, 2, 3, version=2))
+    assert made.shards == [1, 2, 3]
+    made.learn(routed(2, 3, version=3))
+    assert made.shards == [2, 3]
+    made.subscriptions.unwatch()
+    made.learn(routed(1, 2, 3, version=4))
+    assert made.shards == [2, 3]
+
+
+def test_a_route_that_is_forgotten_ends_nothing() -> None:
+    made = Routed(routed(1, 2))
+    assert made.router._keeper is not None
+    made.router._keeper.learned(routed(), ["orders"])
+    assert made.shards == [1, 2]
+
+
+def test_a_system_topic_is_consumed_from_all_shards() -> None:
+    assert Routed(routed(), "%RETRY%billing%1").shards == [1, 2, 3]
+
+
+def test_the_queues_of_a_shard_without_a_leader_are_divided_too() -> None:
+    made = Routed(routed(1, 2, 3), strategy="average")
+    made.core.member = ME
+    made.subscriptions.begin()
+    first = next(iter(made.subscriptions))
+    first.book.shard = 1
+    told = Pushed(Command.GROUP_MEMBERS, GroupMembers(1, 2, ["a.1", ME]), b"", 0.0)
+    first.pushed(FakeLink("1", 1), told)
+    assert first.queues == [], "the first three are a.1's"
 
 
 # --- queues by a strategy ---------------------------------------------------------------------------------------------
