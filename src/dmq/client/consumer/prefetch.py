@@ -7,8 +7,8 @@ is here or in hand is never more than was asked for, but for the one message tha
 
 The prefetch that a program asks for is the ceiling of that credit. The credit itself is a window (`CreditWindow`) that
 follows what handlers finish, so that members share by need: a slow one has little that an idle one could do. At
-several brokers each has a window, and a share of the prefetch as its ceiling; `transfer` moves shares to where messages
-are.
+several brokers each has a window, and a share of the prefetch as its ceiling; `loans` says how shares move to where
+messages are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, is_all
 
-__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch", "Turn", "transfer"]
+__all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch", "Turn", "loans"]
 
 Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
 _PRIORITIES: Final = 10
@@ -128,31 +128,28 @@ class CreditWindow:
         self.watch(now)
 
 
-def transfer(windows: Sequence[CreditWindow], needed: Sequence[int], to: int, even: int) -> list[int]:
-    """Raise the ceiling of a window to its double by what the others do not need; whose ceilings changed.
+def loans(windows: Sequence[CreditWindow], needed: Sequence[int], to: int, even: int) -> list[tuple[int, int]]:
+    """How much of their ceilings others can give to a window that is too small, so that it doubles: (who, how much).
 
-    A window below an even share gets that much also of others that are above theirs and need it.
+    They give what they do not need. A window below an even share gets that much also of others that are above theirs
+    and need it.
 
     Parameters:
         needed: how much each of them makes use of.
         to: which one is too small.
         even: what each has if all have alike.
     """
-    taker = windows[to]
-    wanted, changed = taker.ceiling, []
+    ceiling, wanted = windows[to].ceiling, windows[to].ceiling
+    found: list[tuple[int, int]] = []
     for at in sorted(range(len(windows)), key=lambda at: -windows[at].ceiling):
-        if at == to or wanted <= 0:
-            continue
-        giver = windows[at]
-        spare = giver.ceiling - max(1, needed[at])
-        due = min(even - taker.ceiling, giver.ceiling - even)
-        moved = min(wanted, max(spare, due))
-        if moved > 0:
-            giver.limit(giver.ceiling - moved)
-            taker.limit(taker.ceiling + moved)
-            wanted -= moved
-            changed.append(at)
-    return [*changed, to] if changed else []
+        spare = windows[at].ceiling - max(1, needed[at])
+        due = min(even - ceiling, windows[at].ceiling - even)
+        lent = min(wanted, max(spare, due))
+        if at != to and lent > 0:
+            found.append((at, lent))
+            ceiling += lent
+            wanted -= lent
+    return found
 
 
 class Turn:

@@ -17,7 +17,7 @@ that rare.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dmq.client.connection.link import Link
@@ -28,7 +28,7 @@ from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.leases import SETTLEMENTS_MAX, extension
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, transfer
+from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, loans
 from dmq.client.consumer.strategy import SETTLED_SECONDS, STRATEGIES, Roll, diff
 from dmq.errors import DMQError, LimitReached, NotConnected, UnknownTopic
 from dmq.event_log import EventLog
@@ -131,6 +131,8 @@ class Subscription(Generic[P]):
         self.pool: Final = pool
         self.book: Final = all.core.add_book()
         self.window: Final = CreditWindow(1, is_shared=not all.options.broadcast)
+        self.loans = 0  # shares of other brokers that are about to be this one's
+        self.owed: list[tuple[Subscription[P], int]] = []  # of its own share, to whom
         self._begins_at = Point() if is_late else None  # if not where the consumer says
         self._told = self._told_bytes = 0  # what the broker takes for our credit
         self._is_held = False  # it is to send nothing, for a while
@@ -248,6 +250,25 @@ class Subscription(Generic[P]):
         options = self._options
         return -(-options.prefetch_bytes * min(self.window.ceiling, options.prefetch) // options.prefetch)
 
+    def after_pushes(self, done: Callable[[], None], answers: int = 2) -> None:
+        """Have a function called once all is here that the broker sent before it heard what we told it last.
+
+        What was pushed before an answer may be handled after it, if it came with it; not after a second one.
+        """
+        link = self._link
+        try:
+            if answers and link is not None and link is self._subscribed_at:
+                link.submit(
+                    Command.HEARTBEAT,
+                    Heartbeat(0),
+                    on_answer=lambda answer: self.after_pushes(done, answers - 1),
+                    attended=True,
+                )
+                return
+        except DMQError:
+            pass  # nothing more comes over it
+        done()
+
     def starve(self) -> None:
         """Handlers wait: if all our credit is in hand, ask for more."""
         window = self.window
@@ -268,6 +289,8 @@ class Subscription(Generic[P]):
             if self.window.finished(finished, self._core.now()) and self._all.is_divided:
                 self._all.claim(self)
             self.follow()
+            if self.owed:
+                self._all.repay(self)
             unsent = self.send(frames)
             if unsent:
                 self._core.not_sent(self.book, unsent)
@@ -521,10 +544,7 @@ class Subscriptions(Generic[P]):
             kept = [one for one in self._all if one not in gone]
             self._all = kept + added
             self._by_book |= {one.book.broker: one for one in added}
-            share, left = divmod(self.options.prefetch, len(self._all))
-            for at, one in enumerate(self._all):
-                one.window.limit(max(1, share + (at < left)))
-                one.window.begin(self._handlers, self.core.now())
+            self._share_out(kept, sum(one.window.ceiling + sum(lent for _, lent in one.owed) for one in gone))
         for one in kept:
             one.follow()
             link = one.pool.current()
@@ -535,6 +555,27 @@ class Subscriptions(Generic[P]):
         for one in gone:
             one.leave()
         self.divide()
+
+    def _share_out(self, kept: Sequence[Subscription[P]], freed: int) -> None:
+        """Give each broker a share: an even one at first; later ones begin with one message, and claim what they need.
+
+        Parameters:
+            freed: the shares of those that are gone.
+        """
+        share, left = divmod(self.options.prefetch, len(self._all))
+        for at, one in enumerate(self._all):
+            if not kept:
+                one.window.limit(max(1, share + (at < left)))
+            elif one not in kept:
+                if freed:
+                    freed -= 1
+                elif (largest := max(kept, key=lambda other: other.window.ceiling).window).ceiling > 1:
+                    largest.limit(largest.ceiling - 1)
+        for _ in range(freed):
+            smallest = min(self._all, key=lambda other: other.window.ceiling).window
+            smallest.limit(smallest.ceiling + 1)
+        for one in self._all:
+            one.window.begin(self._handlers, self.core.now())
 
     def routes_changed(self, topics: Container[str]) -> None:
         """Told by the router: the queues of topics are at other brokers than before."""
@@ -634,21 +675,52 @@ class Subscriptions(Generic[P]):
     # --- shares of the prefetch -------------------------------------------------------------------------------------
 
     def claim(self, one: Subscription[P]) -> None:
-        """The share of a broker is too small: give it what other brokers do not need of theirs."""
-        if not self._sharing.acquire(False):
-            return  # somebody is at it
+        """The share of a broker is too small: have it get what other brokers do not need of theirs."""
+        if one.loans or not self._sharing.acquire(False):
+            return  # it is about to get more, or somebody is at it
         try:
             subscriptions, now = [*self._all], self.core.now()
-            needed = [other.window.needed(self.core.in_hand(other.book), now) for other in subscriptions]
+            if one not in subscriptions:
+                return
             windows = [other.window for other in subscriptions]
-            to = subscriptions.index(one) if one in subscriptions else None
-            changed = [] if to is None else transfer(windows, needed, to, self.options.prefetch // len(windows))
+            needed = [other.window.needed(self.core.in_hand(other.book), now) for other in subscriptions]
+            even = self.options.prefetch // len(windows)
+            found = [(subscriptions[at], lent) for at, lent in loans(windows, needed, windows.index(one.window), even)]
+            for giver, lent in found:
+                giver.window.limit(giver.window.ceiling - lent)
+            one.loans = len(found)
         finally:
             self._sharing.release()
-        if changed:
-            one.window.grow()
-            for at in changed:
-                subscriptions[at].follow()
+        for giver, lent in found:
+            giver.follow()
+            giver.after_pushes(lambda giver=giver, lent=lent: self._lend(giver, one, lent))  # type: ignore[misc]
+
+    def _lend(self, giver: Subscription[P], taker: Subscription[P], lent: int) -> None:
+        """A broker knows that it has less credit, and what it had sent before is here."""
+        with self._sharing:
+            taker.loans -= 1
+            giver.owed.append((taker, lent))
+        self.repay(giver)
+
+    def repay(self, giver: Subscription[P]) -> None:
+        """Give others what is theirs of a broker's share by now: as much as is not in hand any more."""
+        in_hand = self.core.in_hand(giver.book) if giver in self._all else 0
+        heirs = []
+        with self._sharing:
+            owed, giver.owed = giver.owed, []
+            free = sum(lent for _, lent in owed) - max(0, in_hand - giver.window.ceiling)
+            for taker, lent in owed:
+                given = max(0, min(lent, free))
+                free -= given
+                if given < lent:
+                    giver.owed.append((taker, lent - given))
+                if given:
+                    heir = taker if taker in self._all else self._all[0]
+                    heir.window.limit(heir.window.ceiling + given)
+                    heir.window.grow()
+                    heirs.append(heir)
+        for heir in heirs:
+            heir.follow()
 
     def received(self, one: Subscription[P]) -> None:
         """One of several brokers has sent something: keep no more than the prefetch, and let no handler wait if that
@@ -711,6 +783,9 @@ class Subscriptions(Generic[P]):
             self.refresh()
             if self.is_full:
                 self._bound(self.core.in_hand())
+            for one in self._all:
+                if one.owed:
+                    self.repay(one)
             for book, deliveries in self.core.tick():
                 self._by_book[book.broker].keep(deliveries)
             self.tick_later()

@@ -9,7 +9,7 @@ import pytest
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.prefetch import CreditWindow, transfer
+from dmq.client.consumer.prefetch import CreditWindow, loans
 from dmq.client.consumer.strategy import SETTLED_SECONDS
 from dmq.client.consumer.subscription import Subscriptions
 from dmq.errors import SubscriptionConflict, UnknownTopic
@@ -26,8 +26,9 @@ from dmq.protocol.consume import (
     SubscribeReply,
     Unsubscribe,
 )
+from dmq.protocol.session import Heartbeat
 from tests.unit.client.deliveries import bodies, frame, said, taken
-from tests.unit.client.links import FakeConsumer, FakeLink
+from tests.unit.client.links import FakeConsumer, FakeLink, Request
 
 ME = "me.1"
 
@@ -43,6 +44,7 @@ class Shards(FakeConsumer):
         self.core.handlers = handlers
         self.subscriptions.begin()
         self._leases = 0
+        self._answered: list[Request] = []
 
     def push(self, shard: int, count: int, queue: int = 0) -> None:
         """A shard pushes so many messages."""
@@ -60,6 +62,14 @@ class Shards(FakeConsumer):
         told = Pushed(Command.GROUP_MEMBERS, GroupMembers(1, queues, [*names]), b"", 0.0)
         self.at(shard).pushed(self.links[shard - 1], told)
 
+    def answer(self) -> None:
+        """Brokers answer what they are asked."""
+        for link in self.links * 2:
+            for request in link.requests:
+                if request.command == Command.HEARTBEAT and request not in self._answered:
+                    self._answered.append(request)
+                    request.answer(Heartbeat(0))
+
     def handle(self, count: int, seconds: float = 0.001) -> list[int]:
         """Handle so many messages; of which shards they were."""
         shards = []
@@ -68,6 +78,7 @@ class Shards(FakeConsumer):
             shards.append(ReceivedMessage(delivery, index).shard)
             self.core.ack(delivery, index)
             self.flush()
+            self.answer()
         return shards
 
     def subscribed(self, shard: int) -> list[Subscribe]:
@@ -97,18 +108,17 @@ class Shards(FakeConsumer):
 
 def test_a_window_doubles_by_what_others_do_not_need() -> None:
     windows = [CreditWindow(10), CreditWindow(10), CreditWindow(10)]
-    assert sorted(transfer(windows, [10, 1, 8], 0, even=10)) == [0, 1, 2]
-    assert [window.ceiling for window in windows] == [20, 1, 9]
-    assert transfer(windows, [20, 1, 9], 0, even=10) == []
+    assert loans(windows, [10, 1, 8], 0, even=10) == [(1, 9), (2, 1)]
+    assert loans(windows, [10, 10, 10], 0, even=10) == []
 
 
 def test_a_window_below_an_even_share_gets_that_of_those_above_it_whatever_they_need() -> None:
-    windows = [CreditWindow(28), CreditWindow(1), CreditWindow(1)]
-    for _ in range(6):
-        transfer(windows, [28, 10, 1], 1, even=10)
-    assert [window.ceiling for window in windows] == [19, 10, 1]
-    transfer(windows, [19, 10, 1], 1, even=10)
-    assert [window.ceiling for window in windows] == [19, 10, 1]
+    windows = [CreditWindow(25), CreditWindow(4), CreditWindow(1)]
+    assert loans(windows, [25, 4, 1], 1, even=10) == [(0, 4)]
+    windows = [CreditWindow(20), CreditWindow(9), CreditWindow(1)]
+    assert loans(windows, [20, 9, 1], 1, even=10) == [(0, 1)]
+    windows = [CreditWindow(19), CreditWindow(10), CreditWindow(1)]
+    assert loans(windows, [19, 10, 1], 1, even=10) == []
 
 
 @pytest.mark.parametrize("options", [{}, {"broadcast": True}, {"ordered": True}], ids=str)
@@ -143,8 +153,30 @@ def test_a_program_that_keeps_all_it_gets_has_the_whole_prefetch_also_from_one_s
             made.push(3, room)
         made.core.take(100)
         made.subscriptions.starve()
+        made.answer()
     assert made.core.in_hand() == 10
     assert made.credits() == [1, 1, 10]
+
+
+def test_a_share_moves_once_what_its_broker_had_sent_is_here() -> None:
+    """Or what both have out would be more than the prefetch."""
+    made = Shards(count=2, prefetch=10)
+    made.push(1, 2)
+    for _ in range(3):
+        made.core.take(10)
+        made.subscriptions.starve()
+        if made.credit(1) > made.core.in_hand():
+            made.push(1, made.credit(1) - made.core.in_hand())
+    assert made.shares == [5, 1]
+    assert made.credits() == [5, 1]
+    made.push(2, 2)  # both were under way when its credit was lowered
+    made.answer()
+    assert made.shares == [8, 1]
+    assert sum(made.credits()) <= 10
+    made.core.ack(*next(found for found in made.core.take(10) if found[0].shard == 2))
+    made.flush()
+    made.answer()
+    assert sum(made.shares) == 10
 
 
 def test_handlers_of_a_shard_that_has_more_than_its_credit_get_it_at_once() -> None:
@@ -209,9 +241,10 @@ def test_a_shard_that_gets_the_topic_later_is_consumed_from_its_first_message_on
         PointKind.LATEST,
         PointKind.EARLIEST,
     ]
-    assert made.shares == [4, 4, 4]
+    assert made.shares == [5, 6, 1], "it has one message's credit, and claims what it needs"
     made.push(3, 1)
     assert made.handle(1) == [3]
+    assert sum(made.shares) == 12
 
 
 def test_a_shard_that_has_the_topic_no_more_is_left_once_nothing_of_it_is_in_hand() -> None:
