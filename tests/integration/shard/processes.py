@@ -21,7 +21,7 @@ from dmq.client.admin.shards import ShardReport
 from dmq.testing.processes import free_port
 from tests.clock_offset import set_clock_offset
 from tests.fault.broker.nursery import ForkedProcess
-from tests.integration.shard.wires import REGISTRY, Wires
+from tests.integration.shard.wires import CLIENT, REGISTRY, Wires
 from tests.patience import PATIENCE_S
 
 SHARD = "s1"
@@ -61,8 +61,6 @@ class ShardProcesses:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._wires = wires
-        if wires is not None:
-            wires.pids = lambda: self.pids
         self._registry_port = registry_port
         self.name_servers: list[ForkedProcess] = []
         if registry is None:
@@ -80,7 +78,7 @@ class ShardProcesses:
         folder, port, replication, name = self.folders[number], free_port(), free_port(), f"b{number}"
         settings, reached, wires = [*settings], port, self._wires
         if wires is not None:
-            reached = wires.add(name, port)
+            reached = wires.add(name, port, by=CLIENT)
             registry = registry.format(f"127.0.0.1:{wires.add(REGISTRY, self._registry_port, by=name)}")
             settings.append(f"shard.address=127.0.0.1:{reached}")
             settings.append(f"shard.replication_address=127.0.0.1:{wires.add(name, replication)}")
@@ -92,11 +90,6 @@ class ShardProcesses:
         clock = folder.with_suffix(".clock")
         set_clock_offset(clock, 0)
         return ForkedProcess(arguments, port, folder.with_suffix(".log"), clock=clock)
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Of the members that run."""
-        return {f"b{number}": member.pid for number, member in enumerate(self.members) if member.pid}
 
     def step_clock(self, number: int, seconds: float) -> None:
         """Set the wall clock of a member off by so much."""
@@ -187,10 +180,14 @@ class ShardProcesses:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def report(self) -> ShardReport | None:
-        """The shard, as the first member that answers sees it."""
-        for member in self.members:
-            if not member.pid:
+    def report(self, but: int | None = None) -> ShardReport | None:
+        """The shard, as the first member that answers sees it.
+
+        Parameters:
+            but: who is not asked.
+        """
+        for number, member in enumerate(self.members):
+            if not member.pid or number == but:
                 continue
             try:
                 with dmq.connect(member.url, app="looker", any_member=True, timeout=2) as client:
@@ -199,11 +196,11 @@ class ShardProcesses:
                 continue
         return None
 
-    def until(self, holds: Callable[[ShardReport], object], what: str) -> ShardReport:
-        """Wait until something holds of the shard."""
+    def until(self, holds: Callable[[ShardReport], object], what: str, *, but: int | None = None) -> ShardReport:
+        """Wait until something holds of the shard; see `report`."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            found = self.report()
+            found = self.report(but)
             if found is not None and holds(found):
                 return found
             assert time.monotonic() < deadline, f"{what}: {found}"

@@ -39,6 +39,7 @@ class Sender(threading.Thread):
         answered: those that were.
         errors: of sends.
         slowest: the longest that a send took, in seconds.
+        began_at: when the last one that was answered was sent.
     """
 
     def __init__(self, url: str, topic: str) -> None:
@@ -49,6 +50,7 @@ class Sender(threading.Thread):
         self.answered: list[int] = []
         self.errors: list[str] = []
         self.slowest = 0.0
+        self.began_at = float("-inf")
 
     def run(self) -> None:
         with dmq.connect(self._url, app="sender", timeout=PATIENCE) as client, client.producer() as producer:
@@ -58,6 +60,7 @@ class Sender(threading.Thread):
                 try:
                     producer.send(self._topic, b"%d" % number, timeout=PATIENCE)
                     self.answered.append(number)
+                    self.began_at = began
                 except dmq.DMQError as error:
                     self.errors.append(f"{number}: {error!r}")
                 self.slowest = max(self.slowest, time.monotonic() - began)
@@ -169,7 +172,7 @@ class Torture:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             registry, registry_port = self.open_registry(opened)
-            self.wires = opened.enter_context(Wires())
+            self.wires = opened.enter_context(Wires(self._folder))
             self.shard = opened.enter_context(
                 ShardProcesses(
                     self._folder,
@@ -255,7 +258,7 @@ class Torture:
 
     def expire(self, number: int) -> None:
         """End the session of a member from outside: its number and password passed the wire."""
-        said = self.wires.heads[REGISTRY, f"b{number}"]
+        said = self.wires.head((REGISTRY, f"b{number}"))
         _, _, _, session, length = _GRANTED.unpack_from(said)
         close_session(self.zookeeper.address, session, said[_GRANTED.size : _GRANTED.size + length])
 
@@ -270,15 +273,18 @@ class Torture:
         return [one for one in range(len(self.shard.members)) if one != number]
 
     def until_served(self, began: float | None = None) -> None:
-        """Messages are stored; how long that took is noted if it is said when it began."""
-        served = len(self.sender.answered)
-        eventually(lambda: len(self.sender.answered) > served + 1, "nobody serves")
+        """A message is stored that is sent from now on; how long that took is noted if it is said when it began."""
+        asked_at = time.monotonic()
+        eventually(lambda: self.sender.began_at > asked_at, "nobody serves")
         if began is not None:
             self.seconds.append(time.monotonic() - began)
 
     def until_led_by_another(self, number: int) -> None:
+        """As the others see it: one that is cut off does not know."""
         self.shard.until(
-            lambda found: found.leader not in ("", None, f"b{number}"), f"nobody leads in the place of b{number}"
+            lambda found: found.leader not in ("", None, f"b{number}"),
+            f"nobody leads in the place of b{number}",
+            but=number,
         )
 
     def mended(self) -> None:
