@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "outbox": ("dmq.cli.local.outbox", "Relay what an outbox has to send, and look at what waits in it."),
     "spool": ("dmq.cli.local.spool", "Look at what a spool's broker refused; send it again or drop it."),
     "shard": ("dmq.cli.admin.shard", "Look at shards and their members, and operate them."),
-    "cluster": ("dmq.cli.admin.cluster", "List the brokers."),
+    "cluster": ("dmq.cli.admin.cluster", "Look at the cluster as a whole, and operate it."),
     "top": ("dmq.cli.admin.top", "Watch rates, topics and lag live."),
     "bench": ("dmq.cli.process.bench", "Measure, beside a raw baseline."),
     "doctor": ("dmq.cli.admin.doctor", "Find what is wrong here, and how to mend it."),

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
-from dmq.protocol.cluster import registry, replication, route, shard
+from dmq.protocol.cluster import cluster, member, registry, replication, route, shard
 from dmq.protocol.frame import (
     CRC,
     CRC_BYTES,
@@ -136,6 +136,14 @@ class Command(IntEnum):
     SHARD_ADD = 0x0087
     SHARD_REMOVE = 0x0088
     SHARD_DRAIN = 0x0089
+    SHARD_MEMBER = 0x008A
+
+    # the cluster, for people
+    CLUSTER_SHOW = 0x0090
+    CLUSTER_FINALIZE = 0x0091
+    CLUSTER_EXPORT = 0x0092
+    CLUSTER_IMPORT = 0x0093
+    CLUSTER_REBUILD = 0x0094
 
     # where clients find what they look for
     ROUTE = 0x0100
@@ -241,6 +249,12 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.SHARD_ADD: Spec(Way.ASK, shard.ShardAdd, shard.ShardChange),
     Command.SHARD_REMOVE: Spec(Way.ASK, shard.ShardRemove, shard.ShardChange),
     Command.SHARD_DRAIN: Spec(Way.ASK, shard.ShardDrain, shard.ShardChange),
+    Command.SHARD_MEMBER: Spec(Way.ASK, member.MemberQuery, member.MemberState),
+    Command.CLUSTER_SHOW: Spec(Way.ASK, cluster.ClusterShow, cluster.ClusterShowReply),
+    Command.CLUSTER_FINALIZE: Spec(Way.ASK, cluster.ClusterFinalize, cluster.ClusterFinalizeReply),
+    Command.CLUSTER_EXPORT: Spec(Way.ASK, cluster.ClusterExport, cluster.ClusterExportReply),
+    Command.CLUSTER_IMPORT: Spec(Way.ASK, cluster.ClusterImport, cluster.ClusterImportReply),
+    Command.CLUSTER_REBUILD: Spec(Way.ASK, cluster.ClusterRebuild, cluster.ClusterImportReply),
     Command.ROUTE: Spec(Way.ASK, route.Route, route.RouteReply),
     Command.ROUTE_CHANGED: Spec(Way.PUSH, route.RouteChanged),
     Command.TOPIC_SYNC: Spec(Way.ASK, admin.TopicSync, admin.TopicSyncReply),

@@ -34,6 +34,7 @@ from dmq.errors import (
     StorageError,
 )
 from dmq.event_log import EventLog
+from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.replication import (
     Confirm,
     Follow,
@@ -43,7 +44,7 @@ from dmq.protocol.cluster.replication import (
     Standing,
     StandingReply,
 )
-from dmq.registry.contents import CLUSTER_FORMAT, NodeContent, ShardContent, hex_id
+from dmq.registry.contents import CLUSTER_FORMAT, NodeContent, encode_content, hex_id
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Registry
 from dmq.shard.committed_reader import CommittedReader, CommittedUnits
@@ -52,7 +53,7 @@ from dmq.shard.follower import Follower
 from dmq.shard.heart import Heart
 from dmq.shard.peers import Peers, Seat
 from dmq.shard.place import Directory, MemberSettings, Place
-from dmq.shard.record.enrolment import Enrolment, removed_sentence
+from dmq.shard.record.enrolment import Enrolment, exclusion, newest_record, said_by
 from dmq.shard.record.registration import Registration
 from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
 from dmq.shard.repair.answer import CommittedJournal, answer_repair
@@ -68,6 +69,7 @@ from dmq.shard.serving_right import Promise
 from dmq.storage.files import Buffer
 from dmq.storage.replica import Replica
 from dmq.storage.store import Leading, MessageStore
+from dmq.storage.upkeep.identity import read_record
 from dmq.version import __version__
 
 __all__ = ["Directory", "Member", "MemberReport", "MemberSettings", "Place", "Role"]
@@ -263,7 +265,7 @@ class Member:
     def _note_revision(self) -> None:
         replica, record = self._replica, self._view.record  # which may be others by now
         if replica is not None and record is not None:
-            replica.saw_revision(record.revision)
+            replica.saw_record(record.revision, encode_content(record))
 
     async def _until_stop(self, work: Awaitable[T]) -> T:
         """Wait for something that may be given up.
@@ -409,7 +411,7 @@ class Member:
                 "its own registry"
             )
             return True
-        if record is not None and (why := self._exclusion(record, replica)):
+        if record is not None and (why := exclusion(record, replica.membership, self._place, self._post.mark)):
             self._tell_obstacle(why)
             return True
         if self._diverged is not None and record is not None:
@@ -417,25 +419,6 @@ class Member:
                 return True
             self._diverged = None
         return False
-
-    def _exclusion(self, record: ShardContent, replica: Replica) -> str:
-        """Why the record does not let this process take part; nothing if it does."""
-        member, own = replica.membership, hex_id(replica.membership.replica_id)
-        if record.revision < member.revision:
-            return ""  # an old copy says nothing
-        if own in record.removed:
-            return removed_sentence(self._place.shard, self._place.broker)
-        if record.members.get(self._place.broker, own) != own:
-            return (
-                f"another data directory has taken the place of this one as {self._place.broker}: stop one of the two; "
-                "each broker has a name of its own"
-            )
-        if record.marks.get(own, self._post.mark) != self._post.mark:
-            return (
-                "another process was started with a copy of this data directory, and is the member now: stop one of "
-                "the two, and start this one again if it is the right one"
-            )
-        return ""
 
     def _is_missing(self) -> bool:
         """Whether the record has this member no more: it was removed, and somebody took that back."""
@@ -677,6 +660,33 @@ class Member:
             is_doubtful=member.doubtful,
         )
 
+    async def state(self) -> MemberState:
+        """What its directory and its process say of themselves, also while it cannot join.
+
+        Raises:
+            BrokerStopping: it is not open, and is not to be.
+        """
+        replica, files = self._replica, self._directory.files
+        if replica is None:
+            said = await self._enrolment.look()
+        else:
+            kept, said = await self._directory.on_disk(lambda: read_record(files)), said_by(replica)
+            said = msgspec.structs.replace(said, record=newest_record(kept, self._view.record))
+        term = self._term
+        if term is not None:
+            queries = term.store.queries
+            said = msgspec.structs.replace(
+                said, last_epoch=term.epoch, end=queries.end, committed=term.in_sync.committed
+            )
+        mark = "" if replica is None else self._post.mark
+        return msgspec.structs.replace(
+            said,
+            broker=self._place.broker,
+            role=str(self.role),
+            mark=mark,
+            right="" if term is None else str(term.right),
+        )
+
     async def repair(self, asked: Repair) -> tuple[RepairReply, Buffer]:
         replica = self._replica
         if replica is None:
@@ -772,4 +782,4 @@ def _close(replica: Replica) -> None:
     """The next start has less to read."""
     with contextlib.suppress(StorageError):
         replica.checkpoint()
-    replica.close()
+    replica.end_life()

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -30,6 +31,7 @@ Buffer = bytes | bytearray | memoryview
 # Linux takes at most this many buffers in one pwritev.
 _IOV_MAX = 1024
 _RANDOM_BYTES = 1 << 20
+_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION: another file that gets the same number has another one
 
 
 class DiskUsage(NamedTuple):
@@ -134,6 +136,11 @@ class Files(Protocol):
         ...
 
     def unlock(self) -> None: ...
+
+    def place(self, path: str) -> str:
+        """What tells a folder from every copy of it, as long as it is not moved to another file system; "" if nothing
+        does."""
+        ...
 
     def describe(self, path: str) -> str:
         """The path as a person knows it, for messages."""
@@ -358,6 +365,20 @@ class OsFiles:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def place(self, path: str) -> str:
+        try:
+            fd = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            number = os.fstat(fd).st_ino
+            generation = 0
+            with contextlib.suppress(OSError):  # not all file systems have one
+                generation = int.from_bytes(fcntl.ioctl(fd, _GET_GENERATION, bytes(8))[:4], sys.byteorder)
+            return f"{number:x}-{generation:x}"
+        finally:
+            os.close(fd)
 
     def describe(self, path: str) -> str:
         return self._path(path)

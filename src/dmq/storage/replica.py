@@ -16,6 +16,7 @@ are kept in memory, up to a bound, so that they need not be read back.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -41,7 +42,15 @@ from dmq.storage.state.epochs import EpochTable
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from dmq.storage.upkeep.damage import Damage
 from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_replica, rebuild
-from dmq.storage.upkeep.identity import FORMAT, Identity, Membership, read_identity, write_identity
+from dmq.storage.upkeep.identity import (
+    FORMAT,
+    Identity,
+    Membership,
+    Residence,
+    read_identity,
+    write_identity,
+    write_record,
+)
 from dmq.storage.upkeep.recovery import Recovered, cut_journal, epochs_in, start_derived
 
 __all__ = ["LastUnit", "Replica", "join"]
@@ -159,6 +168,8 @@ class Replica:
         self._is_blank = not self.journal.segments  # what is derived begins with the first unit's snapshot
         self.last = self._last_unit() if tail.last is None else LastUnit(tail.last.epoch, tail.last.crc)
         if new_life:
+            place = Residence(self.files.place(JOURNAL_FOLDER))
+            self._identity = msgspec.structs.replace(self._identity, place=place)
             self._note(life=self.membership.life + 1)
         mark_running(self.files)
         if self.journal.segments:
@@ -185,9 +196,14 @@ class Replica:
             write_identity(self.files, identity)
             self._identity = identity
 
-    def saw_revision(self, revision: int) -> None:
-        """The shard's record was read, or written, with this revision: an older one is an old copy of the registry."""
+    def saw_record(self, revision: int, record: bytes) -> None:
+        """The shard's record was read, or written, with this revision: an older one is an old copy of the registry.
+
+        Parameters:
+            record: what was read. It is kept, so that a registry that is lost can be built anew.
+        """
         if revision > self.membership.revision:
+            write_record(self.files, record)
             self._note(revision=revision)
 
     def caught_up(self) -> None:
@@ -611,6 +627,14 @@ class Replica:
             next_offset=self.journal.end,
             unclean=False,
         )
+
+    def end_life(self) -> None:
+        """Close it for good: a copy that is made from now on has everything, one that was made before has not."""
+        if not self._closed:
+            place = msgspec.structs.replace(self._identity.place, closed=True)
+            with contextlib.suppress(StorageError):
+                write_identity(self.files, msgspec.structs.replace(self._identity, place=place))
+        self.close()
 
     def close(self) -> None:
         """Leave the directory as it is. Safe to call twice, and after `give_away`."""

@@ -275,8 +275,8 @@ def test_a_follower_takes_a_checkpoint_if_that_alone_keeps_what_the_leader_has_d
 def test_each_start_is_another_life(rig: ShardRig) -> None:
     number, replica = follower_of(rig)
     before = replica.membership
-    replica.saw_revision(17)
-    replica.saw_revision(3)
+    replica.saw_record(17, b"{}")
+    replica.saw_record(3, b"[]")
     replica.close()
     again = Replica(rig.files[number], SMALL, rig.clock)
     assert again.membership.life == before.life + 1

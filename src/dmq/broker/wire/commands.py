@@ -79,6 +79,12 @@ COMMANDS: Final[dict[int, CommandEntry]] = {
     Command.SHARD_ADD: CommandEntry(shard.add_member, needs_broker=False),
     Command.SHARD_REMOVE: CommandEntry(shard.remove_member, needs_broker=False),
     Command.SHARD_DRAIN: CommandEntry(shard.drain_member, needs_broker=False),
+    Command.SHARD_MEMBER: CommandEntry(shard.member_state, needs_broker=False),
+    Command.CLUSTER_SHOW: CommandEntry(shard.show_cluster, needs_broker=False),
+    Command.CLUSTER_FINALIZE: CommandEntry(shard.finalize_format, needs_broker=False),
+    Command.CLUSTER_EXPORT: CommandEntry(shard.export_entries, needs_broker=False),
+    Command.CLUSTER_IMPORT: CommandEntry(shard.import_entries, needs_broker=False),
+    Command.CLUSTER_REBUILD: CommandEntry(shard.rebuild_records, needs_broker=False),
     Command.TRACE: CommandEntry(message_history.trace),
     Command.WHY: CommandEntry(message_history.why),
 }

@@ -1,13 +1,17 @@
-"""SHARD_LIST, _SHOW, _SET, _CREATE and the others about shards: members answer them without a Broker."""
+"""SHARD_LIST to CLUSTER_REBUILD, about shards and the whole cluster: members answer them without a Broker."""
 
 from __future__ import annotations
 
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
 from dmq.errors import InvalidSettings, NotInCluster, ShardConflict
+from dmq.protocol.cluster import cluster as cluster_headers
 from dmq.protocol.cluster import shard as headers
+from dmq.protocol.cluster.member import MemberQuery
 from dmq.protocol.frame import Frame
 from dmq.registry.contents import ShardState
+from dmq.registry.url import shown_url
+from dmq.shard.admin.cluster_operations import ClusterOperations, Outcome
 from dmq.shard.admin.operations import Done, Operations
 from dmq.shard.admin.overview import shard_header
 from dmq.shard.admin.record_change import RecordChange
@@ -16,12 +20,18 @@ __all__ = [
     "add_member",
     "create_shard",
     "drain_member",
+    "export_entries",
+    "finalize_format",
     "hand_over",
+    "import_entries",
     "list_shards",
+    "member_state",
     "promote_member",
+    "rebuild_records",
     "remove_member",
     "repair_member",
     "set_shard",
+    "show_cluster",
     "show_shard",
 ]
 
@@ -87,7 +97,54 @@ async def repair_member(dispatcher: Dispatcher, session: Session, frame: Frame, 
     session.answer(frame, reply)
 
 
+async def member_state(dispatcher: Dispatcher, session: Session, frame: Frame, asked: MemberQuery) -> None:
+    session.answer(frame, await _shards(dispatcher).state())
+
+
+async def show_cluster(
+    dispatcher: Dispatcher, session: Session, frame: Frame, asked: cluster_headers.ClusterShow
+) -> None:
+    seen = await _cluster(dispatcher).show()
+    session.answer(frame, seen.header(shown_url(dispatcher.settings.shard.registry_url or "")))
+
+
+async def finalize_format(
+    dispatcher: Dispatcher, session: Session, frame: Frame, asked: cluster_headers.ClusterFinalize
+) -> None:
+    number, done = await _cluster(dispatcher).finalize(by=session.who)
+    session.answer(frame, cluster_headers.ClusterFinalizeReply(number, done))
+
+
+async def export_entries(
+    dispatcher: Dispatcher, session: Session, frame: Frame, asked: cluster_headers.ClusterExport
+) -> None:
+    session.answer(frame, cluster_headers.ClusterExportReply(*await _cluster(dispatcher).export(asked.after)))
+
+
+async def import_entries(
+    dispatcher: Dispatcher, session: Session, frame: Frame, asked: cluster_headers.ClusterImport
+) -> None:
+    outcomes = await _cluster(dispatcher).take_in(
+        asked.cluster, asked.entries, dry_run=asked.dry_run, foreign=asked.foreign, by=session.who
+    )
+    session.answer(frame, _reply(outcomes))
+
+
+async def rebuild_records(
+    dispatcher: Dispatcher, session: Session, frame: Frame, asked: cluster_headers.ClusterRebuild
+) -> None:
+    outcomes = await _cluster(dispatcher).rebuild(
+        asked.states, dry_run=asked.dry_run, accept_loss=asked.accept_loss, by=session.who
+    )
+    session.answer(frame, _reply(outcomes))
+
+
 def _shards(dispatcher: Dispatcher) -> Operations:
+    """What this member can do to shards.
+
+    Raises:
+        NotInCluster, ShardConflict: it is no member, or has not reached the registry yet.
+    """
     if dispatcher.shards is None:
         if dispatcher.face is not None:
             raise ShardConflict(
@@ -110,3 +167,12 @@ def _state(said: str) -> ShardState | None:
 
 def _change(done: Done) -> headers.ShardChange:
     return headers.ShardChange(done.what, shard_header(done.shard))
+
+
+def _cluster(dispatcher: Dispatcher) -> ClusterOperations:
+    return ClusterOperations(_shards(dispatcher))
+
+
+def _reply(outcomes: list[Outcome]) -> cluster_headers.ClusterImportReply:
+    rows = [(outcome.path, outcome.what) for outcome in outcomes]
+    return cluster_headers.ClusterImportReply(rows, sum(outcome.is_written for outcome in outcomes))

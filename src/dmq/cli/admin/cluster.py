@@ -1,18 +1,48 @@
-"""`dmq cluster`: the brokers there are."""
+"""`dmq cluster`: the brokers there are; show, check, export, import, finalize."""
 
 from __future__ import annotations
 
-from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
-from dmq.cli.output import show_rows
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from dmq.cli.admin.shard import RegistryUrl, shard_facts
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected
+from dmq.cli.output import printable, show_facts, show_rows
+from dmq.errors import DMQError, InvalidSettings, ShardConflict
+
+if TYPE_CHECKING:
+    from dmq.client.admin.cluster import ClusterReport
+    from dmq.client.admin.shards import ShardReport
+    from dmq.protocol.cluster.member import MemberState
+    from dmq.shard.admin.cluster_operations import ClusterOperations
+    from dmq.shard.admin.operations import Operations
 
 __all__ = ["app"]
 
-app = make_app("List the brokers.")
+T = TypeVar("T")
+
+_BY = "dmq-cli"
+_REACH_SECONDS = 2.0
+_REACHED_AT_A_TIME = 16
+
+# Without arguments it lists the brokers.
+app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
-def cluster(url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
-    """List the brokers, the one that answered first."""
+@app.callback()
+def cluster(context: typer.Context, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
+    """List the brokers, the one that answered first; or see the commands below."""
+    if context.invoked_subcommand is not None:
+        return
     with connected(url, any_member=True) as client:
         rows = [
             {
@@ -26,3 +56,317 @@ def cluster(url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
             for broker in client.admin.cluster()
         ]
     show_rows(rows, form, empty="no brokers")
+
+
+class _Seen(NamedTuple):
+    """A cluster as a command saw it; what could not be seen is told by `errors`."""
+
+    report: ClusterReport | None
+    shards: Sequence[ShardReport]
+    errors: Sequence[str] = ()
+
+
+@app.command()
+def show(registry: RegistryUrl = None, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
+    """Show the cluster: its shards with leader, epoch and members in sync, and its brokers."""
+    seen = _seen(registry, url)
+    report = seen.report
+    if report is None:
+        raise ShardConflict(seen.errors[0])
+    if form == Format.JSON:
+        facts = _cluster_facts(report) | {
+            "shards": [shard_facts(shard) for shard in seen.shards],
+            "brokers": [_broker_facts(broker) for broker in report.brokers],
+        }
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    show_facts(_cluster_facts(report), form)
+    typer.echo("")
+    rows = [
+        {
+            "shard": shard.name,
+            "leader": shard.leader,
+            "epoch": shard.epoch,
+            "in_sync": list(shard.in_sync),
+            "members": len(shard.members),
+            "lag": max((member.lag or 0 for member in shard.members), default=0),
+            "state": shard.state,
+            "health": shard.health,
+        }
+        for shard in seen.shards
+    ]
+    show_rows(rows, form, empty="no shards")
+    typer.echo("")
+    show_rows([_broker_facts(broker) for broker in report.brokers], form, empty="no brokers")
+
+
+@app.command()
+def check(registry: RegistryUrl = None, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
+    """Say what is wrong or risky with the cluster, and what to do about it.
+
+    The exit code is 1 if there is anything, 0 if all is well.
+    """
+    rows = [*_wrong(_seen(registry, url))]
+    if form == Format.JSON:
+        typer.echo(json.dumps({"ok": not rows, "findings": rows}, indent=2))
+    else:
+        for row in rows:
+            advice = f": {row['advice']}" if row["advice"] else ""
+            typer.echo(printable(f"{row['severity']}: {row['about']}: {row['what']}{advice}"))
+        if not rows:
+            typer.echo("all is well")
+    if rows:
+        raise typer.Exit(1)
+
+
+@app.command(name="export")
+def export_cluster(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; - writes to stdout.")],
+    registry: RegistryUrl = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Write what the registry keeps of the cluster to a file: records of shards, topics, limits, keys."""
+    if registry is None:
+        with connected(url, any_member=True) as client:
+            document = client.admin.export_cluster()
+    else:
+        document = _visited(registry, _exported)
+    text = json.dumps(document, indent=1)
+    if str(file) == "-":
+        typer.echo(text)
+        return
+    partial = file.with_name(f".{file.name}.partial")
+    with partial.open("w") as stream:
+        stream.write(text + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.rename(file)
+    typer.echo(f"{len(document['entries'])} entries of cluster {document['cluster']} written to {file}")
+
+
+@app.command(name="import")
+def import_cluster(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="What dmq cluster export wrote; - reads stdin.")
+    ] = None,
+    from_members: Annotated[
+        bool,
+        typer.Option(
+            "--from-members", help="Rebuild the records of shards from what the brokers of --url, all of them, say."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="It may be another cluster's: topics, limits and keys are taken.")
+    ] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Yes, what members acknowledged that do not answer may be lost.")
+    ] = False,
+    registry: RegistryUrl = None,
+    url: Url = DEFAULT_URL,
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Put what a file has and the registry lacks, or has in an older revision. Nothing newer is replaced.
+
+    With --from-members, after a registry was restored from an old backup or lost: name every broker with --url.
+    """
+    if from_members == (file is not None):
+        raise typer.BadParameter("give a file, or --from-members")
+    if from_members:
+        if foreign:
+            raise typer.BadParameter("--foreign goes with a file")
+        rows = _rebuilt(registry, url, dry_run=dry_run, accept_loss=accept_loss)
+    else:
+        assert file is not None
+        rows = _imported(registry, url, _document(file), dry_run=dry_run, foreign=foreign)
+    show_rows([{"entry": path, "outcome": what} for path, what in rows], form, empty="nothing to import")
+    if dry_run and form == Format.TABLE:
+        typer.echo("\nnothing was written: leave out --dry-run to do it")
+
+
+@app.command()
+def finalize(registry: RegistryUrl = None, url: Url = DEFAULT_URL) -> None:
+    """Raise the format of the cluster to what all its members know, after an upgrade of all of them."""
+    if registry is None:
+        with connected(url, any_member=True) as client:
+            typer.echo(client.admin.finalize_cluster())
+        return
+
+    async def work(operations: ClusterOperations) -> str:
+        return (await operations.finalize(by=_BY))[1]
+
+    typer.echo(_visited(registry, work))
+
+
+# --- what was seen --------------------------------------------------------------------------------------------------
+
+
+def _visited(registry: str, work: Callable[[ClusterOperations], Awaitable[T]]) -> T:
+    """Do something through the registry, where no broker runs."""
+    from dmq.shard.admin.cluster_operations import ClusterOperations
+    from dmq.shard.admin.visitor import visit
+
+    async def visited(shards: Operations) -> T:
+        return await work(ClusterOperations(shards))
+
+    return asyncio.run(visit(registry, visited))
+
+
+def _seen(registry: str | None, url: str) -> _Seen:
+    if registry is not None:
+        return _visited(registry, lambda operations: _seen_in(operations, registry))
+    with connected(url, any_member=True) as client:
+        report, errors = None, []
+        try:
+            report = client.admin.cluster_report()
+        except DMQError as error:
+            errors.append(error.message)
+        return _Seen(report, client.admin.shards(), errors)
+
+
+async def _seen_in(operations: ClusterOperations, registry: str) -> _Seen:
+    from dmq.client.admin.cluster import ClusterReport
+    from dmq.client.admin.shards import ShardReport
+    from dmq.registry.url import shown_url
+    from dmq.shard.admin.overview import shard_header
+
+    found = await operations.show()
+    shards = [ShardReport.of(shard_header(shard)) for shard in found.seen.shards]
+    return _Seen(ClusterReport.of(found.header(shown_url(registry))), shards)
+
+
+def _wrong(seen: _Seen) -> Iterator[dict[str, Any]]:
+    """Everything that is not as it should be."""
+    for error in seen.errors:
+        yield _row(
+            "problem", "cluster", error, "bring the registry back; shards go on while their members hear each other"
+        )
+    if seen.report is not None:
+        for found in seen.report.findings:
+            if found.severity != "ok":
+                yield _row(found.severity, "cluster", found.what, found.advice)
+    for shard in seen.shards:
+        for found in shard.findings:
+            if found.severity != "ok":
+                yield _row(found.severity, f"shard {shard.name}", found.what, found.advice)
+    if seen.report is not None:
+        yield from _unreached(seen.report)
+
+
+def _row(severity: str, about: str, what: str, advice: str) -> dict[str, Any]:
+    return {"severity": severity, "about": about, "what": what, "advice": advice}
+
+
+def _unreached(report: ClusterReport) -> Iterator[dict[str, Any]]:
+    """Brokers that say where they are, and are not reached there from here."""
+    with ThreadPoolExecutor(_REACHED_AT_A_TIME) as threads:
+        reached = [*threads.map(lambda broker: _is_reached(broker.address), report.brokers)]
+    for broker, is_reached in zip(report.brokers, reached, strict=True):
+        if not is_reached:
+            yield _row(
+                "problem",
+                f"broker {broker.name}",
+                f"it says that clients reach it at {broker.address}, and it is not reached there from here",
+                "check the network; shard.address says where clients reach a broker",
+            )
+
+
+def _is_reached(address: str) -> bool:
+    from dmq.net.address import parse_address
+
+    with contextlib.suppress(OSError, DMQError):
+        where = parse_address(address)
+        socket.create_connection((where.host, where.port), _REACH_SECONDS).close()
+        return True
+    return False
+
+
+def _cluster_facts(report: ClusterReport) -> dict[str, Any]:
+    return {
+        "cluster": report.id,
+        "format": report.format,
+        "registry": report.registry or None,
+        "session_seconds": report.session,
+        "topics": report.topics,
+    }
+
+
+def _broker_facts(broker: Any) -> dict[str, Any]:
+    return {
+        "name": broker.name,
+        "shard": broker.shard or None,
+        "address": broker.address,
+        "replication_address": broker.replication_address or None,
+        "zone": broker.zone or None,
+        "version": broker.version or None,
+        "weight": broker.weight,
+        "load": dict(broker.load) or None,
+    }
+
+
+# --- out and in -----------------------------------------------------------------------------------------------------
+
+
+async def _exported(operations: ClusterOperations) -> dict[str, Any]:
+    from dmq.client.admin.cluster import document_of
+
+    rows, after = await operations.export()
+    while after:
+        more, after = await operations.export(after)
+        rows += more
+    return document_of(rows)
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text()
+        document = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"{file} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidSettings(f"{file} is no export of a cluster: dmq cluster export writes one")
+    return document
+
+
+def _imported(
+    registry: str | None, url: str, document: dict[str, Any], *, dry_run: bool, foreign: bool
+) -> list[tuple[str, str]]:
+    from dmq.client.admin.cluster import entries_of
+
+    if registry is None:
+        with connected(url, any_member=True) as client:
+            found = client.admin.import_cluster(document, dry_run=dry_run, foreign=foreign)
+            return [(outcome.path, outcome.what) for outcome in found]
+
+    async def work(operations: ClusterOperations) -> list[tuple[str, str]]:
+        owner, rows = entries_of(document)
+        taken = await operations.take_in(owner, rows, dry_run=dry_run, foreign=foreign, by=_BY)
+        return [(outcome.path, outcome.what) for outcome in taken]
+
+    return _visited(registry, work)
+
+
+def _rebuilt(registry: str | None, url: str, *, dry_run: bool, accept_loss: bool) -> list[tuple[str, str]]:
+    states = [*_states(url)]
+    if registry is None:
+        with connected(url, any_member=True) as client:
+            found = client.admin.rebuild_records(states, dry_run=dry_run, accept_loss=accept_loss)
+            return [(outcome.path, outcome.what) for outcome in found]
+
+    async def work(operations: ClusterOperations) -> list[tuple[str, str]]:
+        done = await operations.rebuild(states, dry_run=dry_run, accept_loss=accept_loss, by=_BY)
+        return [(outcome.path, outcome.what) for outcome in done]
+
+    return _visited(registry, work)
+
+
+def _states(url: str) -> Iterator[MemberState]:
+    """What each broker of a URL says of itself; who does not answer is told, and left out."""
+    from dmq.client.connection.url import parse_url
+
+    for address in parse_url(url):
+        try:
+            with connected(f"dmq://{address}", any_member=True) as client:
+                yield client.admin.member_state()
+        except DMQError as error:
+            typer.echo(printable(f"{address} is left out: {error.message}"), err=True)

@@ -1,9 +1,10 @@
-"""`dmq shard`: list, show, create, set, add, remove, drain, promote, handover, repair."""
+"""`dmq shard`: list, show, create, set, add, remove, drain, leave, promote, handover, repair."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dmq.client.admin.shards import ShardChange, ShardFinding, ShardMember, ShardReport
     from dmq.shard.admin.operations import Done, Operations
 
-__all__ = ["app"]
+__all__ = ["RegistryUrl", "app", "shard_facts"]
 
 app = make_app("Look at shards and their members, and operate them.")
 
@@ -43,7 +44,7 @@ def list_shards(url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
     with connected(url, any_member=True) as client:
         found = client.admin.shards()
     if form == Format.JSON:
-        show_rows([_shard_facts(shard) for shard in found], form, empty="")
+        show_rows([shard_facts(shard) for shard in found], form, empty="")
         return
     rows = [
         {
@@ -131,6 +132,26 @@ def drain(
     with connected(url, any_member=True) as client:
         changed = client.admin.drain_member(member, shard=shard, undo=undo)
     _show_change(changed, form)
+
+
+@app.command()
+def leave(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The data directory; no broker runs on it.")],
+    form: Formatted = Format.TABLE,
+) -> None:
+    """Make the directory of a shard's member that of a broker by itself. It keeps all its messages."""
+    from dmq.shard.admin.departure import depart
+    from dmq.storage.files import OsFiles
+
+    left = depart(OsFiles(directory, create=False))
+    facts = {
+        "left": left.member.shard,
+        "cluster": left.member.cluster,
+        "committed": left.committed,
+        "end": left.end,
+        "note": "start it without --registry; dmq shard remove tells the shard, if it has not been told yet",
+    }
+    show_facts(facts, form)
 
 
 @app.command(name="set")
@@ -274,14 +295,14 @@ def _address_of(admin: Admin, name: str) -> str:
 
 def _show_change(changed: ShardChange, form: Format) -> None:
     if form == Format.JSON:
-        show_facts({"done": changed.done, **_shard_facts(changed.shard)}, form)
+        show_facts({"done": changed.done, **shard_facts(changed.shard)}, form)
         return
     typer.echo(f"{printable(changed.done)}\n")
     _show(changed.shard, form)
 
 
 def _show(shard: ShardReport, form: Format) -> None:
-    facts = _shard_facts(shard)
+    facts = shard_facts(shard)
     if form == Format.JSON:
         show_facts(facts, form)
         return
@@ -319,7 +340,7 @@ def _sentence(finding: ShardFinding) -> str:
     return printable(f"{finding.severity}: {finding.what}{advice}")
 
 
-def _shard_facts(shard: ShardReport) -> dict[str, Any]:
+def shard_facts(shard: ShardReport) -> dict[str, Any]:
     return {
         "shard": shard.name,
         "leader": shard.leader,

@@ -5,6 +5,7 @@
 - `calls`: the conversations behind both
 - `dead_letters`: the conversations about dead letters, and the letters themselves
 - `shards`: the conversations about shards, and what they return
+- `cluster`: the conversations about the whole cluster, and the document of an export
 - `reports`: the values that the conversations return
 
 `admin` and `registry` are generated from their asyncio twins in `dmq.client.aio`.

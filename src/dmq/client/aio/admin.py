@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from dmq.client.admin import calls, dead_letters, shards
+from dmq.client.admin import calls, cluster, dead_letters, shards
 from dmq.client.admin.calls import ANSWER_SECONDS, Call, When
+from dmq.client.admin.cluster import ClusterReport, ImportOutcome
 from dmq.client.admin.dead_letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.admin.reports import (
     ArchiveReport,
@@ -36,6 +37,7 @@ from dmq.client.admin.reports import (
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
 from dmq.client.aio.router import AioRouter
 from dmq.model import MessageId
+from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.shard import ShardSet
 from dmq.protocol.session import DrainAction
 
@@ -387,6 +389,56 @@ class AioAdmin:
     async def repair(self) -> RepairReport:
         """Look through the journal of the connected broker, and mend what is damaged from its shard."""
         return await self._converse(shards.repaired())
+
+    async def cluster_report(self) -> ClusterReport:
+        """The cluster of the connected member: its brokers, and what is wrong or risky beyond single shards.
+
+        Raises:
+            ShardConflict: the registry does not answer.
+        """
+        return await self._converse(cluster.shown())
+
+    async def finalize_cluster(self) -> str:
+        """Raise the format of the cluster to what all its members know; returns in words what was done.
+
+        Raises:
+            ShardConflict: a member does not run.
+        """
+        return await self._converse(cluster.finalized())
+
+    async def export_cluster(self) -> dict[str, Any]:
+        """What the registry keeps of the cluster: records of shards, topics, limits and keys; ready for JSON."""
+        return await self._converse(cluster.exported())
+
+    async def import_cluster(
+        self, document: Mapping[str, Any], *, dry_run: bool = False, foreign: bool = False
+    ) -> list[ImportOutcome]:
+        """Put what an export has and the registry lacks, or has in an older revision.
+
+        Parameters:
+            dry_run: only say what would be done.
+            foreign: it may be another cluster's; then topics, limits and keys are taken, and no shards.
+
+        Raises:
+            InvalidSettings: it is no export, or another cluster's.
+        """
+        return await self._converse(cluster.imported(document, dry_run=dry_run, foreign=foreign))
+
+    async def member_state(self) -> MemberState:
+        """What the directory of the connected member says of itself, also while it cannot join its shard."""
+        return await self._converse(cluster.state())
+
+    async def rebuild_records(
+        self, states: Sequence[MemberState], *, dry_run: bool = False, accept_loss: bool = False
+    ) -> list[ImportOutcome]:
+        """Build the records of shards anew from what their members say (`member_state` of each).
+
+        For a registry that was restored from an old backup, or lost.
+
+        Raises:
+            ShardConflict: members are missing that may have acknowledged messages, and the loss is not accepted.
+        """
+        return await self._converse(cluster.rebuilt(states, dry_run=dry_run, accept_loss=accept_loss))
 
     async def drain(self, grace: float = 5.0, reason: str = "") -> DrainReport:
         """Drain the connected broker: it takes no messages and delivers none, but still takes acks.

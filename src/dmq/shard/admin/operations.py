@@ -34,6 +34,7 @@ from dmq.errors import (
     WriteUnknown,
 )
 from dmq.event_log import EventLog
+from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.replication import Standing, StandingReply
 from dmq.registry.contents import (
     ClusterContent,
@@ -63,7 +64,7 @@ from dmq.shard.record.shard_view import ShardView
 from dmq.shard.repair.mender import Mended
 from dmq.shard.report import MemberReport, Role
 
-__all__ = ["Done", "LocalMember", "Operations"]
+__all__ = ["Done", "LocalMember", "Operations", "answered"]
 
 log = EventLog(__name__)
 
@@ -96,6 +97,8 @@ class LocalMember(Protocol):
     async def hand_over(self, to: str | None = None) -> str: ...
 
     async def mend(self) -> Mended: ...
+
+    async def state(self) -> MemberState: ...
 
 
 class Operations:
@@ -136,7 +139,7 @@ class Operations:
         try:
             self._check_registry()
             names = [name for name in await self._names() if name > after]
-            nodes = await self._nodes()
+            nodes = await self.nodes()
             found = await asyncio.gather(*(self._sighting(name, nodes) for name in names[:limit]))
         except RegistryDown:
             return ([] if after else [await self.shard()]), ""
@@ -150,10 +153,10 @@ class Operations:
             ShardConflict: the registry does not answer, and this member knows nothing of the shard.
         """
         name, known = name or self._shard, self._view.record
-        with _answered():
+        with answered():
             try:
                 self._check_registry()
-                return overview_of(await self._sighting(name, await self._nodes()))
+                return overview_of(await self._sighting(name, await self.nodes()))
             except RegistryDown:
                 if name != self._shard or known is None:
                     raise
@@ -167,7 +170,16 @@ class Operations:
     async def _names(self) -> list[str]:
         return [name_of(entry.path) for entry in await self._registry.children(self._paths.shards)]
 
-    async def _nodes(self) -> dict[str, NodeContent]:
+    @property
+    def view(self) -> ShardView:
+        """What our member knows of the registry, and its door for writes."""
+        return self._view
+
+    async def state(self) -> MemberState:
+        """What the directory and the process of our member say of themselves."""
+        return await self._member.state()
+
+    async def nodes(self) -> dict[str, NodeContent]:
         entries = await self._registry.children(self._paths.nodes)
         return {name_of(entry.path): decode_content(NodeContent, entry.value, entry.path) for entry in entries}
 
@@ -186,9 +198,9 @@ class Operations:
                 version=entry.version,
                 leader=None if held is None else decode_content(LeaderContent, held.value, path),
                 nodes=nodes,
-                own_obstacle=self._own_obstacle if name == self._shard else "",
+                own_obstacle=self.own_obstacle if name == self._shard else "",
             ),
-            (await self._cluster()).id,
+            (await self.cluster()).id,
         )
 
     async def _remembered(self, record: ShardContent) -> Sighting:
@@ -205,7 +217,7 @@ class Operations:
         return seen if view.cluster is None else await self._heard(seen, view.cluster.id)
 
     @property
-    def _own_obstacle(self) -> str:
+    def own_obstacle(self) -> str:
         """Why our own member has not joined yet."""
         report = self._member.report()
         return report.obstacle if report.role is Role.STARTING else ""
@@ -241,7 +253,7 @@ class Operations:
             return None  # a replaced disk; what it has says nothing of the one that the record knows
         return said, said.now_ms - (sent_ms + self._clock.now_ms()) // 2
 
-    async def _cluster(self) -> ClusterContent:
+    async def cluster(self) -> ClusterContent:
         entry = await self._registry.read(self._paths.cluster)
         if entry is None:
             raise UnknownEntry("the registry has no cluster: check that it is the one of this shard")
@@ -284,7 +296,7 @@ class Operations:
             raise InvalidSettings(f"min_in_sync {min_in_sync} is above replicas {replicas}: choose at most {replicas}")
         paths, is_again = self._paths, False
         for _ in range(_ATTEMPTS):
-            with _answered():
+            with answered():
                 if await self._registry.read(paths.cluster) is None:
                     await create_cluster(self._view, hex_id(draw_id()))
                 entry, there = await self._registry.read(paths.shards), await self._registry.read(paths.shard(name))
@@ -302,7 +314,7 @@ class Operations:
                 Create(paths.shard(name), encode_content(record)),
             ]
             try:
-                with _answered():
+                with answered():
                     await self._metadata.write(operations, paths.shard(name))
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -375,8 +387,8 @@ class Operations:
         """Members of older versions share the registry until the cluster's format says otherwise."""
         if not (change.asynchronous or change.expel or change.drain):
             return
-        with _answered():
-            cluster = await self._cluster()
+        with answered():
+            cluster = await self.cluster()
         if cluster.format < _RECORD_FORMAT:
             raise ShardConflict(
                 f"this needs format {_RECORD_FORMAT} of the cluster, and it has {cluster.format}: upgrade all brokers, "
@@ -484,8 +496,8 @@ class Operations:
         """
         path, first, is_again = self._paths.shard(name), None, False
         for _ in range(_ATTEMPTS):
-            with _answered():
-                seen = await self._sighting(name, await self._nodes())
+            with answered():
+                seen = await self._sighting(name, await self.nodes())
             view = overview_of(seen)
             first = first or view
             wanted = decide(view, is_again)
@@ -493,7 +505,7 @@ class Operations:
                 return first, view
             put = Put(path, encode_content(wanted), seen.version)
             try:
-                with _answered():
+                with answered():
                     await self._metadata.write([*(self._absence(name) if without_leader else ()), put], path)
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -549,7 +561,7 @@ class Operations:
 
     async def _shard_of(self, member: str) -> str:
         """The shard that a broker belongs to."""
-        with _answered():
+        with answered():
             entries = await self._registry.children(self._paths.shards)
         for entry in entries:
             if member in decode_content(ShardContent, entry.value, entry.path).members:
@@ -558,7 +570,7 @@ class Operations:
 
 
 @contextlib.contextmanager
-def _answered() -> Iterator[None]:
+def answered() -> Iterator[None]:
     """This needs the registry: if it is down, say so. `RegistryDown` itself would end the connection of who asks."""
     try:
         yield

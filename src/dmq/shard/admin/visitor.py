@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from dmq.clock import SystemClock
 from dmq.errors import NotInCluster
+from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.replication import Standing, StandingReply
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Registry
@@ -63,6 +64,9 @@ class Visitor:
         raise self._refusal()
 
     async def mend(self) -> Mended:
+        raise self._refusal()
+
+    async def state(self) -> MemberState:
         raise self._refusal()
 
     def _refusal(self) -> NotInCluster:

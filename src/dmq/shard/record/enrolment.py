@@ -6,7 +6,8 @@ What always holds:
   seen there is an old copy or another one, and nothing is made anew in it.
 - A directory that was started less often than the record says is an old copy of the member: it draws a replica id of
   its own, and what the member has promised or confirmed does not count for it. The mark, drawn at each start, tells our
-  own write, whose answer was lost, from that of a copy.
+  own write, whose answer was lost, from that of a copy. So does a directory that was copied in the life that the record
+  knows: its files are in another place than `STORE` says, and that life had not ended.
 - The record is written in the version that was read. Who joins becomes a member, and in sync only by the leader.
 - A directory that was removed from the shard does not join again until an operator adds it, and a broker that does not
   know the format of the cluster does not join at all.
@@ -15,12 +16,14 @@ What always holds:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 import msgspec
 
-from dmq.errors import DMQError, InvalidSettings, RegistryConflict
+from dmq.errors import BrokerStopping, DMQError, InvalidSettings, RegistryConflict
 from dmq.event_log import EventLog
+from dmq.protocol.cluster.member import MemberState
 from dmq.registry.contents import (
     CLUSTER_FORMAT,
     ClusterContent,
@@ -36,9 +39,9 @@ from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
 from dmq.storage.journal.journal import FOLDER, list_segments
 from dmq.storage.replica import Replica, join
 from dmq.storage.store import MessageStore
-from dmq.storage.upkeep.identity import Identity, Membership, read_identity
+from dmq.storage.upkeep.identity import Identity, Membership, read_identity, read_record
 
-__all__ = ["Enrolment", "create_cluster", "removed_sentence"]
+__all__ = ["Enrolment", "create_cluster", "exclusion", "newest_record", "said_by"]
 
 log = EventLog(__name__)
 
@@ -65,6 +68,8 @@ class Enrolment:
         self._view = view
         self._mark = mark
         self._replica: Replica | None = None
+        self._opening = asyncio.Lock()
+        self._looked: MemberState | None = None
         self.obstacle = ""
         self.is_new = False
 
@@ -186,7 +191,7 @@ class Enrolment:
 
         def work() -> tuple[Replica, bool]:
             identity = _identity_of(directory)
-            is_new = identity is None or identity.member is None
+            is_new = identity is None or identity.member is None or _is_copy(directory, identity)
             is_other = journal is not None and identity is not None and identity.journal_id != journal
             if identity is not None and identity.member is None and _has_journal(directory):
                 _close_well(directory)
@@ -194,8 +199,34 @@ class Enrolment:
                 join(directory.files, cluster=cluster, shard=view.shard, journal_id=journal, draw=directory.draw)
             return Replica(directory.files, directory.settings, directory.clock), is_new or is_other
 
-        replica, self.is_new = await directory.on_disk(work)
+        async with self._opening:
+            replica, self.is_new = await directory.on_disk(work)
         return replica
+
+    async def look(self) -> MemberState:
+        """What the directory says, while it waits to be enrolled; it is opened for that, and closed again.
+
+        Raises:
+            BrokerStopping: there is nothing to tell, or the directory is being opened.
+        """
+        directory = self._directory
+
+        def work() -> MemberState:
+            identity = _identity_of(directory)
+            if identity is None or identity.member is None:
+                raise BrokerStopping("this directory has not been a member of a shard yet: there is nothing to tell")
+            replica = Replica(directory.files, directory.settings, directory.clock, new_life=False)
+            try:
+                return msgspec.structs.replace(said_by(replica), record=read_record(directory.files))
+            finally:
+                replica.close()
+
+        async with self._opening:
+            if self._replica is not None:
+                raise BrokerStopping("this member joins just now: ask again in a moment")
+            if self._looked is None:
+                self._looked = await directory.on_disk(work)
+            return self._looked
 
     async def _begin_again(self, replica: Replica, journal_id: int) -> Replica:
         """The directory becomes another replica than it was."""
@@ -250,7 +281,7 @@ class Enrolment:
             (version,) = await view.write([view.put_record(wanted, version_read)])
             view.wrote_record(wanted, version)
             record = wanted
-        await self._directory.on_disk(lambda: replica.saw_revision(record.revision))
+        await self._directory.on_disk(lambda: replica.saw_record(record.revision, encode_content(record)))
         log.info(
             "joined",
             shard=view.shard,
@@ -344,6 +375,71 @@ def _identity_of(directory: Directory) -> Identity | None:
             f"{directory.files.describe('STORE')} cannot be used, {error}: restore it, or start with an empty "
             "directory, which the other members fill"
         ) from error
+
+
+def exclusion(record: ShardContent, member: Membership, place: Place, mark: str) -> str:
+    """Why the record does not let a process that has joined take part any more; nothing if it does."""
+    own = hex_id(member.replica_id)
+    if record.revision < member.revision:
+        return ""  # an old copy says nothing
+    if own in record.removed:
+        return removed_sentence(place.shard, place.broker)
+    if record.members.get(place.broker, own) != own:
+        return (
+            f"another data directory has taken the place of this one as {place.broker}: stop one of the two; each "
+            "broker has a name of its own"
+        )
+    if record.marks.get(own, mark) != mark:
+        return (
+            "another process was started with a copy of this data directory, and is the member now: stop one of the "
+            "two, and start this one again if it is the right one"
+        )
+    return ""
+
+
+def newest_record(kept: bytes, record: ShardContent | None) -> bytes:
+    """The newest record that is known to a member: the one that it noted, or the one that it read last."""
+    if record is None:
+        return kept
+    with contextlib.suppress(DMQError):
+        if kept and decode_content(ShardContent, kept, "RECORD").revision > record.revision:
+            return kept
+    return encode_content(record)
+
+
+def said_by(replica: Replica) -> MemberState:
+    """What a directory says of itself."""
+    member = replica.membership
+    return MemberState(
+        broker="",
+        cluster=member.cluster,
+        shard=member.shard,
+        journal=hex_id(replica.journal_id),
+        replica=hex_id(member.replica_id),
+        life=member.life,
+        revision=member.revision,
+        last_epoch=0 if replica.last is None else replica.last.epoch,
+        end=replica.end,
+        committed=replica.applied,
+        is_doubtful=member.doubtful,
+    )
+
+
+def _is_copy(directory: Directory, identity: Identity) -> bool:
+    """Whether the directory was copied while its member ran: then it may lack what that one has confirmed since.
+
+    One that was moved or copied after its member was stopped has everything.
+    """
+    here, place = directory.files.place(FOLDER), identity.place
+    if not (here and place.id) or here == place.id or place.closed or identity.member is None:
+        return False
+    log.warning(
+        "this directory was copied or moved while its member ran, or after that was killed: it gets a replica id of "
+        "its own, and what it has is compared with the others",
+        shard=identity.member.shard,
+        replica=hex_id(identity.member.replica_id),
+    )
+    return True
 
 
 def _is_old_copy(member: Membership, record: ShardContent, mark: str) -> bool:

@@ -26,6 +26,7 @@ import fcntl
 import json
 import os
 import resource
+import secrets
 import shutil
 import sqlite3
 import time
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from dmq.errors import Damaged, DirectoryInUse, StorageError, WrongFormat
@@ -42,7 +44,7 @@ from dmq.storage.journal.journal import FOLDER, Journal
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.offline.inspection import open_journal
 from dmq.storage.offline.verification import verify as verify_directory
-from dmq.storage.upkeep.identity import IDENTITY
+from dmq.storage.upkeep.identity import IDENTITY, Identity, read_identity, write_identity
 from dmq.version import __version__
 
 __all__ = ["Backup", "BackupSource", "backups", "prune", "restore", "take"]
@@ -186,6 +188,7 @@ def restore(backup: Backup, directory: Path) -> None:
                 with (backup.folder / name).open("rb") as stream:
                     _copy(stream.fileno(), path, entry["bytes"])
             (partial / "RUNNING").touch()  # opened as after a crash: the whole journal is looked at
+            _draw_replica(OsFiles(partial, create=False))
             _sync(partial / FOLDER)
             _sync(partial)
             report = verify_directory(OsFiles(partial, create=False))
@@ -196,6 +199,17 @@ def restore(backup: Backup, directory: Path) -> None:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def _draw_replica(files: OsFiles) -> None:
+    """The directory of a shard's member comes back as another replica: it lacks what that one confirmed since."""
+    try:
+        identity = read_identity(files)
+    except ValueError:
+        return  # the verification tells
+    if identity is not None and identity.member is not None:
+        member = msgspec.structs.replace(identity.member, replica_id=secrets.randbits(64) or 1, life=0)
+        write_identity(files, Identity(identity.version, identity.journal_id, member))
 
 
 class _Cut:

@@ -26,7 +26,7 @@ from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, UNIT_VERSION, Heade
 from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
 from dmq.storage.state.derived import Derived
 from dmq.storage.upkeep.checkpointer import FOLDERS, Checkpointer
-from dmq.storage.upkeep.identity import FORMAT, IDENTITY, TEMPORARY, Identity, read_identity, write_identity
+from dmq.storage.upkeep.identity import FORMAT, IDENTITY, RECORD, TEMPORARY, Identity, read_identity, write_identity
 from dmq.storage.upkeep.recovery import (
     SALVAGE,
     JournalTail,
@@ -50,6 +50,8 @@ _KNOWN: Final = frozenset(
         _RUNNING,
         IDENTITY,
         TEMPORARY,
+        RECORD,
+        f"{RECORD}.tmp",
         "checkpoint",
         "checkpoint.tmp",
         "lost+found",
@@ -118,7 +120,7 @@ def open_directory(disk: Disk) -> Opened:
         raise InvalidSettings(
             f"{files.describe('')} is a member of shard {member.shard!r} of cluster {member.cluster!r}, and a broker "
             f"by itself cannot open it: start it with --registry and --shard {member.shard}; 'dmq journal' reads it "
-            "as it is",
+            "as it is, and 'dmq shard leave' makes it one of a broker by itself",
             path=files.describe(""),
         )
     journal, checkpoint, checkpointer = found.scanner.journal, found.checkpoint, found.checkpointer

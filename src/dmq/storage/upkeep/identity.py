@@ -1,10 +1,14 @@
 """The identity of a data directory: the file `STORE`, which says which journal it holds and whose member it is.
 
     {"format": 1, "journal_id": "…", "check": "…",
-     "member": {"cluster": "…", "shard": "…", "replica_id": "…", "life": 3, "revision": 17, "doubtful": false}}
+     "member": {"cluster": "…", "shard": "…", "replica_id": "…", "life": 3, "revision": 17, "doubtful": false},
+     "place": {"id": "1a2b-77", "closed": false, "check": "…"}}
 
-A member of a shard has the last entry; `check` is over all the others, as they are told here. The file is replaced as a
-whole: after a crash it is the old one or the new one.
+A member of a shard has the last two entries; `check` is over all the others but `place`, as they are told here, so that
+earlier versions read the file. The file is replaced as a whole: after a crash it is the old one or the new one.
+
+Beside it a member has `RECORD`: the newest record of its shard that it has seen, with a checksum on its first line. A
+registry that was lost is built anew from it.
 """
 
 from __future__ import annotations
@@ -18,11 +22,24 @@ from crc32c import crc32c
 from dmq.errors import WrongFormat
 from dmq.storage.files import Files
 
-__all__ = ["FORMAT", "IDENTITY", "Identity", "Membership", "parse_identity", "read_identity", "write_identity"]
+__all__ = [
+    "FORMAT",
+    "IDENTITY",
+    "RECORD",
+    "Identity",
+    "Membership",
+    "Residence",
+    "parse_identity",
+    "read_identity",
+    "read_record",
+    "write_identity",
+    "write_record",
+]
 
 FORMAT: Final = 1
 IDENTITY: Final = "STORE"
 TEMPORARY: Final = "STORE.tmp"
+RECORD: Final = "RECORD"
 _SIZE_MAX: Final = 4096
 
 
@@ -44,12 +61,29 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     doubtful: bool = False
 
 
+class Residence(msgspec.Struct, frozen=True):
+    """Where a member's directory was when it was started last.
+
+    Attributes:
+        id: as of `Files.place`; "" if that is not known.
+        closed: that life ended well: the directory has not changed since, wherever it was moved to.
+    """
+
+    id: str = ""
+    closed: bool = False
+
+    @property
+    def check(self) -> str:
+        return f"{crc32c(f'{self.id} {self.closed}'.encode()):08x}"
+
+
 class Identity(msgspec.Struct, frozen=True):
     """What `STORE` says."""
 
     version: int
     journal_id: int
     member: Membership | None = None
+    place: Residence = Residence()
 
 
 def parse_identity(raw: bytes) -> Identity:
@@ -62,7 +96,10 @@ def parse_identity(raw: bytes) -> Identity:
         said: Any = json.loads(raw)
         member = said.get("member")
         identity = Identity(
-            int(said["format"]), int(said["journal_id"], 16), None if member is None else _parse_member(member)
+            int(said["format"]),
+            int(said["journal_id"], 16),
+            None if member is None else _parse_member(member),
+            _parse_place(said.get("place")),
         )
         check = said.get("check", _check_of(identity))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -75,6 +112,15 @@ def parse_identity(raw: bytes) -> Identity:
 
 def _parse_member(said: Any) -> Membership:
     return msgspec.convert({**said, "replica_id": int(said["replica_id"], 16)}, Membership)
+
+
+def _parse_place(said: Any) -> Residence:
+    """Where it was; not known if that cannot be read, since nothing else depends on it."""
+    try:
+        place = Residence(str(said["id"]), said["closed"] is True)
+        return place if said["check"] == place.check else Residence()
+    except (LookupError, TypeError):
+        return Residence()
 
 
 def _check_of(identity: Identity) -> str:
@@ -120,12 +166,35 @@ def write_identity(files: Files, identity: Identity) -> None:
     }
     if identity.member is not None:
         said["member"] = _as_json(identity.member)
-    file = files.open(TEMPORARY, create=True, write=True)
+        said["place"] = {"id": identity.place.id, "closed": identity.place.closed, "check": identity.place.check}
+    _replace(files, IDENTITY, json.dumps(said).encode() + b"\n")
+
+
+def read_record(files: Files) -> bytes:
+    """The newest record of the shard that the member has seen; nothing if there is none that can be read."""
+    if not files.exists(RECORD):
+        return b""
+    file = files.open(RECORD)
+    try:
+        check, _, record = file.read(0, file.size()).partition(b"\n")
+    finally:
+        file.close()
+    return record if check == b"%08x" % crc32c(record) else b""
+
+
+def write_record(files: Files, record: bytes) -> None:
+    """Keep a record of the shard; durable when this returns."""
+    _replace(files, RECORD, b"%08x\n%b" % (crc32c(record), record))
+
+
+def _replace(files: Files, path: str, content: bytes) -> None:
+    temporary = f"{path}.tmp"
+    file = files.open(temporary, create=True, write=True)
     try:
         file.truncate(0)
-        file.write(0, (json.dumps(said).encode() + b"\n",))
+        file.write(0, (content,))
         file.sync()
     finally:
         file.close()
-    files.rename(TEMPORARY, IDENTITY)
+    files.rename(temporary, path)
     files.sync_dir("")

@@ -50,6 +50,7 @@ class MemoryFiles:
         self._machine = Machine(rng or random.Random(0), trace)
         self._mutex = self._machine.mutex
         self._locked = False
+        self.place_id = ""  # what tells its folders from copies of them; a test may set it
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> MemoryFiles:
@@ -128,12 +129,14 @@ class MemoryFiles:
             return self._successor(crash_state(self._root, rng, keep), rng.getrandbits(64))
 
     def _successor(self, root: FolderNode, seed: int) -> MemoryFiles:
-        return MemoryFiles(
+        files = MemoryFiles(
             capacity_bytes=self.capacity_bytes,
             rng=random.Random(seed),
             trace=self._machine.trace.maxlen or 0,
             root=root,
         )
+        files.place_id = self.place_id
+        return files
 
     # --- what a test does behind the store's back: no operation, no fault, durable at once, also after a crash --------
 
@@ -311,6 +314,9 @@ class MemoryFiles:
     def unlock(self) -> None:
         with self._mutex:
             self._locked = False
+
+    def place(self, path: str) -> str:
+        return self.place_id if self.exists(path) else ""
 
     def describe(self, path: str) -> str:
         return describe(path)

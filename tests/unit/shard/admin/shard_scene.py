@@ -9,6 +9,7 @@ import msgspec
 
 from dmq.clock import SystemClock
 from dmq.errors import NotConnected, NotEnoughReplicas
+from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.replication import Standing, StandingReply
 from dmq.registry.contents import (
     ClusterContent,
@@ -90,6 +91,9 @@ class SceneMember:
             raise NotEnoughReplicas("no follower is within a second of the leader")
         await self._scene.elect(to or self.takes_over)
         return to or self.takes_over
+
+    async def state(self) -> MemberState:
+        raise NotConnected("nobody asks in this scene")
 
     async def mend(self) -> Mended:
         self.repairs += 1

@@ -320,3 +320,83 @@ def test_all_start_at_once_on_an_empty_registry() -> None:
         await shard.until(lambda: len(record_of(shard).in_sync) == 5)
 
     in_shard(test, 5, settings=MemberSettings(replicas=5))
+
+
+def test_a_copy_of_a_running_directory_is_another_replica() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        one = shard.followers[0]
+        await one.stop()
+        one.files.place_id = "here"
+        one.start()
+        await shard.until(lambda: one.role is Role.FOLLOWING)
+        before = replica_of(one)
+        copy = one.files.copy()  # in the life that the record knows
+        copy.place_id = "there"
+        leader.shop.write(20)
+        await shard.level(leader)
+        await one.kill()  # which has confirmed what the copy lacks
+        one.files, own = copy, one.files
+        one.start()
+        await shard.until(lambda: one.role is Role.FOLLOWING)
+        assert replica_of(one) != before
+        await shard.until(lambda: replica_of(one) in record_of(shard).in_sync)
+        assert before not in record_of(shard).in_sync
+        # The first one is started again elsewhere: its place is taken, and it is told so.
+        other = Machine(shard, "z")
+        other.place = msgspec.structs.replace(other.place, broker=one.name)
+        other.files = own
+        other.member = other._made()
+        shard.machines.append(other)
+        other.start()
+        await asyncio.sleep(5)
+        counted = [one for one in record_of(shard).in_sync if one == before]
+        assert len(counted) <= 1
+        assert len({*record_of(shard).members.values()}) == 3
+
+    in_shard(test)
+
+
+def test_a_directory_that_is_moved_after_a_stop_stays_the_same_replica() -> None:
+    async def test(shard: Shard) -> None:
+        await shard.start_with_topic()
+        one = shard.followers[0]
+        await one.stop()
+        one.files.place_id = "here"
+        one.start()
+        await shard.until(lambda: one.role is Role.FOLLOWING)
+        before = replica_of(one)
+        await one.stop()
+        moved = one.files.copy()
+        moved.place_id = "there"
+        one.files, stayed = moved, one.files
+        one.start()
+        await shard.until(lambda: one.role is Role.FOLLOWING)
+        assert replica_of(one) == before
+        await one.stop()
+        one.files = stayed  # the one that was left behind has been started less often
+        one.start()
+        await shard.until(lambda: one.role is Role.FOLLOWING)
+        assert replica_of(one) != before
+
+    in_shard(test)
+
+
+def test_a_clone_that_nothing_tells_apart_ends_the_part_of_the_one_that_runs() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        one = shard.followers[0]
+        clone = Machine(shard, "z")
+        clone.place = msgspec.structs.replace(clone.place, broker=one.name)
+        clone.files = one.files.copy()  # as of a snapshot of the whole disk
+        clone.member = clone._made()
+        shard.machines.append(clone)
+        clone.start()
+        await shard.until(lambda: one.role is Role.PARKED)
+        assert "copy of this data directory" in one.member.report().obstacle
+        await one.kill()
+        await shard.until(lambda: clone.role is Role.FOLLOWING)
+        leader.shop.write(5)
+        await shard.level(leader)
+
+    in_shard(test)
