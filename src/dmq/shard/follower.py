@@ -164,15 +164,16 @@ class Follower:
         is_current = last is not None and last.epoch == self._epoch and self._committed > last.start
         return is_current and self._replica.flushed >= self._committed
 
-    def confirm(self, now: float) -> Confirm:
+    def confirm(self, now: float, now_ms: int = 0) -> Confirm:
         """What to tell the leader; it is a promise from now on.
 
         Parameters:
             now: on the clock that counts suspended time.
+            now_ms: on the wall clock, so that the leader sees how far apart theirs are.
         """
         self._promise.give(now)
         self._is_heard = False
-        return Confirm(self._epoch, self._replica.flushed, self._replica.end, self._sent)
+        return Confirm(self._epoch, self._replica.flushed, self._replica.end, self._sent, now_ms=now_ms)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:

@@ -55,6 +55,7 @@ class Leader:
         self._tail = Tail(store)
         self._feeds: dict[int, Feed] = {}
         self._echoes: dict[int, float] = {}
+        self._clocks: dict[int, tuple[int, float]] = {}  # a follower's wall clock, and when it told that
         self._shown = 0  # up to where the store knows what is committed
 
     @property
@@ -143,6 +144,8 @@ class Leader:
             return
         feed.confirmed(confirm.end)
         self.in_sync.confirmed(replica, confirm.flushed, now)
+        if confirm.now_ms:
+            self._clocks[replica] = confirm.now_ms, now
         self._echoes[replica] = max(self._echoes.get(replica, float("-inf")), confirm.sent)
         self.commit()
 
@@ -162,6 +165,16 @@ class Leader:
             self._shown = committed
             self._store.confirm_replicated(committed)
         return committed
+
+    def skew_of(self, replica: int, now: float, now_ms: int) -> float:
+        """By how many seconds a follower's wall clock is ahead of ours, as far as its confirmations tell.
+
+        Parameters:
+            now: on the clock that counts suspended time.
+            now_ms: on ours.
+        """
+        told_ms, at = self._clocks.get(replica, (now_ms, now))
+        return (told_ms - now_ms) / 1000 + (now - at)
 
     def right(self, now: float, deadline: float) -> Right:
         """Why we may answer at this moment; see `right_to_serve`."""

@@ -136,6 +136,7 @@ class Member:
         self._registration: Registration | None = None
         self._diverged: tuple[int, int] | None = None  # the epoch, and the last promotion with loss, when it did
         self._obstacle = ""
+        self._cuts = 0
         self._told = ""  # the last one that was logged
         self._mending: asyncio.Future[Mended] | None = None  # somebody asked for a repair of all
         self._stopping = asyncio.Event()
@@ -485,6 +486,7 @@ class Member:
         self.role = Role.FOLLOWING
         self._told = ""
         self._tell_obstacle(str(Obstacle.FOLLOWING))
+        self._cuts += replica.end < end
         log.info(
             "follows",
             shard=self._place.shard,
@@ -518,6 +520,7 @@ class Member:
         if ended is not IntakeEnd.STOPPED:
             log.info("follows no more", shard=self._place.shard, leader=target.broker, epoch=target.epoch, why=ended)
         if ended is IntakeEnd.DAMAGED:
+            self._cuts += replica.applied < replica.end
             await self._post.note(replica.distrust_tail)
         if ended is IntakeEnd.HANDED_OVER:
             await self._take_over(replica, target.epoch)
@@ -734,6 +737,7 @@ class Member:
             doubtful=replica is not None and replica.membership.doubtful,
             obstacle=self._enrolment.obstacle if replica is None else "" if term is not None else self._obstacle,
             is_registry_down=view.is_down,
+            cuts=self._cuts,
         )
         if term is not None:
             return msgspec.structs.replace(base, **self._led(term))
@@ -763,6 +767,7 @@ class Member:
                 seconds_behind=in_sync.seconds_behind(replica, now),
                 is_in_sync=replica in in_sync.recorded,
                 is_connected=replica in connected,
+                skew_seconds=term.skew_of(replica),
             )
             for replica in sorted((members | connected | in_sync.recorded) - {own})
         ]

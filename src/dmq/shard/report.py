@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 class FollowerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A follower, as its leader sees it."""
+    """A follower, as its leader sees it. `skew_seconds`: its clock is ahead of the leader's."""
 
     broker: str
     replica: int
@@ -30,6 +30,7 @@ class FollowerReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds_behind: float
     is_in_sync: bool
     is_connected: bool
+    skew_seconds: float = 0.0
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
         revision: of the record.
         obstacle: why it does not stand, or does not go on.
         right: why it may serve, if it leads.
+        cuts: how often it has cut what is not part of the shard's history since this process began.
         is_serving: it leads, the start of its epoch is committed, and its broker was made.
     """
 
@@ -65,3 +67,4 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     right: str = ""
     is_serving: bool = False
     is_registry_down: bool = False
+    cuts: int = 0

@@ -99,6 +99,7 @@ async def test_one_member_is_a_shard(tmp_path: Path) -> None:
                 await client.admin.drain()
             stats = await client.admin.stats()
             assert (stats["shard_leading"], stats["shard_in_sync"]) == (1, 1)
+            assert (stats["shard_cuts"], stats["shard_skew"]) == (0, 0)
         assert await page(server, "/readyz") == (200, "ready\n")
         assert "dmq_shard_leading 1" in (await page(server, "/metrics"))[1]
     async with member(registry, settings) as server:  # a promise of the process before is kept first

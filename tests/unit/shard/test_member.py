@@ -160,6 +160,7 @@ def test_a_leader_that_is_cut_off_from_all_ceases_to_serve_before_another_one_do
         await asyncio.sleep(1)
         assert first.journal() == second.journal()
         assert any(path.startswith("salvage/") for path in first.files.paths())
+        assert [one.member.report().cuts for one in (first, second)] == [1, 0]
 
     in_shard(test)
 

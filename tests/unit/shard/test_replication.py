@@ -157,6 +157,19 @@ def test_what_a_deposed_leader_wrote_alone_is_cut(pair: tuple[Member, Member]) -
     assert journal_of(one.files) == journal_of(two.files)
 
 
+def test_a_leader_sees_how_far_the_clock_of_a_follower_is_off(pair: tuple[Member, Member]) -> None:
+    one, two = pair
+    leader = one.lead(1, two)
+    follower = two.follow(leader)
+    assert leader.skew_of(two.id, 5.0, 1_000_000) == 0
+    leader.confirmed(two.id, follower.confirm(5.0), 5.0)
+    assert leader.skew_of(two.id, 5.0, 1_000_000) == 0, "an older one does not tell"
+    leader.confirmed(two.id, follower.confirm(5.0, 1_000_700), 5.0)
+    assert leader.skew_of(two.id, 5.0, 1_000_000) == pytest.approx(0.7)
+    assert leader.skew_of(two.id, 7.0, 1_002_000) == pytest.approx(0.7), "both have gone on"
+    assert leader.skew_of(two.id, 7.0, 1_005_000) == pytest.approx(-2.3), "our own was put forward"
+
+
 def test_a_member_that_shares_no_epoch_and_has_nothing_committed_starts_over(pair: tuple[Member, Member]) -> None:
     """Its journal was cut before the first epoch began, as a turned bit there makes it."""
     one, two = pair

@@ -78,6 +78,7 @@ class Confirm(Header, frozen=True):
     flushed: Amount
     end: Amount
     sent: float
+    now_ms: Amount = 0  # its wall clock; 0 of an older one
 
 
 class Standing(Header, frozen=True):

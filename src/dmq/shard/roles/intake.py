@@ -191,7 +191,8 @@ class Intake:
         if self._is_stopped:
             return
         self._confirmed_at, self._confirmed_end = self._post.now(), self._replica.end
-        self._following.confirm(self._follower.confirm(self._confirmed_at))
+        now_ms = self._post.directory.clock.now_ms()
+        self._following.confirm(self._follower.confirm(self._confirmed_at, now_ms))
 
     # --- the disk ---------------------------------------------------------------------------------------------------
 

@@ -735,6 +735,10 @@ class Term:
         deadline = self._registry.deadline if self._registry.session == self._session else NO_DEADLINE
         return self._leader.right(self._post.now(), deadline)
 
+    def skew_of(self, replica: int) -> float:
+        """By how many seconds the wall clock of a follower is ahead of ours."""
+        return self._leader.skew_of(replica, self._post.now(), self._post.directory.clock.now_ms())
+
     @property
     def in_sync(self) -> InSyncSet:
         return self._in_sync
