@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.catalog.cluster_keys import ClusterKeys
 from dmq.broker.catalog.cluster_topics import ClusterAccess, ClusterTopics
 from dmq.broker.catalog.key_values import KeyValues
 from dmq.broker.dead_letters.dead_letters import DeadLetters
@@ -27,6 +28,7 @@ from dmq.broker.journal.journal import Journal
 from dmq.broker.journal.journal_times import JournalTimes
 from dmq.broker.journal.shard_writer import ShardWriter, unanswered
 from dmq.broker.maintenance import Audience, Maintenance
+from dmq.broker.publish.cluster_limits import ClusterLimits
 from dmq.broker.publish.publisher import Publisher
 from dmq.broker.publish.rate_limits import RateLimits
 from dmq.broker.publish.straight_path import StraightPath
@@ -40,6 +42,7 @@ from dmq.clock import Clock
 from dmq.deadletters.url import MEMORY
 from dmq.errors import DMQError
 from dmq.event_log import EventLog
+from dmq.registry.cluster_view import ViewChange
 from dmq.settings import BrokerSettings
 from dmq.shard.service import Leadership
 from dmq.storage.store import MessageStore
@@ -68,7 +71,7 @@ class Broker:
         leadership: in a shard, that of the member whose store it is.
 
     Attributes:
-        cluster: the topics of the cluster; None of a lone broker.
+        cluster, cluster_keys: the topics and the key-value space of the cluster; None of a lone broker.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Broker:
         self.writer.is_heard = self.channels.is_heard
         self.writer.on_failed = self._store_failed
         self.cluster: ClusterTopics | None = None
+        self.cluster_keys: ClusterKeys | None = None
         self.times = JournalTimes(clock.now_ms())
         self.failed = asyncio.Event()
         self.stop_asked = asyncio.Event()
@@ -132,7 +136,16 @@ class Broker:
         rest = Leftovers(self.journal, self.delays, self.transactions)
         self.cluster = ClusterTopics(self.catalog, self.runtime, access, rest, topics_max=self.settings.topics_max)
         self.catalog.authority = self.cluster
+        self.cluster_keys = ClusterKeys(access.entries.metadata, self.runtime, self.keys)
+        self.limits.shared = ClusterLimits(access)
+        access.view.listeners.append(self._reload_limits)
+        self.limits.reload()
         self.cluster.start()
+
+    def _reload_limits(self, change: ViewChange) -> None:
+        shared = self.limits.shared
+        if shared is not None and shared.concerns(change):
+            self.limits.reload()
 
     def _store_failed(self, error: DMQError) -> None:
         log.critical("the store failed; the broker stops", error=error)
@@ -200,6 +213,7 @@ class Broker:
         self._ticker.cancel()
         if self.cluster is not None:
             self.cluster.end()
+            self.cluster.access.view.listeners.remove(self._reload_limits)
         writer.drop(refusal)
         self.reads.drop(refusal)
         self.channels.end(refusal)

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dmq.broker.catalog.cluster_topics import ClusterAccess
+from dmq.broker.catalog.cluster_topics import ClusterAccess, GroupChange
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.leader_links import LeaderLinks
 from dmq.broker.runtime.watchdog import Watchdog
@@ -26,9 +26,10 @@ from dmq.errors import BrokerStopping, DMQError, InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
-from dmq.protocol.admin import TopicSync, TopicSyncReply
+from dmq.protocol.admin import GroupCreate, GroupDelete, TopicSync, TopicSyncReply
 from dmq.protocol.cluster.route import RouteReply, ShardRoute
 from dmq.protocol.commands import Command
+from dmq.protocol.header import Header
 from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.registry.cluster_view import ClusterView, ViewChange
@@ -177,7 +178,9 @@ class ShardProcess:
         self.cluster = cluster = ClusterView(registry, member.view.paths, clock)
         cluster.listeners.append(self._routes_changed)
         metadata = Metadata(registry, member.view.paths, member.view.write)
-        self.service.access = ClusterAccess(self.shard, cluster, TopicEntries(metadata, cluster), self._ask_sync)
+        self.service.access = ClusterAccess(
+            self.shard, cluster, TopicEntries(metadata, cluster), self._ask_sync, ask_group=self._ask_group
+        )
         works = [cluster.keep(), self._tell_own(member), self._announce(metadata)]
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
@@ -209,6 +212,15 @@ class ShardProcess:
         """Have the leader at an address bring its slot of a topic in line with the registry."""
         reply: TopicSyncReply = await self._links.ask(address, Command.TOPIC_SYNC, TopicSync(topic))
         return reply.behind
+
+    async def _ask_group(self, address: str, change: GroupChange) -> None:
+        """Have the leader at an address create or delete a group in its own slots."""
+        if change.is_deleted:
+            asked: Header = GroupDelete(change.group, change.topic, is_local=True)
+            await self._links.ask(address, Command.GROUP_DELETE, asked)
+        else:
+            asked = GroupCreate(change.group, change.topic, is_local=True)
+            await self._links.ask(address, Command.GROUP_CREATE, asked)
 
     # --- routes -------------------------------------------------------------------------------------------------------
 

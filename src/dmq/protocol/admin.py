@@ -156,6 +156,7 @@ class GroupCreate(Header, frozen=True):
 
     group: Name
     topic: Name
+    is_local: bool = False  # from the leader of another shard: here alone
 
 
 class GroupDelete(Header, frozen=True):
@@ -163,6 +164,7 @@ class GroupDelete(Header, frozen=True):
 
     group: Name
     topic: OptionalName = ""
+    is_local: bool = False  # from the leader of another shard: here alone
 
 
 class GroupList(Header, frozen=True):

@@ -25,6 +25,7 @@ from dmq.registry.contents import (
     ChangeContent,
     ClusterContent,
     Content,
+    LimitContent,
     NodeContent,
     ShardContent,
     ShardState,
@@ -57,11 +58,13 @@ class ViewChange(NamedTuple):
         topics: those whose entry has changed.
         has_shards: some shard has another leader, other members, another state or weight.
         is_all: any topic may have changed.
+        has_limits: some app has another limit.
     """
 
     topics: frozenset[str] = frozenset()
     has_shards: bool = False
     is_all: bool = False
+    has_limits: bool = False
 
 
 class ClusterView:
@@ -72,6 +75,7 @@ class ClusterView:
         nodes: brokers that run, by name.
         shards: records, by name.
         topics: by name, with the tombstones of deleted ones.
+        limits: of apps, by name.
         is_known: everything was read at least once.
         is_down: the registry did not answer the last time.
         listeners: told of each change, after it.
@@ -85,6 +89,7 @@ class ClusterView:
         self.nodes: dict[str, NodeContent] = {}
         self.shards: dict[str, ShardContent] = {}
         self.topics: dict[str, TopicContent] = {}
+        self.limits: dict[str, LimitContent] = {}
         self.is_known = False
         self.is_down = False
         self.listeners: list[Callable[[ViewChange], None]] = []
@@ -147,7 +152,7 @@ class ClusterView:
                 listener(found)
 
     async def _read(self) -> ViewChange:
-        routes = self._shard_rows()
+        routes, limits = self._shard_rows(), dict(self.limits)
         now = self._clock.monotonic()
         if not self.cluster:
             await self._read_cluster()
@@ -169,7 +174,8 @@ class ClusterView:
             for path in dict.fromkeys([*(() if is_due else map(self._paths.shard, concerned)), *(paths or ())]):
                 topics |= await self._read_path(path)
         is_first, self.is_known, self._seen = not self.is_known, True, seen
-        return ViewChange(frozenset(topics), self._shard_rows() != routes or is_first, is_first)
+        has_shards = self._shard_rows() != routes or is_first
+        return ViewChange(frozenset(topics), has_shards, is_first, has_limits=self.limits != limits)
 
     def _news(self, seen: tuple[int, int], change: ChangeContent) -> Iterable[str] | None:
         """The paths that were written since the last time; None if that cannot be told."""
@@ -211,6 +217,8 @@ class ClusterView:
         await self._read_shards()
         topics = await self._registry.children(self._paths.topics)
         self.topics = _all_decoded(TopicContent, topics, self.topics)
+        limits = await self._registry.children(self._paths.limits)
+        self.limits = _all_decoded(LimitContent, limits, self.limits)
         return {name for name in before.keys() | self.topics.keys() if before.get(name) != self.topics.get(name)}
 
     async def _read_path(self, path: str) -> set[str]:
@@ -218,6 +226,8 @@ class ClusterView:
         folder, _, _ = path.rpartition("/")
         if folder == self._paths.shards:
             await self._read_one(ShardContent, path, self.shards)
+        elif folder == self._paths.limits:
+            await self._read_one(LimitContent, path, self.limits)
         elif folder == self._paths.topics and await self._read_one(TopicContent, path, self.topics):
             return {name_of(path)}
         return set()

@@ -53,6 +53,10 @@ class Metadata:
                         raise
         raise Busy("others write metadata all the time: try again", retry_after_ms=100)
 
+    async def write_unmentioned(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
+        """Write what no broker keeps a view of."""
+        return await self._write(operations)
+
     async def touch(self, path: str) -> None:
         """Have every broker read a path again."""
         await self.write([], path)

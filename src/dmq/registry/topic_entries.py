@@ -16,7 +16,14 @@ import msgspec
 
 from dmq.errors import Busy, DMQError, RegistryConflict, RegistryDown, SessionExpired, ShardConflict, WriteUnknown
 from dmq.registry.cluster_view import ClusterView
-from dmq.registry.contents import TopicContent, TopicState, decode_content, encode_content
+from dmq.registry.contents import (
+    ConsumerContent,
+    LimitContent,
+    TopicContent,
+    TopicState,
+    decode_content,
+    encode_content,
+)
 from dmq.registry.metadata import Metadata
 from dmq.registry.registry import Check, Create, Delete, Operation, Put
 
@@ -42,7 +49,7 @@ class TopicEntries:
     """
 
     def __init__(self, metadata: Metadata, view: ClusterView) -> None:
-        self._metadata = metadata
+        self.metadata = self._metadata = metadata
         self._registry = metadata.registry
         self._paths = metadata.paths
         self.view = view
@@ -120,6 +127,40 @@ class TopicEntries:
         raise WriteUnknown(
             "whether the change took place is not known: the registry does not answer writes; look with dmq topic show"
         )
+
+    async def put_limit(self, app: str, content: LimitContent | None) -> None:
+        """Write the limit of an app; None takes it away.
+
+        Raises:
+            RegistryDown, WriteUnknown, Busy: as of `rewrite`.
+        """
+        path = self._paths.limit(app)
+        for _ in range(_ATTEMPTS):
+            entry = await self._registry.read(path)
+            if content is None:
+                operation: Operation | None = None if entry is None else Delete(path, entry.version)
+            else:
+                value = encode_content(content)
+                operation = Create(path, value) if entry is None else Put(path, value, entry.version)
+            if operation is None or await self._write([operation], path):
+                await self.view.refresh()
+                return
+        raise Busy(f"the limit of app {app!r} is written all the time: try again", retry_after_ms=100)
+
+    async def note_group(self, topic: str, group: str, *, is_gone: bool = False) -> None:
+        """Write that a group may consume a topic, or that it does not any more (D-01).
+
+        Raises:
+            RegistryDown, WriteUnknown, Busy: as of `rewrite`.
+        """
+        path = self._paths.consumer(topic, group)
+        for _ in range(_ATTEMPTS):
+            entry, above = await self._registry.read(path), await self._registry.read(self._paths.topic(topic))
+            if above is None or (entry is None) == is_gone:
+                return
+            operation = Delete(path, None) if is_gone else Create(path, encode_content(ConsumerContent()))
+            if await self._write([operation], path):
+                return
 
     async def forget(self, name: str, shard: str) -> None:
         """A shard has nothing of a deleted topic any more; the last one takes the tombstone away.

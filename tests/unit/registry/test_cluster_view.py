@@ -28,7 +28,10 @@ from dmq.registry.memory import MemoryClient, MemoryRegistry
 from dmq.registry.metadata import Metadata
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Create, Delete, Entry, Put
+from dmq.registry.watch import Watch
 from dmq.testing.clock import FakeClock
+from tests.unit.shard.member_rig import LoopClock
+from tests.unit.shard.member_rig import run as run_in_virtual_time
 
 PATHS = Paths()
 
@@ -55,8 +58,8 @@ class Counted:
 class Scene:
     """Two shards, of which the first has a leader and a follower."""
 
-    def __init__(self) -> None:
-        self.clock = FakeClock()
+    def __init__(self, clock: Any = None) -> None:
+        self.clock = clock or FakeClock()
         self.registry = MemoryRegistry(self.clock)
         self.writer = self.registry.connect(beats=False)
         self.client = self.registry.connect(beats=False)
@@ -301,6 +304,32 @@ def test_two_writers_never_replace_each_others_mention(scene: Scene) -> None:
         assert decode_content(ChangeContent, entry.value, PATHS.change).count == 40
 
     run(main())
+
+
+class Deaf(Counted):
+    """A registry whose watches are told nothing."""
+
+    def watch(self, prefix: str) -> Watch:
+        return Watch(prefix, lambda watch: None)
+
+
+def test_what_a_watch_is_not_told_is_seen_within_three_seconds() -> None:
+    async def main() -> None:
+        clock = LoopClock()
+        scene = Scene(clock)
+        await scene.set_up()
+        views = [ClusterView(Deaf(scene.client), PATHS, clock) for _ in range(3)]
+        keepers = [asyncio.ensure_future(view.keep()) for view in views]
+        await asyncio.sleep(10.7)
+        await scene.topic("t")
+        assert not any("t" in view.topics for view in views)
+        await asyncio.sleep(3.0)
+        assert all("t" in view.topics for view in views)
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+    run_in_virtual_time(main())
 
 
 def test_a_change_is_seen_by_the_watch(scene: Scene) -> None:

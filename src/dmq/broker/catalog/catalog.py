@@ -71,6 +71,10 @@ class TopicAuthority(Protocol):
         """All topics of the cluster."""
         ...
 
+    def group_began(self, topic: str, group: str) -> None:
+        """A group has its first positions in a topic."""
+        ...
+
     def is_held(self, name: str) -> bool:
         """Whether ordered messages of a topic wait, because its slots are about to change."""
         ...
@@ -483,6 +487,8 @@ class Catalog:
             if len(queues) == topic.config.queues:
                 lag = sum(queries.bounds(topic.name, queue)[1] for queue in queues) - sum(offsets)
                 log.info("group created", topic=topic.name, group=group, queues=len(queues), lag=lag)
+                if self.authority is not None:
+                    self.authority.group_began(topic.name, name)
             self.changes.end(change)
 
         self._runtime.tasks.run(begin(), lambda error: self._failed(change, error))

@@ -35,6 +35,7 @@ from dmq.errors import (
     StaleRoute,
     TopicExists,
     UnknownEntry,
+    UnknownGroup,
     UnknownTopic,
 )
 from dmq.event_log import EventLog
@@ -44,7 +45,7 @@ from dmq.registry.contents import ShardContent, ShardState, TopicContent, TopicS
 from dmq.registry.topic_entries import TopicEntries, needs_registry
 from dmq.storage.state.state import Topic
 
-__all__ = ["ClusterAccess", "ClusterTopics", "SlotChange", "Verdict", "decide", "placed"]
+__all__ = ["ClusterAccess", "ClusterTopics", "GroupChange", "SlotChange", "Verdict", "decide", "placed"]
 
 log = EventLog(__name__)
 
@@ -52,6 +53,15 @@ _SPREAD_SECONDS: Final = 5.0  # that the leaders of other slots are waited for
 _AGAIN_SECONDS: Final = 0.2
 _RETRY_SECONDS: Final = 3.0
 _ROUNDS_MAX: Final = 8
+_GROUPS_MAX: Final = 10_000
+
+
+class GroupChange(NamedTuple):
+    """A group is created in a topic, or deleted in one or, without a name, in all."""
+
+    group: str
+    topic: str
+    is_deleted: bool = False
 
 
 class ClusterAccess(NamedTuple):
@@ -60,12 +70,14 @@ class ClusterAccess(NamedTuple):
     Attributes:
         shard: our own, by name.
         ask: has the leader at an address bring its slot of a topic in line; how much of it is not consumed there.
+        ask_group: has it create or delete a group in its own slots.
     """
 
     shard: str
     view: ClusterView
     entries: TopicEntries
     ask: Callable[[str, str], Awaitable[int]]
+    ask_group: Callable[[str, GroupChange], Awaitable[None]]
 
 
 class SlotChange(NamedTuple):
@@ -150,6 +162,8 @@ class ClusterTopics:
         self.lacking: dict[str, tuple[str, ...]] = {}
         self._due: dict[str, None] = {}  # topics to be looked at
         self._news = asyncio.Event()
+        self._groups: dict[tuple[str, str], None] = {}  # topics and groups to be noted in the registry
+        self._group_news = asyncio.Event()
         self._is_over = False
 
     # --- keeping in line ----------------------------------------------------------------------------------------------
@@ -161,6 +175,7 @@ class ClusterTopics:
         self._news.set()
         self._runtime.tasks.run(self._keep(), lambda error: None)
         self._runtime.tasks.run(self._watch_removed(), lambda error: None)
+        self._runtime.tasks.run(self._note_groups(), lambda error: None)
 
     def end(self) -> None:
         """Our broker is dropped: nothing is begun any more."""
@@ -521,6 +536,74 @@ class ClusterTopics:
             except DMQError:
                 count += 1
         return count
+
+    # --- groups -------------------------------------------------------------------------------------------------------
+
+    def group_began(self, topic: str, group: str) -> None:
+        """A group has its first positions in a topic: the registry is to name it. Beyond a bound it is not."""
+        if len(self._groups) < _GROUPS_MAX and not topic.startswith(SYSTEM_PREFIX):
+            self._groups[topic, group] = None
+            self._group_news.set()
+
+    async def _note_groups(self) -> None:
+        while not self._is_over:
+            await self._group_news.wait()
+            self._group_news.clear()
+            while self._groups:
+                topic, group = next(iter(self._groups))
+                try:
+                    await self._entries.note_group(topic, group)
+                except DMQError as error:
+                    log.debug("group not noted in the registry yet", topic=topic, group=group, error=error)
+                    await asyncio.sleep(_RETRY_SECONDS)
+                else:
+                    self._groups.pop((topic, group), None)
+
+    async def change_group(self, change: GroupChange, topics: Iterable[str], local: Awaitable[None] | None) -> None:
+        """Create a group in all slots of a topic, or delete it in all; ours is done by `local`.
+
+        Parameters:
+            topics: in which the group is deleted, as far as we know.
+
+        Raises:
+            UnknownGroup: no shard knows it.
+            ShardConflict: it is done, but for shards that have no leader.
+        """
+        unknown: list[DMQError] = []
+        if local is not None:
+            try:
+                await local
+            except UnknownGroup as error:
+                unknown.append(error)
+        content = self.find(change.topic)
+        slots = [*self._view.shards] if content is None else [shard for shard, _ in content.slots]
+        others = [shard for shard in slots if shard != self._shard]
+        lacking = [shard for shard in others if not await self._tell_group(shard, change, unknown)]
+        with needs_registry():
+            for topic in {*topics, change.topic} - {""}:
+                await self._entries.note_group(topic, change.group, is_gone=change.is_deleted)
+        if lacking:
+            done = "deleted" if change.is_deleted else "created"
+            raise ShardConflict(
+                f"group {change.group!r} is {done}, but for the shards {', '.join(lacking)}, which have no leader: ask "
+                "again when they have one",
+                shards=lacking,
+            )
+        if unknown and len(unknown) == len(others) + (local is not None):
+            raise unknown[0]
+
+    async def _tell_group(self, shard: str, change: GroupChange, unknown: list[DMQError]) -> bool:
+        leader = self._view.leader_of(shard)
+        if leader is None:
+            return False
+        try:
+            await self.access.ask_group(leader[1].address, change)
+        except (UnknownGroup, UnknownTopic, StaleRoute) as error:
+            unknown.append(error)
+        except DMQError as error:
+            log.warning("a shard did not follow a change of a group", shard=shard, group=change.group, error=error)
+            return False
+        return True
 
     def behind(self, name: str) -> int:
         """How many messages of a topic its groups have not consumed in our slot."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.runtime import Runtime
@@ -20,6 +20,7 @@ from dmq.errors import DMQError, InvalidRequest, InvalidSettings, LimitReached, 
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.records import RecordView
+from dmq.registry.cluster_view import ViewChange
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.queries import Queries
 from dmq.storage.state.events import LimitPut
@@ -136,11 +137,24 @@ def kept_limits(queries: Queries) -> list[Limit]:
     return sorted(found)
 
 
+class SharedLimits(Protocol):
+    """Limits of which a share is in force here."""
+
+    def whole(self) -> list[Limit]: ...
+
+    def share(self, limit: Limit) -> Limit: ...
+
+    async def put(self, limit: Limit) -> None: ...
+
+    def concerns(self, change: ViewChange) -> bool: ...
+
+
 class RateLimits:
     """The limits of one broker, as the journal has them.
 
     Attributes:
         limits: those in force.
+        shared: those of the cluster, of which a share is in force here; None of a lone broker.
         limited: how many messages were over a limit.
     """
 
@@ -150,17 +164,27 @@ class RateLimits:
         self._writer = journal.writer
         self._runtime = runtime
         self.limits = Limits()
+        self.shared: SharedLimits | None = None
         self.limited = 0
         self._coming = 0  # that are being written
         self.reload()
 
     def kept(self) -> list[Limit]:
-        """The limits that the journal has, by name."""
-        return kept_limits(self._queries)
+        """The limits there are, by name; in a cluster those of the registry before those of the journal."""
+        own = kept_limits(self._queries)
+        if self.shared is None:
+            return own
+        whole = self.shared.whole()
+        known = {(one.topic, one.app) for one in whole}
+        return sorted([*whole, *(one for one in own if (one.topic, one.app) not in known)])
 
     def reload(self) -> None:
-        """Put the limits in force that the journal has."""
-        self.limits.replace(self.kept(), self._runtime.clock.wall.monotonic())
+        """Put the limits in force that there are; in a cluster, our share of them."""
+        limits = self.kept()
+        if self.shared is not None:
+            whole = {*self.shared.whole()}
+            limits = [self.shared.share(one) if one in whole else one for one in limits]
+        self.limits.replace(limits, self._runtime.clock.wall.monotonic())
 
     def topic_changed(self, topic: Topic) -> None:
         """No limit depends on the settings of a topic."""
@@ -220,7 +244,7 @@ class RateLimits:
         topic_id = 0
         if limit.topic:
             check_name(limit.topic, "topic")
-            topic_id = self._queries.topic(limit.topic).id
+            topic_id = 0 if self.shared is not None else self._queries.topic(limit.topic).id
         else:
             check_name(limit.app, "app")
         known = self.kept()
@@ -232,9 +256,8 @@ class RateLimits:
         self._coming += is_new
 
         async def change() -> list[Limit]:
-            put = LimitPut(topic_id, limit.app, limit.messages, limit.bytes, policy=int(limit.is_dead_letter))
             try:
-                await self._writer.write([put])
+                await self._put(limit, topic_id)
             finally:
                 self._coming -= is_new
             self.reload()
@@ -250,3 +273,14 @@ class RateLimits:
             return [one for one in self.kept() if (one.topic, one.app) == name]
 
         return change()
+
+    async def _put(self, limit: Limit, topic_id: int) -> None:
+        if self.shared is not None:
+            await self.shared.put(limit)
+            found = self._queries.find_topic(limit.topic) if limit.topic else None
+            topic_id = 0 if found is None else found.id
+            if (limit.topic, limit.app) in {(one.topic, one.app) for one in kept_limits(self._queries)}:
+                await self._writer.write([LimitPut(topic_id, limit.app)])  # of before it was in a cluster
+            return
+        put = LimitPut(topic_id, limit.app, limit.messages, limit.bytes, policy=int(limit.is_dead_letter))
+        await self._writer.write([put])

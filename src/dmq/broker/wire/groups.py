@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dmq.broker.broker import Broker
+from dmq.broker.catalog.cluster_topics import GroupChange
 from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session
 from dmq.protocol import admin, consume
@@ -20,13 +21,30 @@ def position(broker: Broker, session: Session, frame: Frame, asked: consume.Posi
     session.answer(frame, consume.PositionReply(broker.groups.positions(asked.group, asked.topic)))
 
 
-def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupCreate) -> None:
-    broker.groups.create(asked.group, asked.topic)
+def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupCreate) -> Work | None:
+    cluster = broker.cluster
+    is_here = cluster is None or asked.is_local or broker.catalog.described(asked.topic).id > 0
+    if is_here:
+        broker.groups.create(asked.group, asked.topic)
+    if cluster is not None and not asked.is_local:
+        return session.answer_with(frame, cluster.change_group(GroupChange(asked.group, asked.topic), [], None))
     session.answer(frame, Header())
+    return None
 
 
 def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.GroupDelete) -> Work:
-    return session.answer_with(frame, broker.groups.delete(asked.group, asked.topic, by=session.who))
+    cluster = broker.cluster
+    if cluster is None or asked.is_local:
+        return session.answer_with(frame, broker.groups.delete(asked.group, asked.topic, by=session.who))
+    topics = [asked.topic] if asked.topic else [topic.name for topic in broker.channels.topics_of(asked.group)]
+    local = _delete_here(broker, session, asked)
+    change = GroupChange(asked.group, asked.topic, is_deleted=True)
+    return session.answer_with(frame, cluster.change_group(change, topics, local))
+
+
+async def _delete_here(broker: Broker, session: Session, asked: admin.GroupDelete) -> None:
+    deleting = await broker.changes.after(lambda: broker.groups.delete(asked.group, asked.topic, by=session.who))
+    await deleting
 
 
 def list_groups(broker: Broker, session: Session, frame: Frame, asked: admin.GroupList) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dmq.broker.broker import Broker
-from dmq.broker.catalog.cluster_topics import ClusterAccess
+from dmq.broker.catalog.cluster_topics import ClusterAccess, GroupChange
 from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher
@@ -61,7 +61,7 @@ class ShardLeader:
         self.client = cluster.registry.connect(beats=False)
         self.view = ClusterView(self.client, PATHS, clock)
         entries = TopicEntries(Metadata(self.client, PATHS), self.view)
-        self.rig.service.access = ClusterAccess(shard, self.view, entries, cluster.ask)
+        self.rig.service.access = ClusterAccess(shard, self.view, entries, cluster.ask, ask_group=cluster.ask_group)
         self.is_reached = True
         self._keeper: asyncio.Future[None] | None = None
 
@@ -166,6 +166,13 @@ class Leaders:
             raise NotConnected(f"{address} does not answer")
         assert leader.broker.cluster is not None
         return await leader.broker.cluster.sync(topic)
+
+    async def ask_group(self, address: str, change: GroupChange) -> None:
+        groups, changes = self.shards[address].broker.groups, self.shards[address].broker.changes
+        if change.is_deleted:
+            await (await changes.after(lambda: groups.delete(change.group, change.topic)))
+        else:
+            await changes.after(lambda: groups.create(change.group, change.topic))
 
     async def entry(self, topic: str) -> TopicContent | None:
         entry = await self.writer.read(PATHS.topic(topic))

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dmq.broker.catalog.cluster_topics import SlotChange, Verdict, decide
+from dmq.broker.catalog.cluster_topics import GroupChange, SlotChange, Verdict, decide
+from dmq.broker.catalog.key_values import KeyValue
+from dmq.broker.publish.rate_limits import Limit
 from dmq.errors import (
     Busy,
     InvalidRequest,
@@ -18,6 +20,7 @@ from dmq.errors import (
     StaleRoute,
     TopicExists,
     UnknownEntry,
+    UnknownGroup,
     UnknownTopic,
 )
 from dmq.model import TopicConfig
@@ -396,3 +399,85 @@ async def test_a_drain_that_takes_too_long_changes_nothing() -> None:
         with pytest.raises(Busy, match="have not consumed it within"):
             await _place(s1, "t", remove="s2", is_drained=True)
         assert await cluster.entry("t") == before
+
+
+@on_a_loop
+async def test_groups_are_named_below_their_topics_and_deleted_everywhere() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        first = s1.broker.cluster
+        assert first is not None
+        await s1.broker.changes.after(lambda: s1.broker.groups.create("g", "t"))
+        await first.change_group(GroupChange("g", "t"), [], None)
+        assert [one.broker.queries.groups() for one in (s1, s2)] == [["g"], ["g"]]
+        assert await cluster.writer.read(PATHS.consumer("t", "g")) is not None
+        # A group that begins by subscribing is named as well.
+        await s2.broker.changes.after(lambda: s2.broker.groups.create("h", "t"))
+        paths = [PATHS.consumer("t", "g"), PATHS.consumer("t", "h")]
+        async with asyncio.timeout(20):
+            while [one.path for one in await cluster.writer.children(PATHS.topic("t"))] != paths:
+                await asyncio.sleep(0.001)
+        await first.change_group(GroupChange("g", "t", is_deleted=True), ["t"], _delete(s1, "g"))
+        assert [one.broker.queries.groups() for one in (s1, s2)] == [[], ["h"]]
+        with pytest.raises(UnknownGroup):
+            await first.change_group(GroupChange("g", "", is_deleted=True), [], _delete(s1, "g"))
+        await s1.delete("t")  # with the entries below it
+        await cluster.until(lambda: "t" not in s1.view.topics)
+        assert await cluster.entry("t") is None
+
+
+async def _delete(leader: ShardLeader, group: str) -> None:
+    await leader.broker.groups.delete(group, "")
+
+
+@on_a_loop
+async def test_a_limit_is_shared_out_over_the_shards() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        await _place(s1, "t", remove="s2", is_forced=True)
+        await _place(s1, "t", add="s2", queues=6)
+        (whole,) = await s1.broker.limits.set(Limit("t", "", messages=80))
+        assert whole == Limit("t", "", messages=80)
+        (app,) = await s2.broker.limits.set(Limit("", "shop", bytes=1001))
+        assert app.bytes == 1001
+        await cluster.until(lambda: all(len(one.broker.limits.limits.rules) == 2 for one in (s1, s2)))
+        for one, messages in ((s1, 20), (s2, 60)):
+            rules = one.broker.limits.limits.rules
+            assert rules["t", ""].limit.messages == messages
+            assert rules["", "shop"].limit.bytes == 501
+            assert one.broker.limits.kept() == [app, whole]
+        await _place(s1, "t", remove="s2")
+        await cluster.until(lambda: s1.broker.limits.limits.rules["t", ""].limit.messages == 80)
+        await s2.broker.limits.set(Limit("t"))
+        await s1.broker.limits.set(Limit("", "shop"))
+        await cluster.until(lambda: not any(one.broker.limits.limits.rules for one in (s1, s2)))
+        with pytest.raises(UnknownTopic):
+            await s1.broker.limits.set(Limit("none", messages=1))
+
+
+@on_a_loop
+async def test_the_key_value_space_is_one_for_all_shards() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        one, other = s1.broker.cluster_keys, s2.broker.cluster_keys
+        assert one is not None
+        assert other is not None
+        await s1.broker.keys.put("n", "of the journal", b"old")
+        await one.put("n", "k/1", b"\xff\x00", ttl_ms=1000)
+        await one.put("n", "k/2", b"text")
+        assert await other.get("n", "k/1") == KeyValue("k/1", b"\xff\x00", 1000)
+        assert await one.get("n", "of the journal") == KeyValue("of the journal", b"old", 0)
+        assert [found.key for found in (await one.page("n", "", "", 10))[0]] == ["k/1", "k/2", "of the journal"]
+        assert await other.page("n", "k", "", 1) == ([KeyValue("k/1", b"\xff\x00", 1000)], True)
+        cluster.clock.advance(2)
+        await asyncio.sleep(0.06)
+        assert await other.get("n", "k/1") is None
+        assert not await other.delete("n", "k/1")
+        assert await other.delete("n", "k/2")
+        assert await one.delete("n", "of the journal")
+        assert await one.page("n", "", "", 10) == ([], False)
+        s1.client.cut()
+        with pytest.raises(ShardConflict, match="this needs the registry"):
+            await one.get("n", "k/2")
