@@ -20,7 +20,7 @@ pytestmark = pytest.mark.uncounted
 
 HOUR = 3600.0
 # Sessions of 6 s, promises of 4 s: as a shard is by itself.
-PLAIN = ("store.ballast_bytes=0",)
+PLAIN = ("store.ballast_bytes=0", "broker.grace_seconds=30")
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------

@@ -144,8 +144,10 @@ class Exchange:
     async def _add(self, to: str, port: int, by: str | None) -> int:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
-                who = by or self._who(writer.get_extra_info("peername")[1])
-                await self._carry_all((who, to), port, reader, writer)
+                near, far = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
+                who = by or self._who(near, far)
+                if who is not None:  # else it has gone again
+                    await self._carry_all((who, to), port, reader, writer)
             writer.transport.abort()
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
@@ -182,10 +184,10 @@ class Exchange:
         while way in self._blocked:
             await self._mended.wait()
 
-    def _who(self, port: int) -> str:
-        """The member whose socket has a port."""
-        inode = _inode_of(port)
-        return next((name for name, pid in self._members() if inode in _sockets_of(pid)), CLIENT)
+    def _who(self, near: int, far: int) -> str | None:
+        """The member whose socket has a port, connected to another one."""
+        inode = _inode_of(near, far)
+        return next((name for name, pid in self._members() if inode in _sockets_of(pid)), None)
 
     def _members(self) -> Iterator[tuple[str, int]]:
         """Processes that were started with the clock of a member: its own, and the one that it was forked from."""
@@ -197,11 +199,11 @@ class Exchange:
                         yield Path(setting.decode()).stem, int(pid)
 
 
-def _inode_of(port: int) -> str:
-    ending = f":{port:04X}"
+def _inode_of(near: int, far: int) -> str:
+    ends = (f":{near:04X}", f":{far:04X}")
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[1].endswith(ending):
+        if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
             return fields[9]
     return ""
 

@@ -85,11 +85,12 @@ class Enrolment:
                 try:
                     await self._view.refresh()
                     why = await self._try()
+                    is_usual = False
                 except (RegistryConflict, *UNAVAILABLE) as error:
-                    why = str(error)
+                    why, is_usual = str(error), isinstance(error, RegistryConflict)  # another member was first
                 if not why and self._replica is not None:
                     return self._replica
-                if why != self.obstacle:
+                if why != self.obstacle and not is_usual:
                     log.warning("not enrolled yet", shard=self._place.shard, broker=self._place.broker, why=why)
                 self.obstacle = why
                 await asyncio.sleep(_AGAIN_SECONDS)
