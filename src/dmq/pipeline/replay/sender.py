@@ -75,7 +75,7 @@ def _find_in_cluster(router: Router, topic: str) -> Target:
         places = [place for place in places if place_shard(place) == place_shard(places[0])]
     if not places:
         raise StaleRoute(f"no shard takes messages of topic {topic!r} now: open one, or add one to the topic")
-    return Target(topic, route.incarnation, len(places), route.is_priority, tuple(places))
+    return Target(topic, route.incarnation, len(places), route.is_priority, places=tuple(places))
 
 
 def stored_rows(router: Router, plan: Plan) -> dict[int, int]:
