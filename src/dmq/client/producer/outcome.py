@@ -49,6 +49,7 @@ class Outcome:
     reply: ProduceReply | Spooled | None = None
     error: DMQError | None = None
     _waiters: list[Wakeable] | None = None
+    _line: dict[Wakeable, None] | None = None
     _callbacks: list[Callable[[], Any]] | None = None
 
     def __init__(self, topic: str) -> None:
@@ -64,7 +65,36 @@ class Outcome:
             self._waiters = self._callbacks = None
         for waiter in waiters or ():
             waiter.wake()
+        self._wake_next()
         return callbacks or []
+
+    def queue_up(self, waiter: Wakeable) -> None:
+        """Have a thread woken after the end, one after another, each by one that goes: `step_out` must follow.
+
+        Woken all at once, they would only wake to wait for the interpreter's lock.
+        """
+        with _ending:
+            if not self.is_done:
+                if self._line is None:
+                    self._line = {}
+                self._line[waiter] = None
+                return
+        waiter.wake()
+
+    def step_out(self, waiter: Wakeable) -> None:
+        """A thread waits no more, for whatever reason; after the end it wakes the next."""
+        if self._line is not None:
+            self._line.pop(waiter, None)  # a thread that was taken out before sees the end here
+            if self.is_done:
+                self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._line:
+            try:
+                waiter, _ = self._line.popitem()
+            except KeyError:  # another thread was first
+                return
+            waiter.wake()
 
     def add_waiter(self, waiter: Wakeable) -> None:
         """Have it woken at the end; at once if that has been."""

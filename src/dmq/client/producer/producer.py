@@ -38,6 +38,8 @@ from dmq.protocol.produce import TransactionCheck
 
 __all__ = ["OnDelivery", "Producer"]
 
+LOOK_SECONDS: Final = 1.0  # a thread that waits looks at least so often whether the end has come
+
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
 
 
@@ -459,16 +461,22 @@ class Producer:
             with self._core.lock:  # which connection brings its answer is not known yet: none is read for it here
                 batch.is_attended = batch.is_attended or batch.queue < 0
         waiter = Waiter()
-        batch.add_waiter(waiter)
-        while not batch.is_done:
-            if time.monotonic() >= limit:
-                return
-            connection = router.link_for(batch.topic, batch.queue)
-            # One that is sent again is attended to; before that, its answer comes over this connection.
-            if connection is None or batch.is_attended:
-                waiter.wait(limit - time.monotonic())
-            else:
-                connection.until(waiter, lambda: batch.is_done or batch.is_attended, limit)
+        batch.queue_up(waiter)
+        try:
+            while not batch.is_done:
+                now = time.monotonic()
+                if now >= limit:
+                    return
+                # The thread that is to wake this one may be held up, in a signal's handler for example.
+                until = min(limit, now + LOOK_SECONDS)
+                connection = router.link_for(batch.topic, batch.queue)
+                # One that is sent again is attended to; before that, its answer comes over this connection.
+                if connection is None or batch.is_attended:
+                    waiter.wait(until - now)
+                else:
+                    connection.until(waiter, lambda: batch.is_done or batch.is_attended, until)
+        finally:
+            batch.step_out(waiter)
 
     def _give_up(self, batch: SendBatch, timeout: float | None = None, *, is_own: bool = False) -> None:
         """The time of a synchronous send is over: take it back if that is still possible, and raise.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
@@ -183,3 +184,82 @@ def test_numbers_rise_within_each_queue_and_have_no_gaps_within_a_batch(seed: in
             under_way.append(batch)
             sent += batch.count
     assert sent
+
+
+class Woken:
+    """One that counts how often it is woken."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def wake(self) -> None:
+        self.times += 1
+
+
+def waiting(count: int) -> tuple[SendBatch, list[Woken]]:
+    batch = SendBatch(accumulator().lane(ANY))
+    line = [Woken() for _ in range(count)]
+    for one in line:
+        batch.queue_up(one)
+    return batch, line
+
+
+def woken(line: list[Woken]) -> list[Woken]:
+    return [one for one in line if one.times]
+
+
+def test_threads_in_line_wake_each_other_one_by_one() -> None:
+    batch, line = waiting(4)
+    at_once = Woken()
+    batch.add_waiter(at_once)
+    batch.end(None, None)
+    assert at_once.times == 1
+    for count in range(1, 5):
+        assert len(woken(line)) == count
+        batch.step_out(woken(line)[0])
+    assert [one.times for one in line] == [1] * 4
+    late = Woken()
+    batch.queue_up(late)
+    assert late.times == 1, "what is done is not waited for"
+    batch.step_out(late)
+
+
+def test_a_thread_that_goes_before_the_end_or_of_itself_breaks_no_line() -> None:
+    batch, line = waiting(5)
+    batch.step_out(line[4])  # its time is over: the last would have been the first
+    assert not woken(line)
+    batch.end(None, None)
+    (first,) = woken(line)
+    batch.step_out(line[0])  # it has seen the end by itself
+    assert line[0].times == line[4].times == 0
+    assert len(woken(line)) == 2
+    batch.step_out(first)
+    assert {*woken(line)} == {line[1], line[2], line[3]}
+
+
+def test_no_thread_is_left_in_line_however_they_come_and_go() -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        batch = SendBatch(accumulator().lane(ANY))
+        ends = [threading.Event() for _ in range(12)]
+
+        def wait(end: threading.Event, batch: SendBatch, seconds: float) -> None:
+            waiter = Waiter()
+            batch.queue_up(waiter)
+            try:
+                if seconds:
+                    waiter.wait(seconds)  # it may be over before
+                while not batch.is_done and not seconds:
+                    assert waiter.wait(60.0)
+            finally:
+                batch.step_out(waiter)
+                end.set()
+
+        threads = [
+            threading.Thread(target=wait, args=(end, batch, chance.choice((0.0, 0.0, 0.0001, 0.001))), daemon=True)
+            for end in ends
+        ]
+        for thread in threads:
+            thread.start()
+        batch.end(None, None)
+        assert all(end.wait(60.0) for end in ends), seed
