@@ -10,7 +10,6 @@ cdef enum:
 
 
 cdef extern from "Python.h":
-    bint PyLong_CheckExact(object)
     bint PyUnicode_CheckExact(object)
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *size) except NULL
 
@@ -18,6 +17,17 @@ cdef extern from "Python.h":
 cdef struct Text:
     const uint8_t *at  # NULL where there is none
     Py_ssize_t size
+
+
+cdef bint _read_run(list runs, Py_ssize_t number, Py_ssize_t *stop, int64_t *block) except -1:
+    """Where a run of bodies ends, and where the block of them begins behind the records: -1 if they stand in those."""
+    cdef tuple run
+    if number >= PyList_GET_SIZE(runs):
+        block[0] = -1
+        return False
+    run = runs[number]
+    stop[0], block[0] = run[0], run[1]
+    return True
 
 
 cdef bint _read_key(object key, Text *text) noexcept:
@@ -35,12 +45,13 @@ cdef bint _read_key(object key, Text *text) noexcept:
     return text.at != NULL
 
 
-def assemble_alike(list bodies not None, list keys not None, bytes head not None, bytes tail not None, list crcs):
+def assemble_alike(list bodies not None, list keys not None, bytes head not None, bytes tail not None, list runs not None):
     """The records of messages that differ in body and key only; None if one of them is for the plain code.
 
     Parameters:
         head, tail: from the template of a message without a key.
-        crcs: the checksums of the bodies where these are not those of the bodies given.
+        runs: of bodies that follow each other: one past the last, and where the block that they are in begins behind the
+            records, -1 for those that are in none. Empty if no body is in one.
 
     Returns the records, their lengths (u32), which have a key (u32) and the keys' hashes (u64), in native byte order.
     """
@@ -52,7 +63,9 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
     cdef uint32_t seed, crc, length
     cdef Text key
     cdef int part
-    if PyList_GET_SIZE(keys) != count or (crcs is not None and PyList_GET_SIZE(crcs) != count):
+    cdef Py_ssize_t run = 0, stop = 0
+    cdef int64_t block = -1, last_block = -1, place = 0
+    if PyList_GET_SIZE(keys) != count:
         return None
     if PyBytes_GET_SIZE(head) != HEAD_BYTES:
         return None
@@ -74,9 +87,9 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
             total += ENTRY_BYTES + key.size
         if PyBytes_GET_SIZE(body) > 0x7FFF_0000:
             return None
-        if crcs is not None and not PyLong_CheckExact(<object>PyList_GET_ITEM(crcs, index)):
-            return None
-        total += BODY_AT + PyBytes_GET_SIZE(body) + tail_size
+        while index >= stop and _read_run(runs, run, &stop, &block):
+            run += 1
+        total += BODY_AT + tail_size + (PyBytes_GET_SIZE(body) if block < 0 else POINTER_BYTES)
     cdef bytearray data = PyByteArray_FromStringAndSize(NULL, total)
     cdef bytearray lengths = PyByteArray_FromStringAndSize(NULL, 4 * count)
     cdef bytearray hash_index = PyByteArray_FromStringAndSize(NULL, 4 * keyed)
@@ -86,11 +99,28 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
     cdef uint32_t *index_at = <uint32_t *>PyByteArray_AS_STRING(hash_index)
     cdef uint64_t *hash_at = <uint64_t *>PyByteArray_AS_STRING(hashes)
     cdef uint8_t *names_at
+    cdef uint8_t *first = at
+    run, stop, block = 0, 0, -1
     seed = dmq_crc32c(shared, names_size, dmq_crc32c(front + SENT_AT, 8, dmq_crc32c(front, FRONT_BYTES, 0)))
     for index in range(count):
         body = <object>PyList_GET_ITEM(bodies, index)
         _read_key(<object>PyList_GET_ITEM(keys, index), &key)
         body_size = PyBytes_GET_SIZE(body)
+        crc = dmq_crc32c(<const uint8_t *>PyBytes_AS_STRING(body), body_size, 0)
+        while index >= stop and _read_run(runs, run, &stop, &block):
+            run += 1
+        memcpy(at + 4, front, HEAD_BYTES)
+        if block < 0:
+            memcpy(at + BODY_AT, PyBytes_AS_STRING(body), body_size)
+        else:
+            if block != last_block:
+                last_block, place = block, 0
+            dmq_put32(at + BODY_AT, <int64_t>total - (at - first) + block)
+            dmq_put32(at + BODY_AT + 4, place)
+            dmq_put32(at + BODY_AT + 8, body_size)
+            place += body_size
+            body_size = POINTER_BYTES
+            at[FLAGS_AT] |= BLOCK
         rest = tail_size
         attributes = entries
         if key.at != NULL:
@@ -98,7 +128,6 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
             attributes += ENTRY_BYTES + key.size
         length = BODY_AT + body_size + rest
         names_at = at + BODY_AT + body_size
-        memcpy(at + BODY_AT, PyBytes_AS_STRING(body), body_size)
         memcpy(names_at, shared, tail_size)
         names_at[names_size] = attributes >> 8
         names_at[names_size + 1] = attributes & 0xFF
@@ -113,27 +142,13 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
             hash_at[0] = key_hash if key_hash else 1
             hash_at += 1
         dmq_put32(at, length)
-        memcpy(at + 4, front, HEAD_BYTES)
         dmq_put32(at + CRC_AT, dmq_crc32c(names_at + names_size, rest - names_size, seed))
-        if crcs is None:
-            crc = dmq_crc32c(at + BODY_AT, body_size, 0)
-        else:
-            crc = <object>PyList_GET_ITEM(crcs, index)
         dmq_put32(at + CRC_AT + 4, crc)
         dmq_put32(at + BODY_SIZE_AT, body_size)
         length_at[0] = length
         length_at += 1
         at += length
     return data, lengths, hash_index, hashes
-
-
-def crcs_of(list bodies not None):
-    """CRC-32C of each of some byte strings."""
-    cdef list found = []
-    cdef bytes body
-    for body in bodies:
-        found.append(dmq_crc32c(<const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), 0))
-    return found
 
 
 def plain_crcs_of(list bodies not None):

@@ -82,14 +82,3 @@ def plain_columns(list messages not None):
         bodies[index] = <object>_field(message, BODY_FIELD)
         keys[index] = <object>_field(message, KEY_FIELD)
     return bodies, keys, total
-
-
-def are_plain(list messages not None):
-    """Whether all messages certainly have a body and at most a key, and there is one."""
-    cdef Py_ssize_t index
-    if message_type is None:
-        return False
-    for index in range(PyList_GET_SIZE(messages)):
-        if not _is_plain(PyList_GET_ITEM(messages, index)):
-            return False
-    return PyList_GET_SIZE(messages) > 0

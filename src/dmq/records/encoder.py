@@ -25,9 +25,10 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from dmq.compiled import choose, find
+from dmq.compiled import find
 from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.offset_runs import offset_runs
 from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.assembler import (
@@ -40,6 +41,7 @@ from dmq.records.assembler import (
     key_sizes_of,
     raw_keys_of,
 )
+from dmq.records.block import make_block
 from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD, name_bytes
 from dmq.records.compression import TOGETHER_FROM_BYTES, TOGETHER_MAX, Compressor, Together
 from dmq.records.hashes import tag_hash
@@ -356,14 +358,6 @@ def encode_batch(
     return _encode_packed(batch, messages, packed, body_bytes_max, bodies=bodies)
 
 
-def crcs_of_plain(bodies: list[bytes]) -> list[int]:
-    """CRC-32C of each of some bodies."""
-    return [*map(crc32c, bodies)]
-
-
-_crcs_of: Final = choose(crcs_of_plain, "crcs_of")
-
-
 class _Swapped:
     """The bodies of a batch, with blank pointers for those that go into blocks; and of all of them as they were sent
     the sizes and checksums."""
@@ -372,7 +366,7 @@ class _Swapped:
 
     def __init__(self, bodies: list[bytes], together: Sequence[Together]) -> None:
         self.sizes = [*map(len, bodies)]
-        self.crcs = _crcs_of(bodies)
+        self.crcs = [*map(crc32c, bodies)]
         if len(together[0].indexes) == len(bodies):
             self.bodies = [BLANK_POINTER] * len(bodies)
             return
@@ -528,10 +522,17 @@ def _encode_blocks(
     batch: _Batch, like: Message, bodies: list[bytes], keys: Sequence[str | None], *, together: Sequence[Together]
 ) -> EncodedBatch:
     """`encode_plain` for many bodies some of which were compressed together; the others, being small, stay."""
+    if _assemble_alike is not None:
+        try:
+            found = encode_alike_compiled(_assemble_alike, batch, like, bodies, keys=keys, together=together)
+            if found is not None:
+                return found
+        except (InvalidMessage, UnicodeEncodeError, AttributeError):
+            pass  # told below
     swapped = _Swapped(bodies, together)
     sizes = [*map(len, swapped.bodies)]
     try:
-        encoded = _encode_alike(batch, like, swapped.bodies, sizes, keys=keys, crcs=swapped.crcs)
+        encoded = encode_alike_plain(batch, like, swapped.bodies, sizes, keys=keys, crcs=swapped.crcs)
     except (InvalidMessage, UnicodeEncodeError, AttributeError):
         beside = msgspec.structs.asdict(like)
         del beside["body"], beside["key"]
@@ -595,8 +596,8 @@ def _encode_alike(
     crcs: list[int] | None = None,
 ) -> EncodedBatch:
     """Messages that differ from this one in body and key only."""
-    if _assemble_alike is not None:
-        encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys, crcs=crcs)
+    if _assemble_alike is not None and crcs is None:
+        encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys)
         if encoded is not None:
             return encoded
     return encode_alike_plain(batch, message, bodies, sizes, keys=keys, crcs=crcs)
@@ -613,21 +614,43 @@ def encode_alike_compiled(
     message: Message,
     bodies: list[bytes],
     keys: Sequence[str | None],
-    crcs: list[int] | None = None,
+    together: Sequence[Together] = (),
 ) -> EncodedBatch | None:
-    """The records by the compiled loop; None if it leaves them to the plain way."""
+    """The records by the compiled loop, and behind them the blocks of bodies that were compressed together.
+
+    None if it leaves them to the plain way.
+    """
     head, tail, _ = batch.template(0, message, -1, 0)
-    made = loop(bodies, keys if type(keys) is list else [*keys], head, tail, crcs=crcs)
+    blocks = [make_block(codec, raw_size, packed) for _, codec, raw_size, packed in together]
+    runs = _runs_of(together, blocks, len(bodies))
+    made = loop(bodies, keys if type(keys) is list else [*keys], head, tail, runs=runs)
     if made is None:
         return None
     data, lengths, hash_index, hashes = made
+    for block in blocks:
+        data += block
     return EncodedBatch(
         data,
         np.frombuffer(lengths, np.uint32),
         np.frombuffer(hash_index, np.uint32),
         np.frombuffer(hashes, np.uint64),
         count=len(bodies),
+        block_bytes=sum(map(len, blocks)),
     )
+
+
+def _runs_of(together: Sequence[Together], blocks: Sequence[bytes], count: int) -> list[tuple[int, int]]:
+    """Which bodies are in which block, as the compiled loop takes it."""
+    runs: list[tuple[int, int]] = []
+    done = at = 0
+    for one, block in zip(together, blocks, strict=True):
+        for first, stop in offset_runs(one.indexes):
+            if first > done:
+                runs.append((first, -1))
+            runs.append((stop, at))
+            done = stop
+        at += len(block)
+    return [*runs, (count, -1)] if runs and done < count else runs
 
 
 def encode_alike_plain(
@@ -652,7 +675,7 @@ def encode_alike_plain(
 
 def is_plain(messages: Sequence[Message]) -> bool:
     """Whether all messages have a body and at most a key: `encode_plain` is for them."""
-    if _are_plain is not None and type(messages) is list and _are_plain(messages):
+    if _plain_columns is not None and type(messages) is list and _plain_columns(messages) is not None:
         return True
     # Attributes that the interpreter looks up by itself cost a third of what `_BESIDE` does.
     for message in messages:
@@ -692,7 +715,6 @@ def plain_columns_plain(messages: Sequence[Message], *, are_plain: bool = False)
 
 _bind_message: Final = find("bind_message")
 _is_bound: Final = _bind_message is not None and _bind_message(Message, DEFAULT_PRIORITY)
-_are_plain: Final = find("are_plain") if _is_bound else None
 _plain_columns: Final = find("plain_columns") if _is_bound else None
 
 _BESIDE: Final = attrgetter("tag", "business_id", "ordered", "priority", "properties")

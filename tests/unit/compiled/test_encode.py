@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from typing import Any
 
+import lz4.block
 import msgspec
 import pytest
 from crc32c import crc32c
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from dmq.errors import InvalidMessage
 from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.records import encoder
-from dmq.records.assembler import EncodedBatch
+from dmq.records.assembler import EncodedBatch, attach_blocks
+from dmq.records.compression import CODEC_LZ4, Together
 from dmq.records.encoder import (
     _Batch,
     encode_alike_compiled,
@@ -91,25 +94,52 @@ def test_a_message_that_breaks_a_rule_is_refused_in_the_words_of_the_plain_code(
 @given(st.lists(st.binary(max_size=100), max_size=5))
 def test_checksums_are_those_of_the_libraries(bodies: list[bytes]) -> None:
     bodies = [*bodies, b"", b"x" * 7, b"y" * 8, b"z" * 5000]
-    assert speed.crcs_of(bodies) == [*map(crc32c, bodies)]
     assert speed.plain_crcs_of(bodies) == [(crc32c(body), zlib.crc32(body)) for body in bodies]
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2))
-def test_checksums_of_bodies_that_stand_elsewhere_are_taken_as_they_are(crcs: list[int]) -> None:
+@pytest.mark.sampled
+@settings(max_examples=sample_size(share=100, whole=3000), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), keys_of_any_size, st.sampled_from([0, 0, 0, 1, 2])), min_size=2, max_size=40
+    )
+)
+def test_bodies_in_blocks_are_as_the_plain_ways_put_them(rows: list[tuple[int, Any, int]]) -> None:
+    bodies = [bytes([number & 0xFF]) * size for number, (size, _, _) in enumerate(rows)]
+    keys = [key for _, key, _ in rows]
+    together = []
+    for block in (0, 1):  # 2 is in none
+        last = max((at for at, row in enumerate(rows) if row[2] == 0), default=-1)
+        indexes = [at for at, row in enumerate(rows) if row[2] == block and (not block or at > last)]
+        if indexes:
+            raw = b"".join(bodies[at] for at in indexes)
+            chosen = range(len(rows)) if len(indexes) == len(rows) else indexes
+            together.append(Together(chosen, CODEC_LZ4, len(raw), lz4.block.compress(raw, store_size=False)))
+    like, of = Message(b""), batch()
+    found = encode_alike_compiled(speed.assemble_alike, of, like, bodies, keys=keys, together=together)
+    assert found is not None
+    swapped = encoder._Swapped(bodies, together) if together else None
+    stand = bodies if swapped is None else swapped.bodies
+    crcs = None if swapped is None else swapped.crcs
+    plain = encode_alike_plain(of, like, stand, [*map(len, stand)], keys=keys, crcs=crcs)
+    if swapped is not None:
+        plain = attach_blocks(plain, together, swapped.sizes)
+    assert same(found, plain)
+    assert found.block_bytes == plain.block_bytes
+
+
+@pytest.mark.parametrize("runs", [[(1, 0)], [(5, 7)], [(1, -1), (2, 9)], [(2, -1)], [(0, 3), (0, 4), (2, 5)]], ids=str)
+def test_any_runs_are_safe(runs: list[tuple[int, int]]) -> None:
     head, tail, _ = batch().template(0, Message(b""), -1, 0)
-    data, _lengths, _, _ = speed.assemble_alike([b"a", b"b"], [None, None], head, tail, crcs)
-    step = len(data) // 2
-    assert [int.from_bytes(data[at + 59 : at + 63], "big") for at in (0, step)] == crcs
-    for odd in ([1], [1, 2.0], [1, None]):
-        assert speed.assemble_alike([b"a", b"b"], [None, None], head, tail, odd) is None
+    data, lengths, _, _ = speed.assemble_alike([b"a" * 30, b"b" * 5], [None, "k"], head, tail, runs)
+    assert len(data) == sum(int.from_bytes(lengths[at : at + 4], sys.byteorder) for at in (0, 4))
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=60), st.binary(max_size=80))
 def test_any_template_is_safe(head: bytes, tail: bytes) -> None:
     for front in (head, head[:51].ljust(51)):
-        speed.assemble_alike([b"a", b"b"], ["k", None], front, tail, None)
+        speed.assemble_alike([b"a", b"b"], ["k", None], front, tail, [])
 
 
 def test_it_keeps_nothing() -> None:
@@ -146,7 +176,7 @@ def test_plain_messages_are_told_from_others(drawn: list[Message]) -> None:
             assert speed.plain_columns(some) == expected
         assert plain_columns(some) == plain_columns(tuple(some)) == expected
         bare = all(each == Message(each.body, each.key) and type(each.priority) is int for each in some)
-        assert speed.are_plain(some) == (bare and bool(some)) == encoder.is_plain(tuple(some))
+        assert encoder.is_plain(some) == (bare and bool(some)) == encoder.is_plain(tuple(some))
 
 
 def test_what_is_no_message_is_not_read_as_one() -> None:
@@ -154,14 +184,13 @@ def test_what_is_no_message_is_not_read_as_one() -> None:
         pass
 
     for odd in (None, b"x", object(), Other(b"x"), Message):
-        assert not speed.are_plain([Message(b"x"), odd])
         assert speed.plain_columns([Message(b"x"), odd]) is None
 
     class Bare:
         body = key = tag = business_id = ordered = priority = properties = None
 
     assert not speed.bind_message(Bare, 4)
-    assert speed.are_plain([Message(b"x")])
+    assert speed.plain_columns([Message(b"x")]) is not None
 
 
 @given(messages, st.integers(0, 2**64 - 1))
