@@ -158,7 +158,7 @@ class Core:
         self.lock: Final = sender.lock
         self.outcomes: Final = UnknownOutcomes(options.window_bytes)
         self._links = links
-        self.begin_lone: Callable[[str, Message, DurabilityName], SendBatch | None] | None = None
+        self.begin_lone: Callable[..., SendBatch | None] | None = None
         """Sends a message of `send_async` that has nothing before it at once; None where that takes the general way."""
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
 
@@ -281,10 +281,8 @@ class Core:
             return None
         size, is_worth_a_look = len(body) + MESSAGE_BYTES, False
         if self.begin_lone is not None and lane.gathering is None and not lane.under_way:
-            batch = self.begin_lone(topic, Message(body, key), durability)
+            batch = self.begin_lone(topic, Message(body, key), durability, on_delivery)
             if batch is not None:
-                if on_delivery is not None and not batch.add_callback(partial(batch.tell, 0, on_delivery)):
-                    batch.tell(0, on_delivery)
                 return batch, 0
         with sender.lock:
             batch = lane.gathering

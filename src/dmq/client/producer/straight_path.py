@@ -13,6 +13,8 @@ sends.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -269,8 +271,13 @@ class StraightPath(LonePath[Connection]):
             self.note_answer(lone, now)
         return self.stored(lane, lone, reply)
 
-    def begin(self, topic: str, message: Message, durability: DurabilityName) -> SendBatch | None:
+    def begin(
+        self, topic: str, message: Message, durability: DurabilityName, on_delivery: Callable[..., Any] | None = None
+    ) -> SendBatch | None:
         """Have a message of `send_async` leave at once: the batch that it is. None if nothing was done.
+
+        Parameters:
+            on_delivery: called as `Outcome.tell` does once the outcome is known.
 
         Raises:
             InvalidMessage: it cannot be sent.
@@ -288,6 +295,8 @@ class StraightPath(LonePath[Connection]):
                 self.left += 1
                 return None
             batch = self._accumulator.take_stand_in(groove[0])
+        if on_delivery is not None:  # before its answer can come: it is not for this thread to call
+            batch.add_callback(partial(batch.tell, 0, on_delivery))
         batch.is_attended, batch.sent_at, batch.deadline = True, now, now + self._give_up_after
         try:
             frame = request_of(groove, lone, correlation, prepared)

@@ -103,6 +103,27 @@ def test_a_lone_send_async_leaves_by_it_and_is_a_batch_like_any_other(broker: Te
         assert [one[1:] for one in found[:4]] == [one[1:] for one in found[4:]]
 
 
+def test_an_answer_that_comes_at_once_is_told_off_the_callers_thread(broker: TestBroker) -> None:
+    with broker.connect() as client:
+        producer, names = client.producer(), list[str]()
+        producer.send("orders", b"first", durability="stored")
+        connection = producer._router.link_for("orders")
+        assert connection is not None
+        write = connection._write
+
+        def write_and_wait(buffers: Any, **how: Any) -> None:
+            write(buffers, **how)
+            eventually(lambda: connection.outstanding == 0)
+
+        connection._write = write_and_wait  # type: ignore[method-assign]
+        producer.send_async(
+            "orders", b"x", durability="stored", on_delivery=lambda *_: names.append(threading.current_thread().name)
+        )
+        eventually(lambda: bool(names))
+        assert producer.straight.taken == 1
+        assert names[0].endswith("-callbacks")
+
+
 def test_a_lone_send_async_that_is_refused_or_loses_its_connection_is_sent_again(broker: TestBroker) -> None:
     with broker.connect() as client:
         client.admin.create_topic("async-closed", queues=1)
