@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -183,10 +183,19 @@ def _load_kept(bench: ShardBench, cluster: Cluster) -> tuple[Spread, Spread, lis
 
 def load_rate(pid: int, load: LoadProcess) -> LoadRate:
     """Over a while, with the CPU of the broker's process."""
-    began, cpu, sent = time.perf_counter(), _cpu(pid), load.sent()
+    messages, took, cpu = watch(load, {"broker": pid})
+    return LoadRate(messages / took, cpu["broker"])
+
+
+def watch(load: LoadProcess, pids: dict[str, int]) -> tuple[int, float, dict[str, float]]:
+    """Over a while: messages, seconds, and by process the microseconds of CPU a message; the load is one of them."""
+    pids = {**pids, "load": load.pid}
+    began, sent = time.perf_counter(), load.sent()
+    before = {name: _cpu(pid) for name, pid in pids.items()}
     time.sleep(_RATE_SECONDS)
     messages = load.sent() - sent
-    return LoadRate(messages / (time.perf_counter() - began), (_cpu(pid) - cpu) * 1e6 / max(1, messages))
+    cpu = {name: (_cpu(pid) - before[name]) * 1e6 / max(1, messages) for name, pid in pids.items()}
+    return messages, time.perf_counter() - began, cpu
 
 
 def run_load(url: str, durability: str) -> None:
@@ -215,31 +224,57 @@ def run_load(url: str, durability: str) -> None:
 
 
 class Served(NamedTuple):
-    """What a broker, or the leader of a shard, did: its load, and the median of a lone send in µs."""
+    """What a broker, or the leader of a shard, did: messages a second, by process the microseconds of CPU a message,
+    and the median of a lone send in microseconds."""
 
-    load: LoadRate
+    messages: float
+    cpu: dict[str, float]
     send_us: float
 
 
-def served(broker: BrokerProcess, durability: str) -> Served:
+def served(broker: BrokerProcess, durability: str, followers: Sequence[BrokerProcess] = ()) -> Served:
     """Batches from a process of their own, then messages one by one from this one."""
     load = LoadProcess(broker.url, durability)
     time.sleep(_WARM_SECONDS)
-    rate = load_rate(broker.pid, load)
+    pids = {"broker": broker.pid, **{f"follower {at}": one.pid for at, one in enumerate(followers, 1)}}
+    messages, took, cpu = watch(load, pids)
     load.stop()
     with dmq.connect(broker.url, app="bench") as client:
-        producer, body, took = client.producer(timeout=60.0), random.Random(SEED).randbytes(_BODY_BYTES), []
+        producer, body, sends = client.producer(timeout=60.0), random.Random(SEED).randbytes(_BODY_BYTES), []
         for _ in range(_LONE_MESSAGES):
             began = time.perf_counter()
             producer.send("load", body, durability=durability)  # type: ignore[arg-type]
-            took.append(time.perf_counter() - began)
-    return Served(rate, statistics.median(took) * 1e6)
+            sends.append(time.perf_counter() - began)
+    return Served(messages / took, cpu, statistics.median(sends) * 1e6)
+
+
+class Round(NamedTuple):
+    """A lone broker, twice, so that it shows how far the same code is from itself; and a shard between them."""
+
+    lone: Served
+    leader: Served
+    again: Served
+
+    def ratio(self, figure: Callable[[Served], float]) -> float:
+        return 2 * figure(self.leader) / (figure(self.lone) + figure(self.again))
+
+    def own_ratio(self, figure: Callable[[Served], float]) -> float:
+        """A/A."""
+        return figure(self.again) / figure(self.lone)
+
+
+FIGURES: dict[str, Callable[[Served], float]] = {
+    "rate": lambda one: one.messages,
+    "leader": lambda one: one.cpu["broker"],
+    "send": lambda one: one.send_us,
+    "all": lambda one: sum(one.cpu.values()),
+}
 
 
 def serving(bench: ShardBench) -> list[Row]:
     """A shard of three members, beside a broker by itself that flushes, in turns."""
     lone = BrokerProcess(bench.folder / "lone", [], wait=60.0)
-    pairs: list[tuple[Served, Served]] = []
+    rounds: list[Round] = []
     with Cluster(bench.folder / "serving", min_in_sync=2) as cluster:
         lone.start()
         try:
@@ -250,37 +285,51 @@ def serving(bench: ShardBench) -> list[Row]:
                 with dmq.connect(url, app="bench") as client:
                     client.admin.create_topic("load", 4)
             for turn in range(bench.rounds + 1):
-                alone, leader = served(lone, "flushed"), served(cluster.leader("a"), "replicated")
+                alone, leader = served(lone, "flushed"), cluster.leader("a")
+                others = [one for one in cluster.brokers.values() if one is not leader]
+                one = Round(alone, served(leader, "replicated", others), served(lone, "flushed"))
                 if turn:
-                    pairs.append((alone, leader))
+                    rounds.append(one)
         finally:
             lone.kill()
-    rate = Spread([leader.load.messages / alone.load.messages for alone, leader in pairs])
-    cpu = Spread([leader.load.cpu / alone.load.cpu for alone, leader in pairs])
-    send = Spread([leader.send_us / alone.send_us for alone, leader in pairs])
-    figures = {"rounds": [{"lone": alone, "leader": leader} for alone, leader in pairs]}
-    thousands = [statistics.median(pair[at].load.messages for pair in pairs) / 1e3 for at in (0, 1)]
-    micros = [statistics.median(pair[at].send_us for pair in pairs) for at in (0, 1)]
+    return _serving_rows(rounds)
+
+
+def _serving_rows(rounds: list[Round]) -> list[Row]:
+    ratio = {name: Spread([one.ratio(figure) for one in rounds]) for name, figure in FIGURES.items()}
+    own = {name: Spread([one.own_ratio(figure) for one in rounds]) for name, figure in FIGURES.items()}
+
+    def middle(figure: Callable[[Round], float]) -> float:
+        return statistics.median(figure(one) for one in rounds)
+
+    def cpu(which: str) -> str:
+        names = getattr(rounds[0], which).cpu
+        return ", ".join(f"{name} {middle(lambda one, n=name: getattr(one, which).cpu[n]):.2f}" for name in names)  # type: ignore[misc]
+
+    rates = f"{middle(lambda one: one.leader.messages) / 1e3:.0f} k messages/s beside "
+    rates += f"{middle(lambda one: one.lone.messages) / 1e3:.0f} k"
+    sends = f"{middle(lambda one: one.leader.send_us):.0f} us beside {middle(lambda one: one.lone.send_us):.0f}"
+    figures = {"rounds": [one._asdict() for one in rounds]}
     return [
         Row(
             "replicated throughput of three members, of a lone broker's flushed",
             ">= 0.6",
-            f"{rate}; {thousands[1]:.0f} k messages/s beside {thousands[0]:.0f} k",
-            verdict(rate.median >= 0.6, rate.values[-1] >= 0.6),
+            f"{ratio['rate']}; {rates}; A/A {own['rate']}; CPU of all a message {ratio['all']}, A/A {own['all']}",
+            verdict(ratio["rate"].median >= 0.6, ratio["rate"].values[-1] >= 0.6),
             figures,
         ),
         Row(
             "the leader's CPU a message, of a lone broker's",
             "<= 1.35",
-            f"{cpu}",
-            verdict(cpu.median <= 1.35, cpu.values[0] <= 1.35),
+            f"{ratio['leader']}; A/A {own['leader']}; us in the shard: {cpu('leader')}; alone: {cpu('lone')}",
+            verdict(ratio["leader"].median <= 1.35, ratio["leader"].values[0] <= 1.35),
             figures,
         ),
         Row(
             "a lone send, replicated, p50, of a lone broker's flushed",
             "<= 2.5",
-            f"{send}; {micros[1]:.0f} us beside {micros[0]:.0f}",
-            verdict(send.median <= 2.5, send.values[0] <= 2.5),
+            f"{ratio['send']}; {sends}; A/A {own['send']}",
+            verdict(ratio["send"].median <= 2.5, ratio["send"].values[0] <= 2.5),
             figures,
         ),
     ]

@@ -120,6 +120,10 @@ class LoadProcess:
         )
         self.sent()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def sent(self) -> int:
         """Messages that were answered so far."""
         assert self._process.stdin is not None

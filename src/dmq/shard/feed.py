@@ -51,7 +51,7 @@ class Pace:
     """
 
     BYTES_A_SECOND: Final = 32 << 20  # at least
-    TIMES: Final = 1.5  # what the leader writes itself
+    TIMES: Final = 1.25  # what the leader writes itself
     _LOOK_SECONDS: Final = 0.5
 
     def __init__(self) -> None:
