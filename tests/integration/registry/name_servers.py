@@ -33,10 +33,10 @@ START_S = 60.0
 class NameServerProcess:
     """One name server, on one port however often it is started."""
 
-    def __init__(self, database: str, *, session: str = "6s") -> None:
+    def __init__(self, database: str, *more: str, session: str = "6s") -> None:
         self.port = free_port()
         self.address = ServerAddress("127.0.0.1", self.port)
-        self._arguments = ["--database", database, "--port", str(self.port), "--session", session]
+        self._arguments = ["--database", database, "--port", str(self.port), "--session", session, *more]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:

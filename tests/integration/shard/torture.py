@@ -149,7 +149,12 @@ class Torture:
 
     Parameters:
         is_loaded: every kind of producer and consumer works meanwhile, or one of each.
+
+    Attributes:
+        is_wired: what members say goes over wires, which can be cut.
     """
+
+    is_wired = True
 
     def __init__(
         self,
@@ -181,7 +186,7 @@ class Torture:
                     settings=self._settings,
                     registry=registry,
                     registry_port=registry_port,
-                    wires=self.wires,
+                    wires=self.wires if self.is_wired else None,
                 )
             )
             with dmq.connect(self.shard.url, app="checker", timeout=PATIENCE) as checker:

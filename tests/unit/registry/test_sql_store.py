@@ -42,7 +42,7 @@ def store(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[SqlStore
 
         @event.listens_for(made._engine, "connect")
         def prepare(connection: Any, _: Any) -> None:
-            # What `_NOW_MS` calls for SQLite.
+            # What `NOW_MS` calls for SQLite.
             connection.create_function("julianday", 1, lambda _: clock.now_ms() / 86_400_000 + 2440587.5)
 
     made.open()

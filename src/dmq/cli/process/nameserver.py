@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +29,14 @@ def nameserver(
         str | None,
         typer.Option(
             "--database", metavar="URL", help="Where it is kept, as sqlite:///FILE or postgresql://user@host/dmq."
+        ),
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            "--registry",
+            metavar="URL",
+            help="Serve a registry that is in ZooKeeper, as zk://h1:2181/dmq, and mirror it into the database.",
         ),
     ] = None,
     host: Annotated[
@@ -56,9 +66,13 @@ def nameserver(
 
     It keeps what the brokers of a cluster agree on, for `dmq broker --registry`. A file of SQLite takes one name
     server; several share a PostgreSQL or a MariaDB, and brokers name all of them.
+
+    With --registry the registry is in ZooKeeper, where brokers keep it: the name server answers clients that ask for
+    routes, and mirrors topics, groups, limits and key-values into the database, if there is one, for people.
     """
     flags = {
         "nameserver.database_url": database,
+        "nameserver.registry_url": registry,
         "nameserver.host": host,
         "nameserver.port": port,
         "nameserver.metrics_port": metrics_port,
@@ -67,29 +81,35 @@ def nameserver(
     }
     resolved = resolve(config, flags, settings)
     set_up_logs(resolved.settings.log)
-    ours = resolved.settings.nameserver
+    asyncio.run(_serve(resolved.settings.nameserver, insecure=insecure))
+
+
+async def _serve(settings: NameServerSettings, *, insecure: bool) -> None:
     from dmq.broker.runtime.service_manager import ServiceManager
     from dmq.registry.name_server.server import NameServer
 
-    async def main() -> None:
-        server = NameServer(
-            _backend(ours), host=ours.host, port=ours.port, metrics_port=ours.metrics_port, insecure=insecure
-        )
-        manager = ServiceManager()
+    server = NameServer(
+        _backend(settings),
+        host=settings.host,
+        port=settings.port,
+        metrics_port=settings.metrics_port,
+        insecure=insecure,
+    )
+    manager = ServiceManager()
 
-        def ready(server: NameServer) -> None:
-            _announce(server)
-            manager.ready()
+    def ready(server: NameServer) -> None:
+        _announce(server)
+        manager.ready()
 
-        await server.serve(ready, manager.stopping)
-
-    asyncio.run(main())
+    await server.serve(ready, manager.stopping)
 
 
 def _backend(settings: NameServerSettings) -> Backend:
     from dmq.registry.name_server.sql_backend import SqlBackend
     from dmq.registry.name_server.sql_store import SqlStore
 
+    if settings.registry_url is not None:
+        return _front(settings.registry_url, settings)
     if settings.database_url is None:
         raise InvalidSettings(
             "a name server needs a database: give --database sqlite:///FILE, postgresql://user@host/dmq or "
@@ -97,6 +117,23 @@ def _backend(settings: NameServerSettings) -> Backend:
             keys=["nameserver.database_url"],
         )
     return SqlBackend(SqlStore(settings.database_url, session_seconds=settings.session_seconds))
+
+
+def _front(url: str, settings: NameServerSettings) -> Backend:
+    from dmq.registry.name_server.front_backend import FrontBackend
+    from dmq.registry.name_server.mirror_store import MirrorStore
+    from dmq.registry.url import check_registry_url, open_registry, shown_url
+
+    root = check_registry_url(url)
+    if not url.strip().lower().startswith("zk:"):
+        raise InvalidSettings(
+            f"{shown_url(url)!r}: a name server serves a registry in ZooKeeper, zk://host:2181/dmq, or its own "
+            "database: leave --registry out",
+            keys=["nameserver.registry_url"],
+        )
+    name = f"{socket.gethostname()}:{settings.port or os.getpid()}"[-64:]
+    store = None if settings.database_url is None else MirrorStore(settings.database_url, name)
+    return FrontBackend(lambda: open_registry(url, "name server"), root, shown_url(url), store)
 
 
 def _announce(server: NameServer) -> None:

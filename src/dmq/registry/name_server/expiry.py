@@ -19,7 +19,7 @@ from dmq.errors import InvalidSettings
 from dmq.event_log import EventLog
 from dmq.registry.name_server.schema import LOOKS, SESSIONS
 
-__all__ = ["DatabaseExpiry", "Expiry", "ServerExpiry"]
+__all__ = ["NOW_MS", "DatabaseExpiry", "Expiry", "ServerExpiry"]
 
 log = EventLog(__name__)
 
@@ -28,7 +28,8 @@ _OUTAGE_SHARE: Final = 1 / 3  # of a term; clients are heard four times in it
 _OUTAGE_SECONDS_MIN: Final = 1.0
 _LEFT_MS: Final = 10_000  # name servers that have not looked for so long are not there
 
-_NOW_MS: Final = {
+# The clock of each kind of database.
+NOW_MS: Final = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
     "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
@@ -113,7 +114,7 @@ class DatabaseExpiry:
         self._clock = clock
         self._session_ms = int(session_seconds * 1000)
         self._outage_ms = _outage_seconds(session_seconds) * 1000
-        self._now: ColumnElement[Any] = literal_column(_NOW_MS[kind])
+        self._now: ColumnElement[Any] = literal_column(NOW_MS[kind])
         self._looked_at = float("-inf")  # when we did, by our clock
         self._database_ms = 0  # and by the database's
         self._look = self._looked_at, self._database_ms  # the same of the last look, which may not be committed

@@ -118,6 +118,8 @@ SOURCES: Final = Table(
     Column("cluster", String(64), nullable=False),
     Column("change", BigInteger, nullable=False, quote=True),  # version of /dmq/change that is mirrored whole
     Column("mirrored_at", BigInteger, nullable=False),  # when the mirror was last as the registry, milliseconds
+    Column("writer", String(64), nullable=False),  # the name server that writes it
+    Column("written_at", BigInteger, nullable=False),  # when that was heard last, by the database's clock
     **_OPTIONS,
 )
 
