@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -10,12 +11,15 @@ from dmq.errors import StaleRoute, TopicExists, UnknownTopic
 from dmq.model import Message
 from dmq.protocol import admin
 from dmq.protocol.batch import pack_batch
-from dmq.protocol.commands import Command
+from dmq.protocol.cluster.route import Route, RouteChanged
+from dmq.protocol.commands import Command, decode_request
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.records import encode_batch
 from tests.integration.cli.test_commands import dmq as run
 from tests.integration.cluster.processes import ClusterProcesses
 from tests.integration.cluster.questions import ask
+from tests.integration.frame_client import RawClient
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.uncounted, pytest.mark.xdist_group("cluster")]
 
@@ -81,3 +85,43 @@ def test_the_slots_of_a_topic_change_by_command(cluster: ClusterProcesses) -> No
         (reply.shard, False)
     }
     assert run("topic", "delete", "placed", "--yes", "--url", url).code == 0
+
+
+def test_a_shard_that_was_down_gets_what_it_missed_and_clients_hear_of_every_change(cluster: ClusterProcesses) -> None:
+    port = cluster.members["s1a"].port
+    ask(port, Command.TOPIC_CREATE, admin.TopicCreate("gone", {"queues": 1}), raises=True)
+    with RawClient(port) as watcher:
+        watcher.ask(Command.ROUTE, Route([], is_watched=True))
+        cluster.members["s3a"].kill()
+        cluster.until(lambda found: any(not row.leader for row in found.shards), "s3 has a leader", member="s1a")
+        assert changed(watcher) == []  # the shards
+        made = ask(port, Command.TOPIC_CREATE, admin.TopicCreate("missed", {"queues": 1}), raises=True)
+        assert isinstance(made, admin.TopicInfo)
+        assert made.lacking == ["s3"]
+        while "missed" not in changed(watcher):
+            pass
+    ask(port, Command.TOPIC_DELETE, admin.TopicDelete("gone"), raises=True)
+    cluster.start_all()
+    cluster.until_led()
+    cluster.until(lambda found: not found.topics, "the tombstone is a topic", "gone", member="s3a")
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        names = ask(cluster.members["s3a"].port, Command.TOPIC_LIST, admin.TopicList(), raises=True)
+        assert isinstance(names, admin.TopicListReply)
+        here = {info.topic for info in names.topics if info.topic_id}
+        if "missed" in here and "gone" not in here:
+            break
+        assert time.monotonic() < deadline, names
+        time.sleep(0.05)
+    ask(port, Command.TOPIC_DELETE, admin.TopicDelete("missed"), raises=True)
+
+
+def changed(watcher: RawClient) -> list[str]:
+    """The topics that the next ROUTE_CHANGED names."""
+    while True:
+        frame = watcher.read()
+        assert frame is not None
+        if frame.command == Command.ROUTE_CHANGED:
+            found = decode_request(frame)
+            assert isinstance(found, RouteChanged)
+            return found.topics
