@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.shard.torture import REGISTRY, Torture, between
+import dmq
+from tests.integration.shard.torture import PATIENCE, REGISTRY, Torture, between
+from tests.patience import eventually
 from tests.sampling import sample_size
 
 pytestmark = pytest.mark.uncounted
@@ -110,6 +113,22 @@ def zookeeper_is_down(torture: Torture, seconds: float) -> None:
     assert torture.sender.errors == []
 
 
+def follower_starts_without_a_registry(torture: Torture) -> None:
+    """It waits, and says so; the shard stands still with it, since no set can change."""
+    follower = torture.others(torture.shard.leader())[0]
+    torture.zookeeper.kill()
+    torture.shard.members[follower].kill()
+    torture.shard.members[follower].start()
+    log = torture.shard.folders[follower].with_suffix(".log")
+    eventually(lambda: "the registry does not answer: this member waits for it" in log.read_text())
+    with (
+        dmq.connect(torture.shard.members[follower].url, app="test", any_member=True, timeout=5) as client,
+        pytest.raises(dmq.NotLeader, match="does not lead it"),
+    ):
+        client.admin.topics()
+    torture.zookeeper.start()
+
+
 def sessions_end(torture: Torture, count: int) -> None:
     """Of the leader and of others, by force: nobody notices."""
     leader, epoch = torture.shard.leader(), torture.epoch()
@@ -138,7 +157,7 @@ def test_nothing_is_lost_and_never_two_serve_whatever_befalls_the_network_and_zo
             happen: Callable[[Torture], None] = PARTITIONS[number % len(PARTITIONS)]
             happen(torture)
             torture.mended()
-        leader_is_killed(torture)
+        follower_starts_without_a_registry(torture)
         torture.mended()
         print(torture.finish())
 
@@ -149,6 +168,32 @@ def test_a_zookeeper_that_is_down_for_ten_minutes_stops_nobody(tmp_path: Path) -
         zookeeper_is_down(torture, 600.0)
         assert not torture.ledger.refused, torture.ledger.refused
         print(torture.finish())
+
+
+def fill(torture: Torture, count: int) -> None:
+    """Messages that wait."""
+    with dmq.connect(torture.shard.url, app="filler", timeout=PATIENCE) as client:
+        client.admin.create_topic("backlog", queues=4)
+        client.admin.create_group("later", "backlog")
+        with client.producer(timeout=60) as producer:
+            bodies = [dmq.Message(b"%d" % number) for number in range(5000)]
+            for _ in range(0, count, len(bodies)):
+                producer.send_many("backlog", bodies)
+
+
+@pytest.mark.soak
+def test_a_backlog_does_not_delay_the_next_leader(tmp_path: Path) -> None:
+    """Kills with 0 and with 10 million messages behind."""
+    medians = []
+    for name, count in (("empty", 0), ("backlog", 10_000_000)):
+        with Torture(tmp_path / name, name, session_seconds=6.0, settings=PLAIN, is_loaded=False) as torture:
+            fill(torture, count)
+            for _ in range(5):
+                leader_is_killed(torture)
+                torture.mended()
+            medians.append(statistics.median(torture.seconds))
+            print(torture.finish())
+    assert medians[1] <= 1.2 * medians[0], medians
 
 
 @pytest.mark.soak
