@@ -204,6 +204,7 @@ def test_another_member_leads_within_ten_seconds_of_a_kill(tmp_path: Path) -> No
             leader_is_killed(torture)
             torture.mended()
         seconds = sorted(torture.seconds)
+        print(f"served again after {', '.join(f'{one:.1f}' for one in seconds)} s")
         print(torture.finish())
         assert seconds[round(0.95 * len(seconds)) - 1] <= 10.0, seconds
 
