@@ -103,7 +103,7 @@ class Enrolment:
         """Enter the record once more: this process runs, and the record has it no more; returns why it has to wait."""
         try:
             await self._view.refresh()
-            return await self._enter(replica)
+            return await self._enter(replica, notes=False)  # the member that runs notes what it sees
         except (InvalidSettings, RegistryConflict, *UNAVAILABLE) as error:
             return str(error)
 
@@ -251,7 +251,7 @@ class Enrolment:
 
     # --- the record -------------------------------------------------------------------------------------------------
 
-    async def _enter(self, replica: Replica) -> str:
+    async def _enter(self, replica: Replica, *, notes: bool = True) -> str:
         view = self._view
         record, version_read = view.record, view.version
         if record is None:
@@ -282,7 +282,8 @@ class Enrolment:
             (version,) = await view.write([view.put_record(wanted, version_read)])
             view.wrote_record(wanted, version)
             record = wanted
-        await self._directory.on_disk(lambda: replica.saw_record(record.revision, encode_content(record)))
+        if notes:
+            await self._directory.on_disk(lambda: replica.saw_record(record.revision, encode_content(record)))
         log.info(
             "joined",
             shard=view.shard,

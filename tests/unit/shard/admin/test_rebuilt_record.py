@@ -78,6 +78,7 @@ def test_fewer_missing_than_have_every_message_lose_nothing() -> None:
     [
         [state("b")],
         [state("b"), state("c", is_doubtful=True)],
+        [state("b", record(members={"a": hex_id(A), "b": hex_id(B)}))],
         [state("b", record(min_in_sync=1)), state("c", record(min_in_sync=1))],
         [state("b", record(asynchronous=True)), state("c", record(asynchronous=True))],
     ],
