@@ -50,7 +50,7 @@ class Route(NamedTuple):
         """Of a topic in a cluster."""
         places = _places(tuple(row.slots))
         queues = max((slot.queues for slot in row.slots), default=0)
-        return cls(queues, row.is_priority, inf, places, row.slots_version)
+        return cls(queues, row.is_priority, inf, places, slots_version=row.slots_version)
 
 
 @lru_cache(maxsize=1024)
