@@ -78,7 +78,9 @@ def resend(
 
     Mend the cause first. The messages get new ids, and come behind those sent since.
     """
+    from dmq.client.connection.place_choice import ANY
     from dmq.client.spool.refused import send_refused
+    from dmq.model import place_shard
 
     folder = _folder(directory)
     chosen = _chosen(folder, numbers, take_all)
@@ -86,7 +88,11 @@ def resend(
     with connected(url) as client:
         for number in chosen:
             batch = folder.read(number)
-            reply = send_refused(client._router.home.connection(), batch, _SECONDS)
+            topic, router = batch.kept.head.topic, client._router
+            if router.book is not None:
+                router.learn(topic, _SECONDS)
+            place = batch.kept.head.queue if batch.kept.head.is_pinned and place_shard(batch.kept.head.queue) else ANY
+            reply = send_refused(router.pool_for(topic, place).connection(), batch, _SECONDS)
             folder.drop(number)
             rows.append(
                 {

@@ -21,12 +21,13 @@ from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.outcome import Spooled
 from dmq.client.producer.retry_policy import pause_after
+from dmq.client.producer.routes import Route
 from dmq.client.spool.parcel import Kept, Parcel, Place, Places
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
-from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, StorageError, StoreClosed
+from dmq.errors import Busy, DeadLettered, DMQError, NotConnected, StaleRoute, StorageError, StoreClosed
 from dmq.event_log import EventLog
-from dmq.model import Durability
+from dmq.model import Durability, place_queue, place_shard
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 
 __all__ = ["Drain", "DrainListener"]
@@ -36,6 +37,7 @@ log = EventLog(__name__)
 SCAN_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
 PAUSE_REFUSED: Final = 30.0  # of what cannot even be set aside
+_U64: Final = 0xFFFF_FFFF_FFFF_FFFF
 REFUSALS_MAX: Final = 8  # for good, before a batch is set aside: some 13 seconds, in which somebody may make a topic
 
 
@@ -99,15 +101,34 @@ class Drain:
             in_memory = self._places.bytes
             has_room = not in_memory or in_memory + kept.size <= self._window_bytes
             is_next = self._loaded == kept.offset and not self._is_closing
-            head = kept.head
-            is_followed = is_next and has_room and self._links.link_for(head.topic, head.queue) is not None
+            queue = self._place_of(kept)
+            is_followed = (
+                is_next and has_room and queue is not None and self._links.link_for(kept.head.topic, queue) is not None
+            )
             if is_followed:
                 self._loaded += 1
-                self._places.enter(kept, batch, False)
+                self._places.enter(kept, batch, False, queue)
             if batch.is_attended or batch.is_large or not is_followed:  # else the thread that waits for it sends it
                 self._wake()
         if not is_followed:
             self._finish(batch, Spooled(batch.queue), None)
+
+    def _place_of(self, kept: Kept) -> int | None:
+        """The place of a batch. In a cluster, one that has none yet gets it by its number, so that it is the same one
+        after a restart; None if the topic's slots have to be asked for first."""
+        head = kept.head
+        if self._links.is_single or place_shard(head.queue):
+            return head.queue
+        places = self._slots(head.topic)
+        return places[(head.queue if head.is_pinned else kept.offset) % len(places)] if places else None
+
+    def _slots(self, topic: str) -> Sequence[int]:
+        """The places of a topic in a cluster; none if they have to be asked for, as is done then."""
+        row = self._links.topic_route(topic)
+        places = None if row is None else Route.of_slots(row).places
+        if not places:
+            self._links.stale(topic)
+        return places or ()
 
     def _wake(self) -> None:
         self._has_work = True
@@ -132,12 +153,17 @@ class Drain:
     def _send(self, parcel: Parcel, link: Link) -> None:
         """Send a batch; if its link takes nothing any more, it waits for another one."""
         head, batch = parcel.kept.head, parcel.batch
+        producer_id = self._spool.producer_id
+        if parcel.origin >= 0:
+            producer_id = (producer_id + 1 + parcel.origin) & _U64 or 1
+        if batch is not None:
+            batch.queue, batch.producer_id = parcel.queue, producer_id
         header = Produce(
             topic=head.topic,
-            queue=head.queue,
+            queue=place_queue(parcel.queue),
             count=head.count,
             keys=head.keys,
-            producer_id=self._spool.producer_id,
+            producer_id=producer_id,
             producer_epoch=0,
             first_sequence=self._spool.first_sequence(parcel.kept.offset),
             durability=Durability(head.durability),
@@ -152,7 +178,7 @@ class Drain:
         try:
             self._attempts.send(parcel, header, link, attended=is_attended)
         except NotConnected:
-            self._free(parcel.place, is_next=self._links.link_for(head.topic, head.queue) is not link)
+            self._free(parcel.place, is_next=self._links.link_for(head.topic, parcel.queue) is not link)
         except Busy as error:
             self._links.call_later(pause_after(error, 0), lambda: self._free(parcel.place))
         except DMQError as error:
@@ -191,6 +217,14 @@ class Drain:
         """A broker refused a batch: it goes out again later, or is set aside if that does not help."""
         head, batch = parcel.kept.head, parcel.batch
         self._listener.refused_by_broker(head.topic, error)
+        if isinstance(error, StaleRoute) and not self._links.is_single:
+            places = self._slots(head.topic)
+            if places and parcel.queue not in places:
+                with self._changed:
+                    self._places.move(parcel, places[parcel.queue % len(places)])
+                    self._wake()
+                return
+            self._links.stale(head.topic)
         if not error.retriable:
             if batch is not None:
                 self._finish(batch, None, error)
@@ -288,9 +322,15 @@ class Drain:
             found, after = self._spool.read(start, stop, max(1, min(room, 1 << 20)))
             with self._changed:
                 for kept in found:
-                    self._places.enter(kept, None, kept.offset < self._spool.next)
+                    queue = self._place_of(kept)
+                    if queue is None:
+                        after = kept.offset
+                        break
+                    self._places.enter(kept, None, kept.offset < self._spool.next, queue)
                 self._loaded = after
             self.pump()
+            if after == start:
+                return  # until the slots are known
 
     def _scan(self) -> None:
         """Once a second: what stays unanswered goes again, and what was missed is made up for."""

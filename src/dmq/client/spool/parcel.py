@@ -24,6 +24,7 @@ from dmq.client.connection.link import Link, Links
 from dmq.client.producer.accumulator import SendBatch
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.errors import RecordCorrupt, WrongFormat
+from dmq.model import place_shard
 from dmq.protocol import Buffer
 from dmq.storage.state.producers import REMEMBERED
 
@@ -38,7 +39,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is to be known of a batch beside its records. Stored: fields may be added at the end."""
 
     topic: str
-    queue: int
+    queue: int  # its place; in a cluster, one of shard 0 is chosen when it is sent
     count: int
     keys: int
     durability: int
@@ -46,10 +47,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_pinned: bool = False  # its order binds it to its queue
     is_expiring: bool = False  # some of its messages expire
 
-    @property
-    def place(self) -> tuple[str, int]:
-        """Where a broker puts it: batches of one place go one after another."""
-        return ("", 0) if self.is_delayed else (self.topic, self.queue)
+    def target(self, queue: int) -> tuple[str, int]:
+        """Where a broker puts it that sends it to this place: batches of one target go one after another."""
+        return ("", place_shard(queue)) if self.is_delayed else (self.topic, queue)
 
 
 class Kept(NamedTuple):
@@ -94,10 +94,17 @@ class Parcel(NumberedBatch):
     Parameters:
         batch: whose outcome somebody wants to know; None for one that was told of, or is of an earlier run.
         is_unanswered: it may be stored.
+
+    Attributes:
+        queue: the place that it goes to.
+        origin: the place that it had before, if the topic's slots have changed since; else -1.
     """
+
+    origin = -1
 
     def __init__(self, kept: Kept, place: Place, batch: SendBatch | None, is_unanswered: bool) -> None:
         self.kept = kept
+        self.queue = kept.head.queue
         self.place = place
         self.batch = batch
         self.body = kept.body
@@ -130,12 +137,33 @@ class Places:
         self.is_stalled = False
         """A place waits until what it has settled is proven."""
 
-    def enter(self, kept: Kept, batch: SendBatch | None, is_unanswered: bool) -> None:
-        """Put a batch at the end of its place."""
-        place = self._places.setdefault(kept.head.place, Place())
-        place.parcels.append(Parcel(kept, place, batch, is_unanswered))
+    def enter(self, kept: Kept, batch: SendBatch | None, is_unanswered: bool, queue: int | None = None) -> None:
+        """Put a batch at the end of its place.
+
+        Parameters:
+            queue: the place that was chosen for it; its own if left out.
+        """
+        queue = kept.head.queue if queue is None else queue
+        place = self._places.setdefault(kept.head.target(queue), Place())
+        parcel = Parcel(kept, place, batch, is_unanswered)
+        parcel.queue = queue
+        place.parcels.append(parcel)
         self.bytes += kept.size
         self.line_up(place)
+
+    def move(self, parcel: Parcel, queue: int) -> None:
+        """The first of a place, which is stored nowhere, goes to another one: its own slot takes no more messages.
+
+        It goes under another name there (`Parcel.origin`), by which its numbers rise whatever else goes there.
+        """
+        parcel.origin, parcel.queue, parcel.is_unanswered = parcel.queue, queue, False
+        place = parcel.place
+        place.is_busy = False
+        place.parcels.popleft()
+        parcel.place = self._places.setdefault(parcel.kept.head.target(queue), Place())
+        parcel.place.parcels.append(parcel)
+        self.line_up(place)
+        self.line_up(parcel.place)
 
     def line_up(self, place: Place) -> None:
         """Have a place looked at, if it has something that is not under way."""
@@ -159,7 +187,7 @@ class Places:
                 continue
             parcel = place.parcels[0]
             head = parcel.kept.head
-            link = links.link_for(head.topic, head.queue)
+            link = links.link_for(head.topic, parcel.queue)
             if link is None:
                 continue  # it is lined up again when its broker is connected
             # What may be stored at one broker, and is bound to its queue, waits for that one; a shard is one broker.

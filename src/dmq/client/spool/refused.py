@@ -23,7 +23,7 @@ import msgspec
 
 from dmq.client.spool.parcel import Kept, pack_parcel, unpack_parcel
 from dmq.errors import DMQError, LimitReached, RecordCorrupt, WrongFormat
-from dmq.model import Durability
+from dmq.model import Durability, place_queue
 from dmq.protocol import Command, decode_response
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
 from dmq.records import ANY_QUEUE
@@ -144,7 +144,7 @@ def send_refused(connection: Connection, batch: RefusedBatch, timeout: float) ->
     head = batch.kept.head
     header = Produce(
         head.topic,
-        head.queue if head.is_pinned else ANY_QUEUE,
+        place_queue(head.queue) if head.is_pinned else ANY_QUEUE,
         head.count,
         head.keys,
         producer_id=secrets.randbits(64) or 1,

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dmq.client.connection.link import Link, Links
+from dmq.client.connection.place_choice import priority_queue
 from dmq.client.producer.accumulator import Accumulator, Lane, LaneKey, SendBatch, Stream
 from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.encoder import BatchEncoder
@@ -28,7 +30,7 @@ from dmq.client.spool.parcel import Head, Kept
 from dmq.client.spool.spool import Spool
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidMessage, TimedOut, UnknownTopic
-from dmq.model import Durability, TopicConfig
+from dmq.model import Durability, TopicConfig, place_queue
 from dmq.protocol import Frame
 from dmq.protocol.produce import ProduceReply
 
@@ -68,7 +70,7 @@ class SpoolAccumulator(Accumulator):
                 "broker has stored it: use 'flushed', or a producer without spool"
             )
         # The spool forgets what a broker acknowledged, so it has to be safe there.
-        return super().lane(key._replace(durability=max(key.durability, Durability.FLUSHED)))
+        return super().lane(key._replace(durability=max(key.durability, Durability.FLUSHED), slots_version=0))
 
     def _number(self, batch: SendBatch, stream: Stream) -> None:
         pass  # its place in the spool is its number
@@ -90,7 +92,7 @@ class SpoolSender(Sender):
         self._spool = spool = accumulator.spool
         self._changed = threading.Condition()  # a batch was accepted or settled, or a link was lost
         spool.on_settled = self._settled
-        for topic, config in spool.topics().items():
+        for topic, config in spool.topics().items() if links.is_single else ():  # a cluster's slots are asked for
             if routes.get(topic) is None:
                 routes.put(topic, Route.of(config, -FRESH_SECONDS))  # and asked for anew when something is sent there
         self._drain = Drain(
@@ -108,14 +110,23 @@ class SpoolSender(Sender):
     def pump(self, lane: Lane) -> None:
         """Hand what is ready to go in a lane to the spool."""
         while True:
-            route = self._routes.get(lane.key.topic)
             with self.lock:
-                batch = self.accumulator.next_batch(lane, range(route.queues if route else 1))
+                batch = self.accumulator.next_batch(lane, self._choice(lane.key))
             if batch is None:
                 return
             self._keep(batch)
             if lane.is_idle:
                 return
+
+    def _choice(self, key: LaneKey) -> Sequence[int]:
+        """The places that a batch may be kept for. In a cluster they are those of shards that are connected, else any;
+        one of shard 0 if none is known, which is chosen when the batch is sent."""
+        route = self._routes.get(key.topic)
+        if route is None or not route.queues:
+            return (0,)
+        if self._is_single or route.places is None:
+            return range(route.queues)
+        return self._links.reachable(key.topic, route.queues, key.queue) or _own(route.places, key.queue) or (0,)
 
     def _keep(self, batch: SendBatch) -> None:
         key = batch.lane.key
@@ -246,6 +257,10 @@ class SpoolSender(Sender):
         self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
         self._drain.connected()
 
+    def routes_changed(self, topics: Iterable[str]) -> None:
+        super().routes_changed(topics)
+        self._drain.connected()  # what waited for its slots may go
+
     def lost(self) -> None:
         """A link broke."""
         if not self._links.is_connected:
@@ -269,6 +284,12 @@ class SpoolSender(Sender):
         """Let the spool go. Call `close` first."""
         self._drain.close()
         self._spool.close()
+
+
+def _own(places: Sequence[int], wanted: int) -> Sequence[int]:
+    """Those of the places that have the queue which is wanted in whichever shard."""
+    queue = priority_queue(wanted)
+    return places if queue < 0 else [place for place in places if place_queue(place) == queue]
 
 
 def make_core(spool: Spool, app: str, options: ProducerOptions, routes: Routes, links: Links, clock: Clock) -> Core:

@@ -48,9 +48,10 @@ def test_what_is_no_parcel_is_corrupt(raw: bytes) -> None:
         unpack_parcel(0, raw)
 
 
-def test_delayed_batches_share_one_place() -> None:
-    assert head("a", 1, is_delayed=True).place == head("b", 2, is_delayed=True).place
-    assert head("a", 1).place != head("a", 2).place
+def test_delayed_batches_of_a_shard_share_one_place() -> None:
+    assert head("a", 1, is_delayed=True).target(1) == head("b", 2, is_delayed=True).target(2)
+    assert head("a", 1, is_delayed=True).target(257) != head("b", 2, is_delayed=True).target(2)
+    assert head("a", 1).target(1) != head("a", 2).target(2)
 
 
 def test_one_of_a_place_goes_after_the_other() -> None:
