@@ -354,8 +354,8 @@ class AnyRouter(Generic[P, L]):
         return next((pool for pool in pools if pool.current() is not None), pools[0])
 
     def pools_of(self, topic: str) -> list[P]:
-        """The pools of all brokers that have queues of a topic. A topic that is not known is asked for: watchers hear of
-        it (`routes_changed`)."""
+        """The pools of all brokers that have queues of a topic. One that is not known is asked for: watchers hear of it
+        (`routes_changed`)."""
         if self._keeper is not None and self._keeper.book.topic(topic) is None:
             self._keeper.want([topic])
         return [self._pool_at(broker) for broker in self._table.brokers(topic)]
