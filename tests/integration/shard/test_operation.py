@@ -21,6 +21,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardProcesses]:
     with ShardProcesses(Path(tmp_path_factory.mktemp("operated"))) as running:
         with dmq.connect(running.url, timeout=30) as client:
             client.admin.create_topic("t", queues=1)
+        send(running, b"before")  # each test finds it, whichever of them run in this process
         yield running
 
 
@@ -42,7 +43,6 @@ def bodies(shard: ShardProcesses) -> list[bytes]:
 
 
 def test_a_hand_over_is_asked_of_any_member(shard: ShardProcesses) -> None:
-    send(shard, b"before")
     before = show(shard)
     to = next(row["name"] for row in before["members"] if row["role"] == "follower")
     asked = next(
