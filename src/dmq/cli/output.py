@@ -16,23 +16,55 @@ import typer
 
 from dmq.cli.options import Format
 
-__all__ = ["cut", "moment", "printable", "quantity", "show_facts", "show_rows", "show_table"]
+__all__ = [
+    "cut",
+    "missing_facts",
+    "moment",
+    "printable",
+    "quantity",
+    "shard_fact",
+    "show_facts",
+    "show_rows",
+    "show_table",
+    "tell_missing",
+]
 
 _WIDE = 100_000
 
 
-def show_rows(rows: Sequence[Mapping[str, Any]], form: Format, *, empty: str, title: str = "") -> None:
+def show_rows(
+    rows: Sequence[Mapping[str, Any]], form: Format, *, empty: str, title: str = "", missing: Sequence[str] = ()
+) -> None:
     """A listing: the keys of a row are the heads of the columns.
 
     Parameters:
         empty: what to say if there are none, as a table.
+        missing: shards that did not answer; in JSON, a last row names them.
     """
+    tell_missing(missing, form)
     if form == Format.JSON:
-        typer.echo(json.dumps(list(rows), indent=2))
+        typer.echo(json.dumps([*rows, *([missing_facts(missing)] if missing else ())], indent=2))
     elif rows:
         show_table([*rows[0]], [[*row.values()] for row in rows], title=title)
     else:
         typer.echo(empty)
+
+
+def missing_facts(missing: Sequence[str]) -> dict[str, Any]:
+    """For JSON: which shards did not answer, if there are any."""
+    return {"missing": [*missing]} if missing else {}
+
+
+def tell_missing(missing: Sequence[str], form: Format = Format.TABLE) -> None:
+    """Say beside a table which shards did not answer."""
+    if missing and form == Format.TABLE:
+        names = ", ".join(map(printable, missing))
+        typer.echo(f"shard {names} did not answer, and is missing here: dmq shard list shows why", err=True)
+
+
+def shard_fact(names: Mapping[int, str], shard: int) -> dict[str, str]:
+    """What names the shard of a row; nothing without a cluster."""
+    return {"shard": names.get(shard, str(shard))} if names else {}
 
 
 def show_facts(facts: Mapping[str, Any], form: Format) -> None:

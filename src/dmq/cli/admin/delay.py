@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
-from dmq.cli.output import moment, show_rows
+from dmq.cli.output import moment, shard_fact, show_rows
 
 __all__ = ["app"]
 
@@ -24,15 +24,17 @@ def list_delays(
     """List messages that wait for their time, the next due first."""
     with connected(url) as client:
         found = client.admin.delays(topic, limit=limit)
+        names = client.admin.shard_names
     rows = [
         {
             "id": str(delay.id),
             "topic": delay.topic,
+            **shard_fact(names, delay.shard),
             **({"due_at_ms": delay.due_at_ms} if form == Format.JSON else {"due": moment(delay.due_at_ms)}),
         }
         for delay in found
     ]
-    show_rows(rows, form, empty="no message waits for its time")
+    show_rows(rows, form, empty="no message waits for its time", missing=found.missing)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,12 +18,13 @@ from dmq.cli.options import (
     make_app,
     parse_place,
 )
-from dmq.cli.output import show_facts, show_rows
+from dmq.cli.output import missing_facts, shard_fact, show_facts, show_rows, tell_missing
 from dmq.errors import UnknownGroup
 
 if TYPE_CHECKING:
     from dmq.client.admin.admin import Admin
     from dmq.client.admin.reports import Lag, Move
+    from dmq.client.admin.shard_answers import ShardRows
 
 __all__ = ["app"]
 
@@ -48,11 +50,10 @@ def list_groups(
 ) -> None:
     """List groups, and how far behind they are."""
     with connected(url) as client:
-        rows = [
-            {"group": g.name, "topics": [*g.topics], "members": g.members, "lag": g.lag}
-            for g in client.admin.groups(topic)
-        ]
-    show_rows(rows, form, empty="no groups yet: a group is there once somebody consumes with it")
+        found = client.admin.groups(topic)
+    rows = [{"group": g.name, "topics": [*g.topics], "members": g.members, "lag": g.lag} for g in found]
+    empty = "no groups yet: a group is there once somebody consumes with it"
+    show_rows(rows, form, empty=empty, missing=found.missing)
 
 
 @app.command()
@@ -60,12 +61,14 @@ def show(group: GroupName, url: Url = DEFAULT_URL, form: Formatted = Format.TABL
     """Show a group, its members, and how far it is."""
     with connected(url) as client:
         report = client.admin.group(group)
-        queues = _queues(client.admin.lag("", group))
+        names = client.admin.shard_names
+        queues = _queues(client.admin.lag("", group), names)
     facts = {"group": report.name, "topics": [*report.topics], "members": report.members, "lag": report.lag}
     facts["retrying"] = report.retrying
     members = [
         {
             "member": m.name,
+            **shard_fact(names, m.shard),
             "topic": m.topic,
             "address": m.address,
             "tags": m.tags,
@@ -77,8 +80,9 @@ def show(group: GroupName, url: Url = DEFAULT_URL, form: Formatted = Format.TABL
         for m in report.details
     ]
     if form == Format.JSON:
-        show_facts({**facts, "member_details": members, "queues": queues}, form)
+        show_facts({**facts, "member_details": members, "queues": queues, **missing_facts(report.missing)}, form)
         return
+    tell_missing(report.missing)
     show_facts(facts, form)
     typer.echo("")
     show_rows(members, form, empty="no members right now")
@@ -96,11 +100,13 @@ def lag(
     """Show how many messages a group has not settled yet, by queue."""
     with connected(url) as client:
         found = _lag(client.admin, topic, group)
+        queues = _queues(found, client.admin.shard_names)
     if form == Format.JSON:
         facts = {"group": group, "lag": found.total, "retrying": found.retrying, "dropped": found.dropped}
-        show_facts({**facts, "holds_retention": found.is_holding, "queues": _queues(found)}, form)
+        details = {"holds_retention": found.is_holding, "queues": queues, **missing_facts(found.missing)}
+        show_facts({**facts, **details}, form)
         return
-    show_rows(_queues(found), form, empty="")
+    show_rows(queues, form, empty="", missing=found.missing)
     typer.echo(f"\nlag {found.total:,}, retrying {found.retrying:,}")
     if found.dropped:
         typer.echo(f"retention dropped {found.dropped:,} messages before the group had consumed them")
@@ -126,7 +132,8 @@ def reset(
     with connected(url) as client:
         _lag(client.admin, topic, group)
         moves = client.admin.reset(topic, group, place, queue=queue, dry_run=not execute)
-    _show_moves(moves, execute, form)
+        names = client.admin.shard_names
+    _show_moves(moves, names, execute, form)
 
 
 @app.command()
@@ -140,21 +147,21 @@ def skip(
     form: Formatted = Format.TABLE,
 ) -> None:
     """Move a group forth past messages it will then never get. A dry run until --execute."""
+    from dmq.client.admin.shard_answers import ShardRows
+
     with connected(url) as client:
         admin = client.admin
         found = _lag(admin, topic, group)
+        names = admin.shard_names
         if by is None:
             moves = admin.reset(topic, group, "latest", queue=queue, dry_run=not execute)
         else:
-            moves = [
-                move
-                for row in found.queues
-                if queue is None or row.queue == queue
-                for move in admin.reset(
-                    topic, group, min(row.floor + by, row.next_offset), queue=row.queue, dry_run=not execute
-                )
-            ]
-    _show_moves(moves, execute, form)
+            moves = ShardRows(missing=found.missing)
+            for row in found.queues:
+                if queue is None or row.queue == queue:
+                    to, shard = min(row.floor + by, row.next_offset), row.shard or None
+                    moves += admin.reset(topic, group, to, queue=row.queue, dry_run=not execute, shard=shard)
+    _show_moves(moves, names, execute, form)
 
 
 @app.command()
@@ -188,10 +195,11 @@ def _lag(admin: Admin, topic: str, group: str) -> Lag:
     return found
 
 
-def _queues(found: Lag) -> list[dict[str, Any]]:
+def _queues(found: Lag, names: Mapping[int, str]) -> list[dict[str, Any]]:
     return [
         {
             "topic": row.topic,
+            **shard_fact(names, row.shard),
             "queue": row.queue,
             "first_offset": row.first_offset,
             "next_offset": row.next_offset,
@@ -204,11 +212,18 @@ def _queues(found: Lag) -> list[dict[str, Any]]:
     ]
 
 
-def _show_moves(moves: list[Move], executed: bool, form: Format) -> None:
+def _show_moves(moves: ShardRows[Move], names: Mapping[int, str], executed: bool, form: Format) -> None:
     rows = [
-        {"queue": m.queue, "from": m.before, "to": m.after, "messages": m.after - m.before, "done": executed}
+        {
+            **shard_fact(names, m.shard),
+            "queue": m.queue,
+            "from": m.before,
+            "to": m.after,
+            "messages": m.after - m.before,
+            "done": executed,
+        }
         for m in moves
     ]
-    show_rows(rows, form, empty="nothing to move")
+    show_rows(rows, form, empty="nothing to move", missing=moves.missing)
     if form == Format.TABLE and not executed:
         typer.echo("\nthis was a dry run: say --execute to do it")

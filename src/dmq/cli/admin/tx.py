@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
-from dmq.cli.output import moment, show_rows
+from dmq.cli.output import moment, shard_fact, show_rows
 
 __all__ = ["app"]
 
@@ -29,14 +29,16 @@ def list_transactions(
     """List transactions that are neither committed nor rolled back, the oldest first."""
     with connected(url) as client:
         found = client.admin.transactions(topic, limit=limit)
+        names = client.admin.shard_names
     rows = [
         {
             "id": str(one.id),
             "topic": one.topic,
+            **shard_fact(names, one.shard),
             "group": one.group,
             **({"begun_at_ms": one.begun_at_ms} if form == Format.JSON else {"begun": moment(one.begun_at_ms)}),
             "checks": one.checks,
         }
         for one in found
     ]
-    show_rows(rows, form, empty="no transaction is open")
+    show_rows(rows, form, empty="no transaction is open", missing=found.missing)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,12 +76,13 @@ def consume(
     options: dict[str, Any] = {"tags": tags, "start_from": place, "lease": seconds, "max_attempts": max_attempts}
     failed = done = 0
     with _stopped_by_sigterm(), connected(url) as client, client.consumer(topic, group=group, **options) as consumer:
+        names = client.admin.shard_names
         for batch in _batches(consumer, count, follow, 1 if command is not None else _BATCH):
             if command is None:
-                _show(batch, form)
+                _show(batch, form, names)
                 consumer.ack(batch)
             else:
-                failed += not _run(batch[0], command, seconds)
+                failed += not _run(batch[0], command, seconds, names)
             done += len(batch)
     if failed:
         raise DMQError(f"{failed} of {done} messages failed and are delivered again later: see what {command!r} said")
@@ -98,20 +99,21 @@ def _batches(consumer: Consumer, count: int | None, follow: bool, size: int) -> 
             return
 
 
-def _show(batch: Any, form: BodyFormat) -> None:
+def _show(batch: Any, form: BodyFormat, names: Mapping[int, str]) -> None:
     for message in batch:
         if form is BodyFormat.BODY:
             sys.stdout.buffer.write(message.body + b"\n")
         elif form is BodyFormat.JSON:
-            typer.echo(json.dumps(_all_facts(message)))
+            typer.echo(json.dumps(_all_facts(message, names)))
         else:
-            typer.echo(message_line(_as_stored(message)))
+            typer.echo(message_line(_as_stored(message), names))
     sys.stdout.flush()  # an ack says that the reader has it
 
 
-def _run(message: ReceivedMessage, command: str, lease: float) -> bool:
+def _run(message: ReceivedMessage, command: str, lease: float, names: Mapping[int, str]) -> bool:
     """Run the program for a message and settle it; tells whether the program succeeded."""
-    running = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, env={**os.environ, **_facts(message)})
+    told = {**os.environ, **_facts(message, names)}
+    running = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, env=told)
     try:
         code = _finish(running, message, lease)
     except KeyboardInterrupt:
@@ -149,9 +151,9 @@ def _feed(running: subprocess.Popen[bytes], body: bytes) -> None:
         running.stdin.write(body)
 
 
-def _facts(message: ReceivedMessage) -> dict[str, str]:
+def _facts(message: ReceivedMessage, names: Mapping[int, str]) -> dict[str, str]:
     """What the program is told about its message. Not DMQ_…: those are settings of ours."""
-    facts = _all_facts(message)
+    facts = _all_facts(message, names)
     facts["properties"] = json.dumps(facts["properties"])
     named = {
         f"MESSAGE_{name.upper()}": str(value)
@@ -161,8 +163,8 @@ def _facts(message: ReceivedMessage) -> dict[str, str]:
     return {name: value for name, value in named.items() if "\0" not in value and len(value) < _FACT_BYTES_MAX}
 
 
-def _all_facts(message: ReceivedMessage) -> dict[str, Any]:
-    return message_facts(_as_stored(message)) | {"attempt": message.attempt}
+def _all_facts(message: ReceivedMessage, names: Mapping[int, str]) -> dict[str, Any]:
+    return message_facts(_as_stored(message), names) | {"attempt": message.attempt}
 
 
 def _as_stored(message: ReceivedMessage) -> StoredMessage:
@@ -182,6 +184,7 @@ def _as_stored(message: ReceivedMessage) -> StoredMessage:
         stored_at_ms=int(message.stored_at.timestamp() * 1000),
         app=message.app,
         properties=message.properties,
+        shard=message.shard,
     )
 
 

@@ -8,7 +8,7 @@ import typer
 
 from dmq.cli.message.messages import message_facts, message_row
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
-from dmq.cli.output import show_rows
+from dmq.cli.output import show_rows, tell_missing
 from dmq.errors import UnknownMessage
 
 __all__ = ["app"]
@@ -35,16 +35,22 @@ def find(
             MessageId.parse(message_id)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
+    from dmq.client.admin.shard_answers import ShardRows
+
     with connected(url) as client:
         admin = client.admin
         if key is None:
             found = admin.find(topic, id=message_id)
         else:
             topics = [topic] if topic else [one.name for one in admin.topics()]
-            found = [message for name in topics for message in admin.find(name, key=key, limit=limit)][:limit]
+            answers = [admin.find(name, key=key, limit=limit) for name in topics]
+            missing = dict.fromkeys(shard for rows in answers for shard in rows.missing)
+            found = ShardRows([message for rows in answers for message in rows][:limit], missing)
+        names = admin.shard_names
     if not found:
+        tell_missing(found.missing)
         what = f"key {key!r}" if key is not None else f"id {message_id}"
         where = f"in topic {topic!r}" if topic else "in any topic"
         raise UnknownMessage(f"no message with {what} is kept {where}: check it, retention may have taken it")
     show = message_row if form == Format.TABLE else message_facts
-    show_rows([show(message) for message in found], form, empty="")
+    show_rows([show(message, names) for message in found], form, empty="", missing=found.missing)

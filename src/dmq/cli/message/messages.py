@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dmq.cli.output import cut, moment, printable
+from dmq.cli.output import cut, moment, printable, shard_fact
 
 if TYPE_CHECKING:
     from dmq.client.admin.reports import StoredMessage
@@ -15,11 +16,12 @@ __all__ = ["body_facts", "body_text", "message_facts", "message_line", "message_
 _SHOWN_CHARS = 80
 
 
-def message_facts(message: StoredMessage) -> dict[str, Any]:
-    """Everything, for JSON; the body as `body_facts` has it."""
+def message_facts(message: StoredMessage, names: Mapping[int, str]) -> dict[str, Any]:
+    """Everything, for JSON; the body as `body_facts` has it, the shard by its name."""
     facts: dict[str, Any] = {
         "id": None if message.id is None else str(message.id),
         "topic": message.topic,
+        **shard_fact(names, message.shard),
         "queue": message.queue,
         "offset": message.offset,
         "key": message.key,
@@ -52,13 +54,14 @@ def body_text(body: bytes) -> str:
         return repr(body)
 
 
-def message_line(message: StoredMessage) -> str:
+def message_line(message: StoredMessage, names: Mapping[int, str]) -> str:
     """One message on one line."""
     named = (("key", message.key), ("tag", message.tag), ("business_id", message.business_id))
     parts = [] if message.id is None else [f"id={message.id}"]
     parts += [f"{name}={printable(value)}" for name, value in named if value is not None]
     parts += [f"{printable(name)}={printable(value)}" for name, value in message.properties.items()]
-    place = (moment(message.stored_at_ms), f"{message.queue}/{message.offset}")
+    shard = "".join(f"{name}/" for name in shard_fact(names, message.shard).values())
+    place = (moment(message.stored_at_ms), f"{shard}{message.queue}/{message.offset}")
     return " ".join((*place, *parts, _shown_body(message)))
 
 
@@ -67,10 +70,11 @@ def _shown_body(message: StoredMessage) -> str:
     return f"<damaged record: {printable(message.damage)}>" if message.damage else body_text(message.body)
 
 
-def message_row(message: StoredMessage) -> dict[str, Any]:
+def message_row(message: StoredMessage, names: Mapping[int, str]) -> dict[str, Any]:
     """One message as a row of a table; a long body is cut, and JSON has all of it."""
     return {
         "topic": message.topic,
+        **shard_fact(names, message.shard),
         "queue": message.queue,
         "offset": message.offset,
         "stored": moment(message.stored_at_ms),

@@ -34,5 +34,7 @@ def peek(
     place = parse_place(start)
     with connected(url) as client:
         found = client.admin.peek(topic, queue=queue, at=place, limit=limit, tags=tags)
+        names = client.admin.shard_names
     show = message_row if form == Format.TABLE else message_facts
-    show_rows([show(message) for message in found], form, empty="no messages there")
+    rows = [show(message, names) for message in found]
+    show_rows(rows, form, empty="no messages there", missing=found.missing)

@@ -42,12 +42,15 @@ def tail(
     """Follow a topic as messages arrive, until Ctrl-C. Nothing is consumed, and no group is made.
 
     PLACE is earliest, latest, an offset, a time back from now as in 10m, or a moment as in 2030-01-31T12:00:00Z. A
-    line has when the message was stored, its queue/offset, id, key, tag and properties, and its body.
+    line has when the message was stored, its queue/offset, in a cluster with the shard before them, id, key, tag and
+    properties, and its body.
     """
     place = parse_place(start)
     from dmq.client.consumer.follow import follow
 
     with connected(url) as client:
+        names = client.admin.shard_names
         arriving = follow(client.admin, topic, place, queue=queue, tags=tags, ends=no_follow)
         for message in islice(arriving, limit):
-            typer.echo(json.dumps(message_facts(message)) if form == LineFormat.JSON else message_line(message))
+            is_json = form == LineFormat.JSON
+            typer.echo(json.dumps(message_facts(message, names)) if is_json else message_line(message, names))

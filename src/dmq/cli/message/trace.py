@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, MessageName, Url, checked_id, connected, make_app
-from dmq.cli.output import moment, printable, show_rows
+from dmq.cli.output import missing_facts, moment, printable, show_rows
 
 if TYPE_CHECKING:
     from dmq.client.admin.reports import TraceStep
@@ -36,9 +36,9 @@ def trace(
     if form == Format.JSON:
         steps = [asdict(step) for step in found.steps]
         facts = {"id": str(found.id), "is_complete": found.is_complete, "steps": steps, "notes": list(found.notes)}
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps({**facts, **missing_facts(found.missing)}, indent=2))
         return
-    show_rows([_row(step) for step in found.steps], form, empty="nothing is known of it")
+    show_rows([_row(step) for step in found.steps], form, empty="nothing is known of it", missing=found.missing)
     for note in found.notes:
         typer.echo(f"Note: {printable(note)}.")
 

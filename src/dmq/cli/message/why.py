@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, MessageName, Url, checked_id, connected, make_app
-from dmq.cli.output import printable
+from dmq.cli.output import missing_facts, printable, tell_missing
 
 __all__ = ["app"]
 
@@ -30,6 +30,7 @@ def why(
     if form == Format.JSON:
         groups = [asdict(reason) for reason in found.groups]
         facts = {"id": str(found.id), "state": found.state, "text": found.text, "is_complete": found.is_complete}
-        typer.echo(json.dumps({**facts, "groups": groups}, indent=2))
+        typer.echo(json.dumps({**facts, "groups": groups, **missing_facts(found.missing)}, indent=2))
         return
+    tell_missing(found.missing)
     typer.echo(printable(found.text))

@@ -6,7 +6,7 @@ What always holds: these are snapshots, true of the moment the broker answered; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -106,6 +106,7 @@ class Member:
     is_connected: bool
     is_silent: bool = False
     """A lease of it ran out without a sign of life: it gets nothing until it speaks."""
+    shard: int = 0  # its number; 0 of a broker by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,9 @@ class GroupReport:
     topics: tuple[str, ...]
     lag: int
     members: int
-    details: tuple[Member, ...] = ()  # only where one group was asked for
+    details: tuple[Member, ...] = ()  # only where one group was asked for; of a cluster, one for each shard
     retrying: int = 0  # failed, and wait for another attempt; not part of the lag
+    missing: tuple[str, ...] = ()  # shards that did not answer
 
     @classmethod
     def of(cls, info: admin.GroupInfo, members: list[admin.MemberInfo] | None = None) -> GroupReport:
@@ -136,6 +138,10 @@ class GroupReport:
         )
         return cls(info.group, tuple(info.topics), info.lag, info.members, details, info.retrying)
 
+    def at(self, shard: int) -> GroupReport:
+        """The same, whose members name a shard."""
+        return replace(self, details=tuple(replace(member, shard=shard) for member in self.details))
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
@@ -152,6 +158,7 @@ class QueueLag:
     retrying: int = 0  # failed, and wait for another attempt; not part of the lag
     dropped: int = 0  # by retention, before the group had consumed them
     is_holding: bool = False  # retention waits for the group here
+    shard: int = 0  # its number; 0 of a broker by itself
 
     @classmethod
     def of(cls, position: consume.QueuePosition) -> QueueLag:
@@ -178,6 +185,7 @@ class Lag:
     total: int
     queues: tuple[QueueLag, ...]
     retrying: int = 0  # failed, and wait for another attempt; not part of the total
+    missing: tuple[str, ...] = ()  # shards that did not answer
 
     @property
     def dropped(self) -> int:
@@ -197,6 +205,7 @@ class Move:
     queue: int
     before: int
     after: int
+    shard: int = 0  # its number; 0 of a broker by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +216,7 @@ class QueueRange:
     first_offset: int
     next_offset: int
     at: int
+    shard: int = 0  # its number; 0 of a broker by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +249,7 @@ class StoredMessage:
     properties: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     damage: str = ""
     """Not empty for a record that nobody can read: what is wrong with it; the rest is what is left of it."""
+    shard: int = 0  # its number; 0 of a broker by itself
 
     @classmethod
     def of(cls, record: RecordView, message_id: MessageId | None = None, topic: str | None = None) -> StoredMessage:
@@ -279,6 +290,7 @@ class DelayReport:
     id: MessageId
     topic: str
     due_at_ms: int
+    shard: int = 0  # its number; 0 of a broker by itself
 
     @property
     def due_at(self) -> datetime:
@@ -295,6 +307,7 @@ class TransactionReport:
     group: str
     begun_at_ms: int
     checks: int
+    shard: int = 0  # its number; 0 of a broker by itself
 
     @property
     def begun_at(self) -> datetime:
@@ -341,6 +354,7 @@ class TraceReport:
     steps: tuple[TraceStep, ...]
     notes: tuple[str, ...]
     is_complete: bool  # the journal was searched to its end
+    missing: tuple[str, ...] = ()  # shards that did not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +375,7 @@ class WhyReport:
     text: str
     groups: tuple[GroupReason, ...]
     is_complete: bool  # the journal was searched to its end
+    missing: tuple[str, ...] = ()  # shards that did not answer
 
     def __str__(self) -> str:
         return self.text

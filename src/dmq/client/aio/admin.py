@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from dmq.client.admin import calls, cluster, dead_letters, shards
 from dmq.client.admin.calls import ANSWER_SECONDS, Call, When
@@ -34,9 +35,21 @@ from dmq.client.admin.reports import (
     TransactionReport,
     WhyReport,
 )
+from dmq.client.admin.shard_answers import (
+    ShardAnswers,
+    ShardRows,
+    chosen_why,
+    interleaved,
+    joined_group,
+    joined_groups,
+    joined_lag,
+    joined_trace,
+)
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
+from dmq.client.aio.pool import AioPool
 from dmq.client.aio.router import AioRouter
-from dmq.model import MessageId
+from dmq.errors import DMQError, NotConnected
+from dmq.model import MessageId, place_of
 from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.shard import ShardSet
 from dmq.protocol.session import DrainAction
@@ -44,6 +57,9 @@ from dmq.protocol.session import DrainAction
 __all__ = ["AioAdmin"]
 
 T = TypeVar("T")
+
+SHARD_SECONDS: Final = 3.0  # that shards without a leader are waited for, all together
+MISSED_SECONDS: Final = 10.0  # that one is not waited for again that had none
 
 
 class AioAdmin:
@@ -56,19 +72,58 @@ class AioAdmin:
     def __init__(self, router: AioRouter, timeout: float | None) -> None:
         self._router = router
         self.timeout = timeout
+        self._missed: dict[int, float] = {}  # shards that did not answer, and until when they are not waited for
 
-    async def _converse(self, call: Call[T]) -> T:
-        """Hold a conversation with the broker to its end, and return its result."""
+    async def _converse(self, call: Call[T], at: AioPool | None = None, seconds: float | None = None) -> T:
+        """Hold a conversation with the broker to its end, and return its result.
+
+        Parameters:
+            at: which broker; that of the topic if left out.
+            seconds: how long it may take then.
+        """
         try:
             command, header = next(call)
             while True:
-                answer = await self._router.pool_asked(header).request(
-                    command, header, timeout=self.timeout, answer_seconds=ANSWER_SECONDS
-                )
+                pool, timeout = (self._router.pool_asked(header), self.timeout) if at is None else (at, seconds)
+                answer = await pool.request(command, header, timeout=timeout, answer_seconds=ANSWER_SECONDS)
                 command, header = call.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    async def _gather(self, make: Callable[[], Call[T]], topic: str = "") -> ShardAnswers[T]:
+        """Hold a conversation with each shard that may have a topic, or with all of them; with a lone broker, that one.
+
+        A shard without a leader is waited for a moment, once in a while.
+
+        Raises:
+            DMQError: no shard has an answer, or all would refuse.
+        """
+        answers: ShardAnswers[T] = ShardAnswers()
+        if self._router.is_single:
+            answers.found.append((0, await self._converse(make())))
+            return answers
+        deadline = time.monotonic() + SHARD_SECONDS
+        for pool in self._router.pools_asked(topic):
+            now = time.monotonic()
+            seconds = self.timeout
+            if pool.current() is None:
+                patience = max(0.001, deadline - now) if now >= self._missed.get(pool.shard, 0.0) else 0.001
+                seconds = patience if seconds is None else min(seconds, patience)
+            try:
+                answers.found.append((pool.shard, await self._converse(make(), pool, seconds)))
+                self._missed.pop(pool.shard, None)
+            except DMQError as error:
+                answers.failed(self._router.shard_name(pool.shard), error)
+                self._missed[pool.shard] = time.monotonic() + MISSED_SECONDS
+        answers.check()
+        return answers
+
+    @property
+    def shard_names(self) -> dict[int, str]:
+        """The names of the shards of the cluster, by their numbers; none of a broker by itself."""
+        book = self._router.book
+        return {} if book is None else {number: self._router.shard_name(number) for number in book.shards}
 
     async def create_topic(
         self,
@@ -142,13 +197,14 @@ class AioAdmin:
         """One topic, with the groups that consume it."""
         return await self._converse(calls.topic(name))
 
-    async def groups(self, topic: str = "") -> list[GroupReport]:
+    async def groups(self, topic: str = "") -> ShardRows[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return await self._converse(calls.groups(topic))
+        return joined_groups(await self._gather(lambda: calls.groups(topic), topic))
 
     async def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
-        return await self._converse(calls.group(name))
+        answers = await self._gather(lambda: calls.group(name))
+        return joined_group((report.at(shard) for shard, report in answers.found), answers.missing)
 
     async def create_group(self, name: str, topic: str) -> None:
         """Give a group a position in a topic before its first member subscribes."""
@@ -156,7 +212,12 @@ class AioAdmin:
 
     async def delete_group(self, name: str, topic: str = "") -> None:
         """Delete a group, or its position in one topic."""
-        await self._converse(calls.delete_group(name, topic))
+        answers = await self._gather(lambda: calls.delete_group(name, topic), topic)
+        if answers.missing:
+            raise NotConnected(
+                f"group {name!r} is deleted, but not in shard {', '.join(answers.missing)}, which did not answer: "
+                "delete it again when that has a leader"
+            )
 
     async def lag(self, topic: str, group: str) -> Lag:
         """How many messages of a topic a group has not settled; of all topics it consumes if the topic is "".
@@ -164,42 +225,71 @@ class AioAdmin:
         Raises:
             UnknownGroup: the group has no position in the topic.
         """
-        return await self._converse(calls.lag(topic, group))
+        return joined_lag(await self._gather(lambda: calls.lag(topic, group), topic))
 
     async def reset(
-        self, topic: str, group: str, to: When, *, queue: int | None = None, dry_run: bool = False
-    ) -> list[Move]:
+        self,
+        topic: str,
+        group: str,
+        to: When,
+        *,
+        queue: int | None = None,
+        dry_run: bool = False,
+        shard: int | None = None,
+    ) -> ShardRows[Move]:
         """Move the position of a group in a topic.
 
         Parameters:
             to: "earliest", "latest", an offset, a datetime, seconds since 1970 as a float, or a time back from now,
                 as a timedelta or as in "2h".
-            queue: move it in this queue only.
+            queue: move it in this queue only; in a cluster, in the queue with this number of each shard.
             dry_run: change nothing, and return what would be moved.
+            shard: move it in the shard with this number only.
+
+        Returns:
+            The moves. In a cluster their `missing` names shards that did not answer: nothing was moved there.
         """
-        return await self._converse(calls.reset(topic, group, to, queue, dry_run=dry_run))
+        point = calls.parse_point(to)
+        if shard is not None:
+            found = await self._converse_in(shard, calls.reset(topic, group, point, queue, dry_run=dry_run))
+            return ShardRows(replace(move, shard=shard) for move in found)
+        return (await self._gather(lambda: calls.reset(topic, group, point, queue, dry_run=dry_run), topic)).rows()
 
     async def find(
         self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
-    ) -> list[StoredMessage]:
+    ) -> ShardRows[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return await self._converse(calls.find(topic, key, id, limit))
+        return (await self._gather(lambda: calls.find(topic, key, id, limit), topic)).rows(limit=limit)
 
     async def peek(
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
-    ) -> list[StoredMessage]:
+    ) -> ShardRows[StoredMessage]:
         """Read messages from a place on, without consuming them."""
-        return await self._converse(calls.peek(topic, queue, at, limit, tags=tags))
+        point = calls.parse_point(at)
+        return interleaved(await self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags), topic), limit)
 
     async def read(
-        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = ""
+        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = "", shard: int = 0
     ) -> tuple[list[StoredMessage], int]:
-        """Messages of one queue from an offset on, and the offset at which to read on."""
-        return await self._converse(calls.read(topic, queue, offset, limit, tags=tags))
+        """Messages of one queue from an offset on, and the offset at which to read on.
 
-    async def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> list[QueueRange]:
+        Parameters:
+            shard: the number of the shard that has the queue, in a cluster.
+        """
+        call = calls.read(topic, queue, offset, limit, tags=tags)
+        if not shard:
+            return await self._converse(call)
+        messages, following = await self._converse_in(shard, call)
+        return [replace(message, shard=shard) for message in messages], following
+
+    async def _converse_in(self, shard: int, call: Call[T]) -> T:
+        """Hold a conversation with one shard."""
+        return await self._converse(call, self._router.pool_for("", place_of(0, shard)), self.timeout)
+
+    async def offsets(self, topic: str, *, queue: int | None = None, at: When = "earliest") -> ShardRows[QueueRange]:
         """The first and the next offset of each queue, and the offset of a place in it."""
-        return await self._converse(calls.offsets(topic, queue, at))
+        point = calls.parse_point(at)
+        return (await self._gather(lambda: calls.offsets(topic, queue, point), topic)).rows()
 
     async def archived(self, journal_id: int = 0, offset: int = 0) -> ArchiveReport:
         """How far the journal of the broker is archived; given an offset, record first that it is archived so far.
@@ -214,9 +304,10 @@ class AioAdmin:
         """
         return await self._converse(calls.archived(journal_id, offset))
 
-    async def delays(self, topic: str = "", *, limit: int = 1000) -> list[DelayReport]:
+    async def delays(self, topic: str = "", *, limit: int = 1000) -> ShardRows[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        return await self._converse(calls.delays(topic, limit))
+        answers = await self._gather(lambda: calls.delays(topic, limit), topic)
+        return answers.rows(lambda row: row.due_at_ms, limit)
 
     async def cancel_delay(self, id: MessageId | str) -> None:
         """Cancel a delayed message that is not delivered yet.
@@ -224,11 +315,12 @@ class AioAdmin:
         Raises:
             UnknownMessage: no delayed message has this id: it was delivered or cancelled, or was never delayed.
         """
-        await self._converse(calls.cancel_delay(id))
+        await self._gather(lambda: calls.cancel_delay(id))
 
-    async def transactions(self, topic: str = "", *, limit: int = 1000) -> list[TransactionReport]:
+    async def transactions(self, topic: str = "", *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        return await self._converse(calls.transactions(topic, limit))
+        answers = await self._gather(lambda: calls.transactions(topic, limit), topic)
+        return answers.rows(lambda row: row.begun_at_ms, limit)
 
     async def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
         """The history of a message: when it was sent, stored, delivered, acked, retried and so on.
@@ -239,7 +331,7 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return await self._converse(calls.trace(id, group))
+        return joined_trace(await self._gather(lambda: calls.trace(id, group)))
 
     async def why(self, id: MessageId | str, group: str = "") -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
@@ -250,7 +342,7 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return await self._converse(calls.why(id, group))
+        return chosen_why(await self._gather(lambda: calls.why(id, group)))
 
     async def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""

@@ -360,6 +360,17 @@ class AnyRouter(Generic[P, L]):
             self._keeper.want([topic])
         return [self._pool_at(broker) for broker in self._table.brokers(topic)]
 
+    def pools_asked(self, topic: str = "") -> list[P]:
+        """The pools of all brokers that may know something of a topic; all there are without one."""
+        if topic and (self.book is None or self.topic_route(topic) is not None):
+            return self.pools_of(topic)
+        return [self._pools[number] for number in sorted(self._pools)]
+
+    def shard_name(self, number: int) -> str:
+        """What people call a shard."""
+        row = None if self.book is None else self.book.shard(number)
+        return str(number) if row is None else row.name
+
     def pool_asked(self, header: Header) -> P:
         """The pool of the broker that a request belongs to: that of its topic, if it names one."""
         topic = getattr(header, "topic", "")

@@ -1,7 +1,8 @@
 """Following a topic without a group: what arrives, as it arrives, and nothing is consumed.
 
 What always holds: each queue is read in order and without gaps from where it was begun, except for what retention took
-before it was read; messages of several queues come in the order they were stored, as far as one look sees them.
+before it was read; messages of several queues come in the order they were stored, as far as one look sees them. A shard
+that does not answer holds up nobody: its queues are read on when it does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dmq.client.admin.admin import Admin
 from dmq.client.admin.calls import When
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.arguments import check_tags
+from dmq.errors import NotConnected, NotLeader, TimedOut
 
 __all__ = ["follow"]
 
@@ -47,19 +49,27 @@ def follow(
         InvalidSettings: `tags` are no filter.
     """
     check_tags(tags)
-    begin = {row.queue: row.at for row in admin.offsets(topic, queue=queue, at=start)}
-    limits = {row.queue: row.next_offset for row in admin.offsets(topic, queue=queue)} if ends else {}
+    begin = {(row.shard, row.queue): row.at for row in admin.offsets(topic, queue=queue, at=start)}
+    limits = {(row.shard, row.queue): row.next_offset for row in admin.offsets(topic, queue=queue)} if ends else {}
     while True:
         batches: list[list[StoredMessage]] = []
         found = False
         for row in admin.offsets(topic, queue=queue):
             # A queue that was added since is read from its beginning.
-            at = begin.setdefault(row.queue, row.first_offset)
-            if at >= limits.get(row.queue, row.next_offset):
+            place = row.shard, row.queue
+            at = begin.setdefault(place, row.first_offset)
+            if at >= limits.get(place, row.next_offset):
                 continue
-            messages, begin[row.queue] = admin.read(topic, row.queue, at, limit=_READ_MESSAGES, tags=tags)
-            found = found or begin[row.queue] > at
-            batches.append([m for m in messages if not ends or m.offset < limits.get(row.queue, 0)])
+            try:
+                messages, begin[place] = admin.read(
+                    topic, row.queue, at, limit=_READ_MESSAGES, tags=tags, shard=row.shard
+                )
+            except (NotConnected, NotLeader, TimedOut):
+                if not row.shard:
+                    raise
+                continue  # it failed over between the two questions
+            found = found or begin[place] > at
+            batches.append([m for m in messages if not ends or m.offset < limits.get(place, 0)])
         yield from heapq.merge(*batches, key=lambda message: message.stored_at_ms)
         if not found:
             if ends:
