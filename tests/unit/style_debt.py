@@ -12,7 +12,7 @@ PLACES: dict[str, set[str]] = {
         "dmq.client.connection.connection:Connection.submit",
         "dmq.client.consumer.follow:follow",
         "dmq.client.consumer.options:ConsumerOptions.__init__",
-        "dmq.client.consumer.subscription:NamedLink.submit",
+        "dmq.client.connection.link:NamedLink.submit",
         "dmq.protocol.frame:frame_head",
         "dmq.protocol.frame:build_frame",
         "dmq.records.encoder:make_shape",

@@ -78,7 +78,7 @@ def test_what_a_stranger_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureF
     assert printable(evil) == r"a\x1b[31m\x07\nb\u202e"
     show_rows([{"topic": evil, "lag": 3}], Format.TABLE, empty="")
     show_facts({"topic": evil}, Format.TABLE)
-    shown = capsys.readouterr().out + message_line(message(evil.encode(), key=evil)) + body_text(b"\xff\x1b")
+    shown = capsys.readouterr().out + message_line(message(evil.encode(), key=evil), {}) + body_text(b"\xff\x1b")
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert r"a\x1b[31m\x07\nb" in shown
@@ -116,17 +116,17 @@ def test_numbers_and_moments_for_people() -> None:
 
 def test_a_message_on_a_line_has_everything_a_person_looks_for() -> None:
     shown = "2023-11-14 22:13:20.123Z 2/41 id=000000000000e0000000000004 key=k-1 trace=abc hello"
-    assert message_line(message()) == shown
+    assert message_line(message(), {}) == shown
 
 
 def test_a_long_body_is_cut_in_a_table_and_whole_in_json() -> None:
     long = message(b"x" * 1000)
-    assert message_row(long)["body"] == "x" * 80 + "…"
-    assert message_row(long)["bytes"] == 1000
-    assert message_facts(long)["body"] == "x" * 1000
+    assert message_row(long, {})["body"] == "x" * 80 + "…"
+    assert message_row(long, {})["bytes"] == 1000
+    assert message_facts(long, {})["body"] == "x" * 1000
 
 
 @pytest.mark.parametrize("body", [b"hello", "grüße 你好".encode(), b"\xff\x00binary", b""])
 def test_what_tail_prints_as_json_can_be_sent_again(body: bytes) -> None:
-    line = json.dumps(message_facts(message(body))).encode()
+    line = json.dumps(message_facts(message(body), {})).encode()
     assert parse_json_line(line) == (body, {"key": "k-1", "priority": 4, "properties": {"trace": "abc"}})

@@ -7,6 +7,7 @@
 - `shards`: the conversations about shards, and what they return
 - `cluster`: the conversations about the whole cluster, and the document of an export
 - `reports`: the values that the conversations return
+- `shard_answers`: how the answers of several shards become one
 
 `admin` and `registry` are generated from their asyncio twins in `dmq.client.aio`.
 """

@@ -124,7 +124,7 @@ def joined_lag(answers: ShardAnswers[Lag]) -> Lag:
         sum(lag.total for lag in lags),
         tuple(queues),
         sum(lag.retrying for lag in lags),
-        tuple(answers.missing),
+        missing=tuple(answers.missing),
     )
 
 
@@ -136,9 +136,9 @@ def joined_group(reports: Iterable[GroupReport], missing: Iterable[str] = ()) ->
         tuple(sorted({topic for one in found for topic in one.topics})),
         sum(one.lag for one in found),
         max(one.members for one in found),
-        tuple(member for one in found for member in one.details),
-        sum(one.retrying for one in found),
-        tuple(missing),
+        details=tuple(member for one in found for member in one.details),
+        retrying=sum(one.retrying for one in found),
+        missing=tuple(missing),
     )
 
 
@@ -161,7 +161,7 @@ def joined_trace(answers: ShardAnswers[TraceReport]) -> TraceReport:
         tuple(steps) if len(reports) > 1 else reports[0].steps,
         notes,
         all(report.is_complete for report in reports) and not answers.missing,
-        tuple(answers.missing),
+        missing=tuple(answers.missing),
     )
 
 

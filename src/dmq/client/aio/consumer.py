@@ -28,7 +28,7 @@ from dmq.client.aio.subscriber import AioSubscriber
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.handler import RateLimit
-from dmq.client.consumer.leases import extension
+from dmq.client.consumer.leases import check_extended, extension, partly_moved, refused_of
 from dmq.client.consumer.message import T, parts_to_ack
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import Part
@@ -47,9 +47,6 @@ from dmq.client.consumer.subscription import (
     LAST_WORDS_SECONDS,
     LEARN_SECONDS,
     Subscription,
-    check_extended,
-    partly_moved,
-    refused_of,
 )
 from dmq.clock import Clock
 from dmq.errors import DMQError, InvalidRequest, NotConnected, TimedOut, UnknownGroup, UnknownTopic

@@ -18,7 +18,7 @@ from dmq.protocol import Buffer, Frame, Header, Status, error_from_status
 from dmq.protocol.cluster.route import TopicRoute
 from dmq.protocol.session import HelloReply, Limits
 
-__all__ = ["ConnectionOwner", "Link", "Links", "Peer", "call_with"]
+__all__ = ["ConnectionOwner", "Link", "Links", "NamedLink", "Peer", "call_with"]
 
 log = EventLog(__name__)
 
@@ -61,6 +61,28 @@ class Link(Protocol):
     def tell(self, command: int, header: Header, body: Sequence[Buffer] = ...) -> None: ...
 
     def forget(self, pending: Pending) -> bool: ...
+
+
+class NamedLink(Link, Protocol):
+    """A connection, as far as consumers see it."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    @property
+    def shard(self) -> int: ...
+
+    def submit(
+        self,
+        command: int,
+        header: Header,
+        body: Sequence[Buffer] = ...,
+        *,
+        on_answer: OnAnswer,
+        flags: int = ...,
+        attended: bool = ...,
+        before: Sequence[tuple[int, Header]] = ...,
+    ) -> Pending: ...
 
 
 class Links(Protocol):

@@ -9,16 +9,27 @@ The lock of the consumer's core guards it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dmq.client.consumer.delivery import Delivery, LeaseKey
 from dmq.client.consumer.duplicates import Screening
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, Settlement
+from dmq.errors import DMQError
+from dmq.protocol import Frame, decode_response, error_from_status
+from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, Settlement, SettleReply
 from dmq.protocol.header import TEXT_MAX
+from dmq.protocol.status import ErrorHeader
 
-__all__ = ["SETTLEMENTS_MAX", "LeaseBook", "extension", "settlements_of"]
+__all__ = [
+    "SETTLEMENTS_MAX",
+    "LeaseBook",
+    "check_extended",
+    "extension",
+    "partly_moved",
+    "refused_of",
+    "settlements_of",
+]
 
 # In one frame; far below what a header may hold, so that the broker gets to others in between.
 SETTLEMENTS_MAX: Final = 1000
@@ -154,3 +165,34 @@ def extension(lease: Lease, seconds: float) -> Settlement:
     """The wish to keep a lease for so long from now."""
     delay_ms = max(1, round(seconds * 1000))
     return Settlement(lease.queue, lease.epoch, lease.lease, Outcome.EXTEND, delay_ms=delay_ms, topic=lease.topic)
+
+
+def refused_of(answer: Frame | DMQError) -> set[int] | None:
+    """The settlements that a broker refused, by their index; None if it did not answer."""
+    if isinstance(answer, DMQError):
+        return None
+    try:
+        reply: SettleReply = decode_response(answer)
+    except DMQError:
+        return None
+    return {refusal.index for refusal in reply.refused}
+
+
+def partly_moved(failed: Sequence[DMQError], brokers: int) -> DMQError:
+    """What a seek raises that some of the brokers did not carry out."""
+    error = failed[0]
+    if brokers == 1:
+        return error
+    moved = f"the group was moved in {brokers - len(failed)} of {brokers} shards: seek again to move it in all"
+    return type(error)(f"{error.message}; {moved}", **error.detail)
+
+
+def check_extended(reply: SettleReply, delivery: Delivery, deadline: float) -> None:
+    """Take note of an extension.
+
+    Raises:
+        LeaseLost: it came too late.
+    """
+    for refusal in reply.refused:
+        raise error_from_status(refusal.status, ErrorHeader(refusal.message))
+    delivery.deadline = max(delivery.deadline, deadline)

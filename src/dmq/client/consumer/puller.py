@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic, NamedTuple
 
 from dmq.client.arguments import check_whole
+from dmq.client.connection.link import NamedLink
 from dmq.client.consumer.prefetch import Part
-from dmq.client.consumer.subscription import NamedLink, P, Subscription, Subscriptions
+from dmq.client.consumer.subscription import P, Subscription, Subscriptions
 from dmq.errors import (
     BrokerStopping,
     Busy,

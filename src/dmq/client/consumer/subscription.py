@@ -20,20 +20,20 @@ import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from dmq.client.connection.link import Link
+from dmq.client.connection.link import NamedLink
 from dmq.client.connection.router import AnyPool, AnyRouter
-from dmq.client.connection.session import OnAnswer, Pending
+from dmq.client.connection.session import OnAnswer
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
-from dmq.client.consumer.leases import SETTLEMENTS_MAX, extension
+from dmq.client.consumer.leases import SETTLEMENTS_MAX, extension, refused_of
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, loans
 from dmq.client.consumer.strategy import SETTLED_SECONDS, STRATEGIES, Roll, diff
 from dmq.errors import DMQError, LimitReached, NotConnected, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.model import SYSTEM_PREFIX, place_of, place_queue, place_shard
-from dmq.protocol import Buffer, Command, Frame, Header, decode_response, error_from_status
+from dmq.protocol import Buffer, Command, Frame, decode_response, error_from_status
 from dmq.protocol.consume import (
     Assign,
     Credit,
@@ -42,7 +42,6 @@ from dmq.protocol.consume import (
     Point,
     Push,
     Settle,
-    SettleReply,
     SubscribeReply,
     SubscriptionEnded,
     Unsubscribe,
@@ -56,7 +55,6 @@ __all__ = [
     "LAST_WORDS_SECONDS",
     "LEARN_SECONDS",
     "AnySubscriber",
-    "NamedLink",
     "Subscription",
     "Subscriptions",
 ]
@@ -72,28 +70,6 @@ AGAIN_SECONDS: Final = 0.5
 UNKNOWN_SECONDS: Final = 1.0  # until one of several brokers is asked again that did not know the topic
 TICKS_PER_LEASE: Final = 4
 ALL: Final = 1 << 30
-
-
-class NamedLink(Link, Protocol):
-    """A connection, as far as consumers see it."""
-
-    @property
-    def client_id(self) -> str: ...
-
-    @property
-    def shard(self) -> int: ...
-
-    def submit(
-        self,
-        command: int,
-        header: Header,
-        body: Sequence[Buffer] = ...,
-        *,
-        on_answer: OnAnswer,
-        flags: int = ...,
-        attended: bool = ...,
-        before: Sequence[tuple[int, Header]] = ...,
-    ) -> Pending: ...
 
 
 class AnySubscriber(Protocol):
@@ -809,34 +785,3 @@ class Subscriptions(Generic[P]):
         self._router.unwatch_routes(self)
         for one in self._all:
             one.pool.unwatch(one)
-
-
-def refused_of(answer: Frame | DMQError) -> set[int] | None:
-    """The settlements that a broker refused, by their index; None if it did not answer."""
-    if isinstance(answer, DMQError):
-        return None
-    try:
-        reply: SettleReply = decode_response(answer)
-    except DMQError:
-        return None
-    return {refusal.index for refusal in reply.refused}
-
-
-def partly_moved(failed: Sequence[DMQError], brokers: int) -> DMQError:
-    """What a seek raises that some of the brokers did not carry out."""
-    error = failed[0]
-    if brokers == 1:
-        return error
-    moved = f"the group was moved in {brokers - len(failed)} of {brokers} shards: seek again to move it in all"
-    return type(error)(f"{error.message}; {moved}", **error.detail)
-
-
-def check_extended(reply: SettleReply, delivery: Delivery, deadline: float) -> None:
-    """Take note of an extension.
-
-    Raises:
-        LeaseLost: it came too late.
-    """
-    for refusal in reply.refused:
-        raise error_from_status(refusal.status, ErrorHeader(refusal.message))
-    delivery.deadline = max(delivery.deadline, deadline)

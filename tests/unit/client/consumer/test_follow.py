@@ -30,7 +30,9 @@ class StubAdmin:
             rows.append(QueueRange(number, self.first, len(messages), place))
         return [row for row in rows if queue in (None, row.queue)]
 
-    def read(self, topic: str, queue: int, offset: int, *, limit: int, tags: str) -> tuple[list[StoredMessage], int]:
+    def read(
+        self, topic: str, queue: int, offset: int, *, limit: int, tags: str, shard: int = 0
+    ) -> tuple[list[StoredMessage], int]:
         chosen = self.queues[queue][max(offset, self.first) :][: min(limit, 3)]
         end = chosen[-1].offset + 1 if chosen else offset
         return [message for message in chosen if not tags or message.tag == tags], end
