@@ -47,7 +47,6 @@ def test_the_leader_of_a_shard_dies_under_load(cluster: ClusterProcesses, tmp_pa
         spooling = client.producer(timeout=60, spool=tmp_path / "spool")
         futures: list[dmq.SendFuture] = []
         pinned: list[dmq.SendFuture] = []
-        slowest, sent = 0.0, 0
         for number in range(300):
             futures.append(producer.send_async("any", b"%d" % number))
             name = names[number % 10]
@@ -56,18 +55,16 @@ def test_the_leader_of_a_shard_dies_under_load(cluster: ClusterProcesses, tmp_pa
             if number == 100:
                 victim = cluster.leader("s1")
                 cluster.members[victim].kill()
+                eventually(lambda: client._router._pools[cluster.numbers["s1"]].current() is None)
             if 100 <= number < 140:
-                began = time.monotonic()
-                producer.send("any", b"lone-%d" % number)
-                slowest, sent = max(slowest, time.monotonic() - began), sent + 1
+                producer.send("any", b"lone-%d" % number)  # the shard has no leader now: another one takes it
         cluster.members[victim].start()
         receipts = [future.result(PATIENCE_S) for future in futures]
         ordered = [future.result(PATIENCE_S) for future in pinned]
         spooling.flush(PATIENCE_S)
         spooling.close()
-        assert {receipt.shard for receipt in receipts} == {receipt.shard for receipt in ordered} == {1, 2}
-        # What was under way to the dead leader waits for the next one; what comes after that goes elsewhere.
-        assert sent == 40
+        assert {receipt.shard for receipt in ordered} == {1, 2}
+        assert len({receipt.id for receipt in receipts}) == 300
         places = {names[number % 10]: (one.shard, one.queue) for number, one in enumerate(ordered)}
         assert all(places[names[number % 10]] == (one.shard, one.queue) for number, one in enumerate(ordered))
 

@@ -97,6 +97,7 @@ class SendBatch(Outcome, NumberedBatch):
     deadline: float | None = None
     moves = 0  # to another broker
     moved_at = 0.0  # for the first time
+    is_stalled = False  # it waits for a leader of its shard
     turns = 0  # how often it got another place
     resends = 0
     previous_sequence: int | None = None  # of the message before it in its queue, if that one may be under way
@@ -237,8 +238,8 @@ class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
     __slots__ = (
-        "gathering", "has_offsets", "is_closed", "key", "lone", "place", "ready", "stand_in", "stream", "turn",
-        "under_way",
+        "gathering", "has_offsets", "is_closed", "key", "lone", "place", "ready", "stalled", "stand_in", "stream",
+        "turn", "under_way",
     )  # fmt: skip
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
@@ -250,6 +251,7 @@ class Lane:
         self.ready: deque[SendBatch] = deque()
         self.gathering: SendBatch | None = None
         self.under_way = 0
+        self.stalled = 0  # of those under way: they wait for a leader of their shard, and others do not wait for them
         self.is_closed = False  # nothing leaves it any more: the topic has other slots
         self.lone: Lone | None = None  # the message without a batch that is under way
         self.stand_in: SendBatch | None = None  # its batch after all, if anybody asked for it
@@ -270,14 +272,14 @@ class Lane:
         batch = self.gathering
         # A `consumed` batch takes as long as its consumer: waiting for it would not be gathering but standing still.
         if batch is None or (
-            self.under_way and self.key.durability != Durability.CONSUMED and not self._is_worth(batch)
+            self.under_way > self.stalled and self.key.durability != Durability.CONSUMED and not self._is_worth(batch)
         ):
             return None
         return batch
 
     def _is_worth(self, batch: SendBatch) -> bool:
         """Whether a batch that gathers is worth sending beside those under way; a larger one costs less."""
-        return batch.is_large and self.under_way < OVERLAP_MAX
+        return batch.is_large and self.under_way - self.stalled < OVERLAP_MAX
 
 
 class Draft(NamedTuple):
@@ -590,6 +592,7 @@ class Accumulator:
             overlaps: the broker takes batches that name the one before.
         """
         lane = batch.lane
+        self._resume(batch)
         batches = lane.stream.under_way.get((lane.place, batch.queue))
         batch.previous_sequence, batch.is_held = None, False
         if batches is None or batches[0] is batch:
@@ -601,6 +604,18 @@ class Accumulator:
         batch.is_held = True
         return False
 
+    def stall(self, batch: SendBatch) -> None:
+        """A batch waits for a leader of its shard: its lane goes on, where its messages may go to other shards."""
+        if batch.lane.key.queue < 0 and not batch.is_stalled:
+            batch.is_stalled = True
+            batch.lane.stalled += 1
+
+    @staticmethod
+    def _resume(batch: SendBatch) -> None:
+        if batch.is_stalled:
+            batch.is_stalled = False
+            batch.lane.stalled -= 1
+
     def _number(self, batch: SendBatch, stream: Stream) -> None:
         batch.producer_id = stream.producer_id
         batch.first_sequence = stream.next_sequence
@@ -609,6 +624,7 @@ class Accumulator:
     def finished(self, batch: SendBatch) -> list[Lane]:
         """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""
         self._unsettled.pop(batch, None)
+        self._resume(batch)
         lane = batch.lane
         place = (lane.place, batch.queue)
         batches = lane.stream.under_way.get(place, ())

@@ -146,6 +146,8 @@ class Sender:
                 may_go = self.accumulator.may_go(batch, overlaps=OVERLAP in link.features)
             if may_go:
                 self._send(batch, link)
+            elif not self._is_single:
+                self._move_later(batch)  # what it is held behind may wait for a leader for long
         except DMQError as error:
             self.unsent(batch, error)
 
@@ -492,17 +494,26 @@ class Sender:
             self._end(batch, error=closed_by)
         elif (link := self._links.link_for(batch.topic, batch.queue)) is not None:
             self.connected(link)
-        elif not self._is_single and not batch.is_unanswered and batch.lane.key.queue < 0:
-            self._links.call_later(LEADER_SECONDS, lambda: self._move_parked(batch))
+        elif not self._is_single:
+            with self.lock:
+                self.accumulator.stall(batch)
+            self._move_later(batch)
+            self.pump(batch.lane)
 
-    def _move_parked(self, batch: SendBatch) -> None:
-        """A shard has had no leader for a while: another one takes what waits for it and may go there."""
+    def _move_later(self, batch: SendBatch) -> None:
+        """Have another shard take a batch that may go there, if it waits for its own one for long."""
+        if not batch.is_unanswered and batch.lane.key.queue < 0:
+            self._later(LEADER_SECONDS, batch, self._move_waiting)
+
+    def _move_waiting(self, batch: SendBatch) -> None:
+        """A shard has had no leader for a while: another one takes what waits for it, or is held behind that."""
         with self.lock:
-            is_parked = batch in self._parked
-        if is_parked:
-            self._links.health.failed(batch.shard, self._clock.monotonic())
+            is_waiting = batch in self._parked or batch.is_held
+        if is_waiting:
+            if self._links.link_for(batch.topic, batch.queue) is None:
+                self._links.health.failed(batch.shard, self._clock.monotonic())
             if not self._move(batch):
-                self._links.call_later(LEADER_SECONDS, lambda: self._move_parked(batch))
+                self._move_later(batch)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
