@@ -212,3 +212,15 @@ def test_a_shard_that_dies_holds_up_nobody_and_goes_on_in_order(cluster: Cluster
         cluster.start_all()
         consumer.close()
         running.join()
+
+
+def test_a_topic_is_counted_over_all_shards(cluster: ClusterProcesses) -> None:
+    with dmq.connect(cluster.url, timeout=PATIENCE_S) as client:
+        client.admin.create_topic("counted", queues=2)
+        with client.producer(timeout=PATIENCE_S) as producer:
+            receipts = [producer.send("counted", b"%d" % n, business_id=f"u{n}", ordered=True) for n in range(30)]
+        assert len({receipt.shard for receipt in receipts}) == 3
+        assert client.admin.topic("counted").messages == 30
+        (row,) = client.admin.topics("counted")
+        assert (row.messages, row.stored, len(row.slots)) == (30, 30, 3)
+        assert client.admin.topics("counted").missing == ()

@@ -43,6 +43,8 @@ from dmq.client.admin.shard_answers import (
     joined_group,
     joined_groups,
     joined_lag,
+    joined_topic,
+    joined_topics,
     joined_trace,
 )
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
@@ -189,13 +191,14 @@ class Admin:
         """Delete a topic, its messages and the positions of all groups in it."""
         self._converse(calls.delete_topic(name))
 
-    def topics(self, prefix: str = "", *, system: bool = False) -> list[Topic]:
+    def topics(self, prefix: str = "", *, system: bool = False) -> ShardRows[Topic]:
         """The topics whose names begin with a prefix, by name; those of DMQ itself only with `system`."""
-        return self._converse(calls.topics(prefix, system))
+        return joined_topics(self._gather(lambda: calls.topics(prefix, system)))
 
     def topic(self, name: str) -> Topic:
-        """One topic, with the groups that consume it."""
-        return self._converse(calls.topic(name))
+        """One topic, with the groups that consume it. What a shard that does not answer keeps is not counted."""
+        answers = self._gather(lambda: calls.topic(name), name)
+        return joined_topic([topic for _, topic in answers.found])
 
     def groups(self, topic: str = "") -> ShardRows[GroupReport]:
         """All consumer groups, or those that consume a topic."""

@@ -6,12 +6,12 @@ it; what no shard knows raises as a lone broker does. With a lone broker there i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import Any, Final, Generic, TypeVar
 
-from dmq.client.admin.reports import GroupReport, Lag, StoredMessage, TraceReport, WhyReport
+from dmq.client.admin.reports import GroupReport, Lag, StoredMessage, Topic, TraceReport, WhyReport
 from dmq.errors import (
     BrokerStopping,
     Busy,
@@ -33,6 +33,8 @@ __all__ = [
     "joined_group",
     "joined_groups",
     "joined_lag",
+    "joined_topic",
+    "joined_topics",
     "joined_trace",
 ]
 
@@ -112,6 +114,29 @@ def interleaved(answers: ShardAnswers[list[StoredMessage]], limit: int) -> Shard
 
 def _numbered(at: int, rows: list[StoredMessage]) -> list[tuple[int, StoredMessage]]:
     return [(at, row) for row in rows]
+
+
+def joined_topics(answers: ShardAnswers[list[Topic]]) -> ShardRows[Topic]:
+    """Topics by name, with what all shards keep of them."""
+    found: dict[str, list[Topic]] = {}
+    for _, rows in answers.found:
+        for row in rows:
+            found.setdefault(row.name, []).append(row)
+    return ShardRows((joined_topic(rows) for _, rows in sorted(found.items())), answers.missing)
+
+
+def joined_topic(rows: Sequence[Topic]) -> Topic:
+    """One topic, with what all shards keep of it; the newest slots are the ones that hold."""
+    if len(rows) == 1:
+        return rows[0]
+    groups = None if any(row.groups is None for row in rows) else sorted({g for row in rows for g in row.groups or ()})
+    return replace(
+        max(rows, key=lambda row: row.slots_version),
+        messages=sum(row.messages for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        stored=sum(row.stored for row in rows),
+        groups=None if groups is None else tuple(groups),
+    )
 
 
 def joined_lag(answers: ShardAnswers[Lag]) -> Lag:
