@@ -16,6 +16,7 @@ import pyarrow as pa
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
+from dmq.records.layout import MOVED
 
 Row = dict[str, Any]
 BROKER = "00000000000000b1"
@@ -112,7 +113,8 @@ def made(seed: int = 1, count: int = 300) -> Days:
         topic, queue = ("orders", "payments")[number % 5 == 0], chance.randrange(2)
         offset = ends.get((topic, queue), 1000)
         ends[topic, queue] = offset + 1
-        message = days.message(topic, queue, offset, at, app=f"app-{chance.randrange(2)}", key=f"k-{number}")
+        more = {"app": f"app-{chance.randrange(2)}", "key": f"k-{number}"} | _delayed(number, at)
+        message = days.message(topic, queue, offset, at, **more)
         days.settle(message, "quick", "acked", at + timedelta(milliseconds=chance.randrange(60, 3000)))
         if topic == "orders" and offset >= 1010:
             _try(days, message, at + timedelta(seconds=chance.randrange(1, 200)), chance)
@@ -123,6 +125,12 @@ def made(seed: int = 1, count: int = 300) -> Days:
         if number == count * 2 // 3:
             at = MIDNIGHT + timedelta(days=1, minutes=-5)
     return days
+
+
+def _delayed(number: int, at: datetime) -> Row:
+    """Of every eleventh message, that it was sent hours before, and left the schedule now."""
+    sent_at, released_at = at - timedelta(hours=number), at - timedelta(milliseconds=number % 4)
+    return {} if number % 11 else {"flags": MOVED, "sent_at": sent_at, "received_at": released_at}
 
 
 def _try(days: Days, message: Row, at: datetime, chance: random.Random) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dmq.records.layout import MOVED, REPLAYED
 from tests.archive_rows import Days, Row
 
 MINUTE = timedelta(minutes=1)
@@ -19,6 +20,12 @@ def ms(later: datetime, earlier: datetime) -> int:
 
 def minute_of(at: datetime) -> datetime:
     return at.replace(second=0, microsecond=0)
+
+
+def offered(message: Row) -> datetime:
+    """When the broker had to store it: delays are no latency."""
+    at: datetime = message["received_at"] if message["flags"] & (MOVED | REPLAYED) else message["sent_at"]
+    return at
 
 
 def happened(event: Row) -> datetime:
@@ -34,7 +41,7 @@ def trace(days: Days) -> list[Row]:
     rows = []
     for message in days.messages:
         base: Row = {name: message[name] for name in ("message_id", "topic", "sent_at", "stored_at", "dt")}
-        base["store_latency_ms"] = ms(message["stored_at"], message["sent_at"])
+        base["store_latency_ms"] = ms(message["stored_at"], offered(message))
         groups = by_message.get(message["message_id"])
         if not groups:
             rows.append(base | _NOTHING)
@@ -79,7 +86,7 @@ def metrics_in(days: Days) -> dict[Any, Row]:
         found[minute_of(message["stored_at"]), message["topic"], message["app"]].append(message)
     return {
         key: {"messages_in": len(rows), "bytes_in": sum(len(row["body"]) for row in rows), "dt": rows[0]["dt"]}
-        | percentiles([ms(row["stored_at"], row["sent_at"]) for row in rows])
+        | percentiles([ms(row["stored_at"], offered(row)) for row in rows])
         for key, rows in found.items()
     }
 

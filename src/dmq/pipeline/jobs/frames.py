@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dmq.pipeline.tables import SCHEMAS
+from dmq.records.layout import MOVED, REPLAYED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
     from dmq.pipeline.archive.table_store import Table
 
-__all__ = ["frame", "frame_of", "spark_schema"]
+__all__ = ["OFFERED_AT", "frame", "frame_of", "spark_schema"]
+
+# From when a broker had to store a message: when it was sent. One that was delayed, committed or replayed counts from
+# when it left the schedule, the half messages or the archive: waiting for that is no latency.
+OFFERED_AT: Final = f"CASE WHEN flags & {MOVED | REPLAYED} <> 0 THEN received_at ELSE sent_at END"
 
 
 def spark_schema(name: str) -> StructType:

@@ -23,7 +23,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.pipeline.jobs.changes import news_of, remember
-from dmq.pipeline.jobs.frames import frame
+from dmq.pipeline.jobs.frames import OFFERED_AT, frame
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.staged_files import collected
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, METRICS_1M, POSITION_DAILY, SCHEMAS
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 __all__ = ["IN_ROWS", "LAG", "OUT_ROWS", "POSITIONS", "SETTLED", "STEPS", "Rollup", "rollup_rows", "run"]
 
 
-IN_ROWS: Final = """
+IN_ROWS: Final = f"""
     SELECT date_trunc('MINUTE', stored_at) AS minute, topic, app, CAST(NULL AS STRING) AS `group`,
            count(*) AS messages_in, sum(CAST(octet_length(body) AS BIGINT)) AS bytes_in,
            CAST(NULL AS BIGINT) AS messages_out, CAST(NULL AS BIGINT) AS retries, CAST(NULL AS BIGINT) AS dead,
            percentile(took_ms, 0.5) AS latency_p50_ms, percentile(took_ms, 0.99) AS latency_p99_ms,
            CAST(max(took_ms) AS DOUBLE) AS latency_max_ms, CAST(NULL AS BIGINT) AS lag, dt
-    FROM (SELECT *, (unix_micros(stored_at) - unix_micros(sent_at)) DIV 1000 AS took_ms FROM {message})
+    FROM (SELECT *, (unix_micros(stored_at) - unix_micros({OFFERED_AT})) DIV 1000 AS took_ms FROM {{message}})
     GROUP BY date_trunc('MINUTE', stored_at), topic, app, dt
 """
 

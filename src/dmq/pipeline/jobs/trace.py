@@ -15,7 +15,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
 from dmq.pipeline.jobs.changes import News, news_of, remember
-from dmq.pipeline.jobs.frames import frame, frame_of
+from dmq.pipeline.jobs.frames import OFFERED_AT, frame, frame_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.staged_files import FILE_BYTES, staged
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
@@ -29,10 +29,10 @@ __all__ = ["run", "touched_days", "trace_rows"]
 
 _ROW_BYTES: Final = 60  # of a trace row in a file, about
 # The same message on two brokers, after a failover, is one: the first that was stored.
-_MESSAGES: Final = """
+_MESSAGES: Final = f"""
     SELECT message_id, min_by(topic, stored_at) AS topic, min_by(sent_at, stored_at) AS sent_at,
-           min(stored_at) AS stored_at, min_by(dt, stored_at) AS dt
-    FROM {message} GROUP BY message_id
+           min_by({OFFERED_AT}, stored_at) AS offered_at, min(stored_at) AS stored_at, min_by(dt, stored_at) AS dt
+    FROM {{message}} GROUP BY message_id
 """
 # Later is what happened later; of one moment, what settles after what delivers.
 _EVENTS: Final = """
@@ -47,7 +47,7 @@ _EVENTS: Final = """
 """
 _TRACE: Final = f"""
     SELECT m.message_id, m.topic, e.`group`, m.sent_at, m.stored_at, e.delivered_at, e.acked_at,
-           (unix_micros(m.stored_at) - unix_micros(m.sent_at)) DIV 1000 AS store_latency_ms,
+           (unix_micros(m.stored_at) - unix_micros(m.offered_at)) DIV 1000 AS store_latency_ms,
            (unix_micros(e.delivered_at) - unix_micros(m.stored_at)) DIV 1000 AS delivery_latency_ms,
            (unix_micros(e.acked_at) - unix_micros(m.stored_at)) DIV 1000 AS ack_latency_ms,
            coalesce(e.attempts, 0) AS attempts, coalesce(e.outcome, 'stored') AS outcome, e.last_error, m.dt
