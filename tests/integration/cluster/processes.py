@@ -6,7 +6,7 @@ Shards are called s1, s2, …, and their members s1a, s1b, …; by default each 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ class ClusterProcesses:
         shards: how many.
         replicas: members of each.
         registry: the URL of one that runs; a name server of its own if left out.
+        hosts: what the members of a shard call their hosts, in turn.
 
     Attributes:
         members: processes by name.
@@ -46,11 +47,13 @@ class ClusterProcesses:
         *,
         settings: Iterable[str] = SETTINGS,
         registry: str | None = None,
+        hosts: Sequence[str] = ("127.0.0.1",),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.settings = [*settings]
         self.replicas = replicas
+        self.hosts = hosts
         self.name_servers: list[ForkedProcess] = []
         if registry is None:
             port = free_port()
@@ -66,12 +69,13 @@ class ClusterProcesses:
 
     def _add_members(self, shard: str) -> list[str]:
         names = [f"{shard}{'abcdefg'[at]}" for at in range(self.replicas)]
-        for name in names:
+        for at, name in enumerate(names):
             folder, port = self.folder / name, free_port()
             ports = ("--port", str(port), "--metrics-port", "0", "--telnet-port", "none")
             place = ("--registry", self.registry, "--shard", shard, "--replication-port", str(free_port()))
             set_size = ("--replicas", str(self.replicas), "--min-in-sync", str(min(2, self.replicas)))
-            pairs = [argument for setting in self.settings for argument in ("--set", setting)]
+            address = f"shard.address={self.hosts[at % len(self.hosts)]}:{port}"
+            pairs = [argument for setting in (*self.settings, address) for argument in ("--set", setting)]
             arguments = ["broker", "--data", str(folder), "--name", name, *ports, *place, *set_size, *pairs]
             self.members[name] = ForkedProcess(arguments, port, folder.with_suffix(".log"))
         return names

@@ -1,4 +1,4 @@
-"""`dmq cluster`: the brokers there are; show, check, export, import, finalize."""
+"""`dmq cluster`: the brokers there are; show, check, balance, export, import, finalize."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from dmq.cli.admin.balance import balance
 from dmq.cli.admin.shard import RegistryUrl, shard_facts
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected
 from dmq.cli.output import printable, show_facts, show_rows
@@ -36,6 +37,7 @@ _REACHED_AT_A_TIME = 16
 
 # Without arguments it lists the brokers.
 app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+app.command()(balance)
 
 
 @app.callback()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dmq.client.admin.shards import ShardChange, ShardFinding, ShardMember, ShardReport
     from dmq.shard.admin.operations import Done, Operations
 
-__all__ = ["RegistryUrl", "app", "shard_facts"]
+__all__ = ["RegistryUrl", "app", "hand_over", "shard_facts"]
 
 app = make_app("Look at shards and their members, and operate them.")
 
@@ -228,15 +228,7 @@ def handover(
     form: Formatted = Format.TABLE,
 ) -> None:
     """Let another member lead: nothing is lost, and sends wait for about a second."""
-    try:
-        with connected(url, any_member=True) as client:
-            changed = client.admin.hand_over(shard, to=to)
-    except NotLeader as error:
-        if not error.detail.get("leader"):
-            raise
-        with connected(f"dmq://{error.detail['leader']}", any_member=True) as client:
-            changed = client.admin.hand_over(shard, to=to)
-    _show_change(changed, form)
+    _show_change(hand_over(url, shard, to), form)
 
 
 @app.command()
@@ -291,6 +283,22 @@ def _address_of(admin: Admin, name: str) -> str:
     if not found.address:
         raise ShardConflict(f"{name} does not run: start it, and ask again")
     return found.address
+
+
+def hand_over(url: str, shard: str, to: str) -> ShardChange:
+    """Have the leader of a shard hand over, wherever it is.
+
+    Raises:
+        DMQError: as of `Admin.hand_over`.
+    """
+    try:
+        with connected(url, any_member=True) as client:
+            return client.admin.hand_over(shard, to=to)
+    except NotLeader as error:
+        if not error.detail.get("leader"):
+            raise
+        with connected(f"dmq://{error.detail['leader']}", any_member=True) as client:
+            return client.admin.hand_over(shard, to=to)
 
 
 def _show_change(changed: ShardChange, form: Format) -> None:

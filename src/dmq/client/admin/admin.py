@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from dmq.client.admin import calls, cluster, dead_letters, shards
+from dmq.client.admin.balance import BalancePlan, balanced
 from dmq.client.admin.calls import ANSWER_SECONDS, Call, When
 from dmq.client.admin.cluster import ClusterReport, ImportOutcome
 from dmq.client.admin.dead_letters import DeadLetter, DeadLetterOutcome, LetterName
@@ -492,6 +493,18 @@ class Admin:
             ShardConflict: the registry does not answer.
         """
         return self._converse(cluster.shown())
+
+    def balance_plan(self) -> BalancePlan:
+        """What is to be moved so that leaders are spread over the hosts, and topics over the shards. Nothing is moved:
+        `hand_over` and `place_topic` do that.
+
+        Raises:
+            NotInCluster: the connected broker belongs to no shard.
+        """
+        topics = self.topics()
+        plan = balanced(self.shards(), topics)
+        missing = tuple(f"shard {name} did not answer: dmq shard show {name} says why" for name in topics.missing)
+        return plan if plan.obstacles or not missing else replace(plan, obstacles=missing)
 
     def finalize_cluster(self) -> str:
         """Raise the format of the cluster to what all its members know; returns in words what was done.
