@@ -411,10 +411,14 @@ class WriteUnknown(DMQError):
     code = "WRITE_UNKNOWN"
 
 
-class RegistryDown(NotConnected):
-    """No server of the registry answers; nothing was written."""
+class RegistryDown(DMQError):
+    """No server of the registry answers; nothing was written. The message names the servers.
+
+    A broker answers with it, too, when what was asked of it needs the registry: the connection to the broker is fine.
+    """
 
     code = "REGISTRY_DOWN"
+    retriable = True
 
 
 # --- the store ------------------------------------------------------------------------------------------------------

@@ -342,11 +342,12 @@ class ShardProcess:
         )
 
     def brokers(self) -> list[BrokerInfo]:
-        """The other members that run."""
+        """The other brokers of the cluster that run, those of our shard first."""
         member = self.member
         if member is None:
             return []
         report = member.report()
+        others = [] if self.cluster is None else self.cluster.brokers(apart_from=self.shard)
         return [
             BrokerInfo(
                 name,
@@ -358,7 +359,7 @@ class ShardProcess:
             )
             for name, node in self._nodes(member).items()
             if name != self.broker
-        ]
+        ] + others
 
     def figures(self) -> dict[str, float]:
         """See `dmq.broker.diagnostics.metrics`."""

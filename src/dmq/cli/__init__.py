@@ -22,7 +22,15 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 import dmq
-from dmq.errors import DMQError, InvalidMessage, InvalidName, InvalidRequest, InvalidSettings, NotConnected
+from dmq.errors import (
+    DMQError,
+    InvalidMessage,
+    InvalidName,
+    InvalidRequest,
+    InvalidSettings,
+    NotConnected,
+    RegistryDown,
+)
 
 __all__ = ["COMMANDS", "LazyCommand", "command", "exit_code", "load", "main"]
 
@@ -117,7 +125,7 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, tuple[st
 
 def exit_code(error: DMQError) -> int:
     """The exit code of an error; a call that makes no sense has the same, whether the command or the broker says so."""
-    if isinstance(error, NotConnected):
+    if isinstance(error, NotConnected | RegistryDown):
         return _NOT_CONNECTED
     is_wrong_call = isinstance(error, InvalidMessage | InvalidName | InvalidRequest | InvalidSettings)
     return _WRONG_CALL if is_wrong_call else _FAILED

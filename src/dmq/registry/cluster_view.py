@@ -21,6 +21,7 @@ from dmq.errors import RegistryDown, SessionExpired, UnknownEntry, WriteUnknown,
 from dmq.event_log import EventLog
 from dmq.model import topic_of_results
 from dmq.protocol.cluster.route import SLOTS_MAX, RouteReply, ShardRoute, SlotRoute, TopicRoute
+from dmq.protocol.session import BrokerInfo
 from dmq.registry.contents import (
     ChangeContent,
     ClusterContent,
@@ -264,6 +265,22 @@ class ClusterView:
             if node.shard == shard and node.replica == record.leader:
                 return name, node
         return None
+
+    def brokers(self, *, apart_from: str) -> list[BrokerInfo]:
+        """The brokers that run, but for those of one shard."""
+        leaders = {record.leader for record in self.shards.values()} - {None}
+        return [
+            BrokerInfo(
+                name,
+                node.address,
+                shard=node.shard,
+                is_leader=node.replica in leaders,
+                is_writable=node.replica in leaders,
+                epoch=self.shards[node.shard].epoch if node.shard in self.shards else 0,
+            )
+            for name, node in sorted(self.nodes.items(), key=lambda row: (row[1].shard, row[0]))
+            if node.shard != apart_from
+        ]
 
     def reply(self, topics: Iterable[str], own: ShardRoute | None = None) -> RouteReply:
         """The routes of these topics, those that there are, and all shards.

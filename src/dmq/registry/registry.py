@@ -23,13 +23,14 @@ What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from dmq.errors import InvalidName, InvalidRequest, RegistryConflict, UnknownEntry
+from dmq.errors import InvalidName, InvalidRequest, RegistryConflict, RegistryDown, UnknownEntry
 from dmq.registry.watch import Watch
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "check_path",
     "check_write",
     "conflict",
+    "needs_registry",
     "parent_of",
     "unknown_entry",
 ]
@@ -63,6 +65,7 @@ VALUE_BYTES_MAX: Final = 128 << 10
 WRITE_BYTES_MAX: Final = 512 << 10  # ZooKeeper takes 1 MiB, with all that is around the values
 OPERATIONS_MAX: Final = 128
 NO_DEADLINE: Final = float("-inf")
+_NEEDED: Final = "this needs the registry, and "
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -272,3 +275,16 @@ def unknown_entry(path: str) -> UnknownEntry:
         f"{path} is not in the registry: check that it is the registry of this cluster, and that nobody deleted it",
         path=path,
     )
+
+
+@contextlib.contextmanager
+def needs_registry() -> Iterator[None]:
+    """What is done here needs the registry: if that is down, the error says so, and that messages go on."""
+    try:
+        yield
+    except RegistryDown as error:
+        if error.message.startswith(_NEEDED):
+            raise
+        raise RegistryDown(
+            f"{_NEEDED}{error.message}; messages of topics that are there go on meanwhile", **error.detail
+        ) from error

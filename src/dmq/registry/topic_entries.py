@@ -8,13 +8,12 @@ shard has data of the topic any more.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from dmq.errors import Busy, DMQError, RegistryConflict, RegistryDown, SessionExpired, ShardConflict, WriteUnknown
+from dmq.errors import Busy, DMQError, RegistryConflict, SessionExpired, WriteUnknown
 from dmq.registry.cluster_view import ClusterView
 from dmq.registry.contents import (
     ConsumerContent,
@@ -25,9 +24,9 @@ from dmq.registry.contents import (
     encode_content,
 )
 from dmq.registry.metadata import Metadata
-from dmq.registry.registry import Check, Create, Delete, Operation, Put
+from dmq.registry.registry import Check, Create, Delete, Operation, Put, needs_registry
 
-__all__ = ["TopicEntries", "needs_registry"]
+__all__ = ["TopicEntries"]
 
 _ATTEMPTS: Final = 20
 _PAUSE_SECONDS: Final = 0.1
@@ -58,7 +57,7 @@ class TopicEntries:
         """The entry as it is now; None if there is none.
 
         Raises:
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
         with needs_registry():
             return (await self._read(name)).content
@@ -78,7 +77,7 @@ class TopicEntries:
                 find its own work done. What it raises is raised.
 
         Raises:
-            ShardConflict: the registry does not answer; nothing was changed.
+            RegistryDown: the registry does not answer; nothing was changed.
             WriteUnknown: it went away before it was clear whether the entry was changed.
             Busy: others write it all the time.
         """
@@ -166,7 +165,7 @@ class TopicEntries:
         """A shard has nothing of a deleted topic any more; the last one takes the tombstone away.
 
         Raises:
-            ShardConflict, WriteUnknown, Busy: as of `rewrite`; it is to be tried again.
+            RegistryDown, WriteUnknown, Busy: as of `rewrite`; it is to be tried again.
         """
 
         def decide(content: TopicContent | None) -> TopicContent | None:
@@ -193,14 +192,3 @@ class TopicEntries:
             if await self._write([Delete(path, version)], path):
                 self.view.saw_topic(name, None)
                 return
-
-
-@contextlib.contextmanager
-def needs_registry() -> Iterator[None]:
-    """This needs the registry: if it is down, say so. `RegistryDown` itself would end the connection of who asks."""
-    try:
-        yield
-    except RegistryDown as error:
-        raise ShardConflict(
-            f"this needs the registry, and {error.message}; messages of topics that are there go on meanwhile"
-        ) from error

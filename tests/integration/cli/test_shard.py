@@ -90,7 +90,7 @@ def test_a_member_that_has_not_reached_its_registry_says_so(
     monkeypatch.setattr(served.server.dispatcher, "shards", None)
     monkeypatch.setattr(served.server.dispatcher, "face", FaceOfStarting())
     done = dmq(served, "show")
-    assert done.code == 1
+    assert done.code == 3
     assert "bring the registry back" in done.err
     assert "bring the registry back" in run("doctor", "--url", served.url).out
 

@@ -16,8 +16,7 @@ from dmq.errors import Busy, LimitReached, RegistryConflict, SessionExpired, Unk
 from dmq.registry.contents import KeyContent, decode_content, encode_content
 from dmq.registry.metadata import Metadata
 from dmq.registry.paths import name_of
-from dmq.registry.registry import Create, Delete, Entry, Put
-from dmq.registry.topic_entries import needs_registry
+from dmq.registry.registry import Create, Delete, Entry, Put, needs_registry
 
 __all__ = ["ClusterKeys"]
 
@@ -44,7 +43,7 @@ class ClusterKeys:
         """What a key holds now.
 
         Raises:
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
         with needs_registry():
             entry = await self._registry.read(self._paths.key_value(namespace, key))
@@ -63,7 +62,7 @@ class ClusterKeys:
         """Keys of a namespace by name, and whether there are more.
 
         Raises:
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
         with needs_registry():
             entries = await self._entries(namespace)
@@ -84,7 +83,7 @@ class ClusterKeys:
 
         Raises:
             LimitReached: there is no room for more.
-            ShardConflict, WriteUnknown: the registry does not answer.
+            RegistryDown, WriteUnknown: the registry does not answer.
         """
         self._runtime.readiness.check_open()
         expires_at_ms = min(self._runtime.clock.now_ms + ttl_ms, _MS_MAX) if ttl_ms else 0
@@ -119,7 +118,7 @@ class ClusterKeys:
         """Take a key out, durably; returns whether it was there.
 
         Raises:
-            ShardConflict, WriteUnknown: the registry does not answer.
+            RegistryDown, WriteUnknown: the registry does not answer.
         """
         path = self._paths.key_value(namespace, key)
         was_before = await self._before.delete(namespace, key)

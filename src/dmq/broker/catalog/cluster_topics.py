@@ -31,18 +31,21 @@ from dmq.errors import (
     InvalidRequest,
     InvalidSettings,
     LimitReached,
+    RegistryDown,
     ShardConflict,
     StaleRoute,
     TopicExists,
     UnknownEntry,
     UnknownGroup,
     UnknownTopic,
+    WriteUnknown,
 )
 from dmq.event_log import EventLog
 from dmq.model import PRIORITIES, QUEUES_MAX, SYSTEM_PREFIX, TopicConfig, check_name
 from dmq.registry.cluster_view import ClusterView, ViewChange
 from dmq.registry.contents import ShardContent, ShardState, TopicContent, TopicState, hex_id
-from dmq.registry.topic_entries import TopicEntries, needs_registry
+from dmq.registry.registry import needs_registry
+from dmq.registry.topic_entries import TopicEntries
 from dmq.storage.state.state import Topic
 
 __all__ = ["ClusterAccess", "ClusterTopics", "GroupChange", "SlotChange", "Verdict", "decide", "placed"]
@@ -162,7 +165,7 @@ class ClusterTopics:
         self.lacking: dict[str, tuple[str, ...]] = {}
         self._due: dict[str, None] = {}  # topics to be looked at
         self._news = asyncio.Event()
-        self._groups: dict[tuple[str, str], None] = {}  # topics and groups to be noted in the registry
+        self._groups: dict[tuple[str, str], bool] = {}  # to be noted in the registry, by topic; whether they are gone
         self._group_news = asyncio.Event()
         self._is_over = False
 
@@ -356,7 +359,8 @@ class ClusterTopics:
 
         Raises:
             TopicExists, InvalidName, LimitReached: it cannot be made.
-            ShardConflict: the registry does not answer, or no shard is open.
+            ShardConflict: no shard is open.
+            RegistryDown: the registry does not answer.
         """
         check_name(name, "topic")
         if not 1 <= config.queues <= QUEUES_MAX:
@@ -422,7 +426,7 @@ class ClusterTopics:
 
         Raises:
             UnknownTopic, InvalidSettings: they cannot be changed.
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
 
         def updated(content: TopicContent | None) -> TopicContent | None:
@@ -453,7 +457,7 @@ class ClusterTopics:
 
         Raises:
             UnknownTopic: there is none.
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
 
         def deleted(content: TopicContent | None) -> TopicContent | None:
@@ -474,7 +478,8 @@ class ClusterTopics:
 
         Raises:
             UnknownTopic, UnknownEntry, InvalidRequest: there is no such topic or shard, or it makes no sense.
-            ShardConflict: the state of the shard forbids it, or the registry does not answer.
+            ShardConflict: the state of the shard forbids it.
+            RegistryDown: the registry does not answer.
             Busy: it was to be drained, and consumers do not get on; nothing was changed.
         """
         with needs_registry():
@@ -541,8 +546,11 @@ class ClusterTopics:
 
     def group_began(self, topic: str, group: str) -> None:
         """A group has its first positions in a topic: the registry is to name it. Beyond a bound it is not."""
+        self._note_later(topic, group, is_gone=False)
+
+    def _note_later(self, topic: str, group: str, *, is_gone: bool) -> None:
         if len(self._groups) < _GROUPS_MAX and not topic.startswith(SYSTEM_PREFIX):
-            self._groups[topic, group] = None
+            self._groups[topic, group] = is_gone
             self._group_news.set()
 
     async def _note_groups(self) -> None:
@@ -550,14 +558,15 @@ class ClusterTopics:
             await self._group_news.wait()
             self._group_news.clear()
             while self._groups:
-                topic, group = next(iter(self._groups))
+                (topic, group), is_gone = next(iter(self._groups.items()))
                 try:
-                    await self._entries.note_group(topic, group)
+                    await self._entries.note_group(topic, group, is_gone=is_gone)
                 except DMQError as error:
                     log.debug("group not noted in the registry yet", topic=topic, group=group, error=error)
                     await asyncio.sleep(_RETRY_SECONDS)
                 else:
-                    self._groups.pop((topic, group), None)
+                    if self._groups.get((topic, group)) is is_gone:
+                        del self._groups[topic, group]
 
     async def change_group(self, change: GroupChange, topics: Iterable[str], local: Awaitable[None] | None) -> None:
         """Create a group in all slots of a topic, or delete it in all; ours is done by `local`.
@@ -579,9 +588,11 @@ class ClusterTopics:
         slots = [*self._view.shards] if content is None else [shard for shard, _ in content.slots]
         others = [shard for shard in slots if shard != self._shard]
         lacking = [shard for shard in others if not await self._tell_group(shard, change, unknown)]
-        with needs_registry():
-            for topic in {*topics, change.topic} - {""}:
+        for topic in {*topics, change.topic} - {""}:
+            try:
                 await self._entries.note_group(topic, change.group, is_gone=change.is_deleted)
+            except (RegistryDown, WriteUnknown):  # the shards have done it; the registry is told when it is back
+                self._note_later(topic, change.group, is_gone=change.is_deleted)
         if lacking:
             done = "deleted" if change.is_deleted else "created"
             raise ShardConflict(

@@ -19,7 +19,7 @@ from dmq.broker.publish.rate_limits import Limit
 from dmq.errors import UnknownTopic
 from dmq.registry.cluster_view import ViewChange
 from dmq.registry.contents import LimitContent, ShardState, TopicContent, TopicState
-from dmq.registry.topic_entries import needs_registry
+from dmq.registry.registry import needs_registry
 
 __all__ = ["ClusterLimits"]
 
@@ -72,7 +72,7 @@ class ClusterLimits:
 
         Raises:
             UnknownTopic: there is no such topic.
-            ShardConflict, WriteUnknown, Busy: as of `TopicEntries.rewrite`.
+            RegistryDown, WriteUnknown, Busy: as of `TopicEntries.rewrite`.
         """
         policy = _DEAD_LETTER if limit.is_dead_letter else ""
         content = LimitContent(messages=limit.messages or 0, bytes=limit.bytes or 0, policy=policy)

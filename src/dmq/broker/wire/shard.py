@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.broker.wire.session import Session
-from dmq.errors import InvalidSettings, NotInCluster, ShardConflict
+from dmq.errors import InvalidSettings, NotInCluster, RegistryDown
 from dmq.protocol.cluster import cluster as cluster_headers
 from dmq.protocol.cluster import shard as headers
 from dmq.protocol.cluster.member import MemberQuery
@@ -143,12 +143,14 @@ def _shards(dispatcher: Dispatcher) -> Operations:
     """What this member can do to shards.
 
     Raises:
-        NotInCluster, ShardConflict: it is no member, or has not reached the registry yet.
+        NotInCluster, RegistryDown: it is no member, or has not reached the registry yet.
     """
     if dispatcher.shards is None:
         if dispatcher.face is not None:
-            raise ShardConflict(
-                "this member has not reached the registry since it was started: bring the registry back, and ask again"
+            registry = shown_url(dispatcher.settings.shard.registry_url or "")
+            raise RegistryDown(
+                f"this member has not reached the registry at {registry} since it was started: bring the registry "
+                "back, and ask again"
             )
         raise NotInCluster(
             "this broker belongs to no shard: it is alone, and keeps its journal by itself; start it with --registry "

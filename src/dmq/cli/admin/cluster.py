@@ -18,7 +18,7 @@ from dmq.cli.admin.balance import balance
 from dmq.cli.admin.shard import RegistryUrl, shard_facts
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected
 from dmq.cli.output import printable, show_facts, show_rows
-from dmq.errors import DMQError, InvalidSettings, ShardConflict
+from dmq.errors import DMQError, InvalidSettings
 
 if TYPE_CHECKING:
     from dmq.client.admin.cluster import ClusterReport
@@ -65,7 +65,7 @@ class _Seen(NamedTuple):
 
     report: ClusterReport | None
     shards: Sequence[ShardReport]
-    errors: Sequence[str] = ()
+    errors: Sequence[DMQError] = ()
 
 
 @app.command()
@@ -74,7 +74,7 @@ def show(registry: RegistryUrl = None, url: Url = DEFAULT_URL, form: Formatted =
     seen = _seen(registry, url)
     report = seen.report
     if report is None:
-        raise ShardConflict(seen.errors[0])
+        raise seen.errors[0]
     if form == Format.JSON:
         facts = _cluster_facts(report) | {
             "shards": [shard_facts(shard) for shard in seen.shards],
@@ -218,11 +218,12 @@ def _seen(registry: str | None, url: str) -> _Seen:
     if registry is not None:
         return _visited(registry, lambda operations: _seen_in(operations, registry))
     with connected(url, any_member=True) as client:
-        report, errors = None, []
+        report: ClusterReport | None = None
+        errors: list[DMQError] = []
         try:
             report = client.admin.cluster_report()
         except DMQError as error:
-            errors.append(error.message)
+            errors.append(error)
         return _Seen(report, client.admin.shards(), errors)
 
 
@@ -240,9 +241,7 @@ async def _seen_in(operations: ClusterOperations, registry: str) -> _Seen:
 def _wrong(seen: _Seen) -> Iterator[dict[str, Any]]:
     """Everything that is not as it should be."""
     for error in seen.errors:
-        yield _row(
-            "problem", "cluster", error, "bring the registry back; shards go on while their members hear each other"
-        )
+        yield _row("problem", "cluster", error.message, "")
     if seen.report is not None:
         for found in seen.report.findings:
             if found.severity != "ok":

@@ -490,7 +490,7 @@ class AioAdmin:
         """The cluster of the connected member: its brokers, and what is wrong or risky beyond single shards.
 
         Raises:
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
         return await self._converse(cluster.shown())
 

@@ -24,6 +24,7 @@ from dmq.errors import (
     NotConnected,
     NotEnoughReplicas,
     RateLimited,
+    RegistryDown,
     ServerError,
     TimedOut,
     UnknownTopic,
@@ -118,7 +119,9 @@ class RetryPolicy:
         pause_max = REPLICAS_SECONDS if isinstance(error, NotEnoughReplicas) else PAUSE_MAX
         pause = pause_after(error, history.refusals, pause_max)
         # A broker that failed in a way it did not expect may have stored it: only itself can tell.
-        may_move = has_other and not (history.is_unanswered or history.is_pinned or isinstance(error, ServerError))
+        # All brokers of a cluster share their registry.
+        is_stuck = history.is_unanswered or history.is_pinned or isinstance(error, ServerError | RegistryDown)
+        may_move = has_other and not is_stuck
         if may_move and history.moves < self.retries:
             return Decision(Step.ELSEWHERE)
         if history.deadline is not None and now + pause >= history.deadline:

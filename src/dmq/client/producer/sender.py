@@ -40,6 +40,7 @@ from dmq.errors import (
     OutOfOrder,
     OutOfRetries,
     RateLimited,
+    RegistryDown,
     StaleRoute,
     UnknownTopic,
 )
@@ -295,7 +296,7 @@ class Sender:
             self._links.stale(batch.topic)
             self._routed(batch)
             return True
-        if not error.retriable or isinstance(error, RateLimited):
+        if not error.retriable or isinstance(error, RateLimited | RegistryDown):  # all shards share the registry
             return False
         self._links.health.failed(batch.shard, self._clock.monotonic(), error.retry_after)
         return self._move(batch)

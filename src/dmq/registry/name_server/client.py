@@ -305,10 +305,7 @@ class NameServerClient:
                 link = await self._connect(address)
             except (OSError, TimeoutError, LinkLost, DMQError) as error:
                 reason = str(error) or type(error).__name__
-                why = RegistryDown(
-                    f"no name server answers at {address} ({reason}): check that it runs, and its address"
-                )
-                self._set_link(None, why)
+                self._set_link(None, self._nobody_answers(address, reason))
                 log.warning("no name server answers", once_for=str(address), address=str(address), reason=reason)
             else:
                 pause = _PAUSE_SECONDS_MIN
@@ -320,6 +317,15 @@ class NameServerClient:
                 self._set_link(None, RegistryDown(f"the connection to the name server at {address} is lost: {reason}"))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+    def _nobody_answers(self, address: ServerAddress, reason: str) -> RegistryDown:
+        """The error while no name server answers, the last one for this reason."""
+        if len(self._addresses) == 1:
+            return RegistryDown(f"no name server answers at {address} ({reason}): check that it runs, and its address")
+        known = ", ".join(map(str, self._addresses))
+        return RegistryDown(
+            f"no name server answers at {known} ({address}: {reason}): check that they run, and their addresses"
+        )
 
     @property
     def _beat_seconds(self) -> float:

@@ -28,10 +28,10 @@ from dmq.registry.contents import (
 )
 from dmq.registry.metadata import Metadata
 from dmq.registry.paths import name_of
-from dmq.registry.registry import Create, Delete, Entry, Operation, Put
+from dmq.registry.registry import Create, Delete, Entry, Operation, Put, needs_registry
 from dmq.registry.url import registry_troubles
 from dmq.shard.admin.cluster_overview import ClusterOverview, ClusterSighting
-from dmq.shard.admin.operations import Operations, answered
+from dmq.shard.admin.operations import Operations
 from dmq.shard.admin.rebuilt_record import rebuilt_record
 from dmq.shard.record.enrolment import create_cluster
 
@@ -66,10 +66,10 @@ class ClusterOperations:
     async def show(self) -> ClusterOverview:
         """
         Raises:
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
             UnknownEntry: it holds no cluster.
         """
-        with answered():
+        with needs_registry():
             cluster = await self._shards.cluster()
             found, after = await self._shards.shards()
             while after:
@@ -101,7 +101,7 @@ class ClusterOperations:
         Raises:
             ShardConflict: a member does not run, so nobody knows what it knows.
         """
-        with answered():
+        with needs_registry():
             entry = await self._registry.read(self._paths.cluster)
             nodes, records = await self._shards.nodes(), await self._children(self._paths.shards)
         if entry is None:
@@ -122,7 +122,7 @@ class ClusterOperations:
             rest = f"; {', '.join(older)} know no newer one" if older and cluster.format < CLUSTER_FORMAT else ""
             return cluster.format, f"the cluster has format {cluster.format} already{rest}"
         raised = encode_content(msgspec.structs.replace(cluster, format=wanted))
-        with answered():
+        with needs_registry():
             await self._view.write([Put(entry.path, raised, entry.version)])
         log.warning("format of the cluster raised", format=wanted, before=cluster.format, by=by)
         return wanted, f"the cluster has format {wanted}, before {cluster.format}: older brokers cannot join any more"
@@ -134,7 +134,7 @@ class ClusterOperations:
 
         Those that brokers hold for as long as they run are left out.
         """
-        with answered():
+        with needs_registry():
             await self._shards.cluster()
             rows = sorted([row async for row in self._walk()], key=lambda row: row[0].split("/"))
         rest = [row for row in rows if row[0].split("/") > after.split("/")] if after else rows
@@ -181,9 +181,9 @@ class ClusterOperations:
 
         Raises:
             InvalidSettings: they are another cluster's, or no entries of a cluster.
-            ShardConflict: the registry does not answer.
+            RegistryDown: the registry does not answer.
         """
-        with answered():
+        with needs_registry():
             entry = await self._registry.read(self._paths.cluster)
             own = "" if entry is None else decode_content(ClusterContent, entry.value, entry.path).id
             if own and own != cluster and not foreign:
@@ -271,7 +271,8 @@ class ClusterOperations:
 
         Raises:
             InvalidSettings: the members are another cluster's.
-            ShardConflict: something may be lost, and that is not accepted; or the registry does not answer.
+            ShardConflict: something may be lost, and that is not accepted.
+            RegistryDown: the registry does not answer.
         """
         by_shard: dict[str, list[MemberState]] = defaultdict(list)
         for state in states:
@@ -282,7 +283,7 @@ class ClusterOperations:
         if len(clusters) > 1:
             raise InvalidSettings(f"these members are of several clusters ({', '.join(sorted(clusters))}): name one's")
         (cluster,) = clusters
-        with answered():
+        with needs_registry():
             entry = await self._registry.read(self._paths.cluster)
             own = "" if entry is None else decode_content(ClusterContent, entry.value, entry.path).id
             if own not in ("", cluster):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -48,7 +48,7 @@ from dmq.registry.contents import (
 )
 from dmq.registry.metadata import Metadata
 from dmq.registry.paths import name_of
-from dmq.registry.registry import Check, Create, Delete, Operation, Put
+from dmq.registry.registry import Check, Create, Delete, Operation, Put, needs_registry
 from dmq.shard.admin.overview import Overview, Sighting, overview_of
 from dmq.shard.admin.record_change import (
     RecordChange,
@@ -64,7 +64,7 @@ from dmq.shard.record.shard_view import ShardView
 from dmq.shard.repair.mender import Mended
 from dmq.shard.report import MemberReport, Role
 
-__all__ = ["Done", "LocalMember", "Operations", "answered"]
+__all__ = ["Done", "LocalMember", "Operations"]
 
 log = EventLog(__name__)
 
@@ -150,22 +150,23 @@ class Operations:
 
         Raises:
             UnknownEntry: there is no such shard.
-            ShardConflict: the registry does not answer, and this member knows nothing of the shard.
+            RegistryDown: the registry does not answer, and this member knows nothing of the shard.
         """
         name, known = name or self._shard, self._view.record
-        with answered():
+        with needs_registry():
             try:
                 self._check_registry()
                 return overview_of(await self._sighting(name, await self.nodes()))
-            except RegistryDown:
+            except RegistryDown as error:
                 if name != self._shard or known is None:
                     raise
-        return overview_of(await self._remembered(known))
+                down = error.message
+        return overview_of(await self._remembered(known, down))
 
     def _check_registry(self) -> None:
         """Do not wait for a registry that our member knows to be down."""
-        if self._view.is_down:
-            raise RegistryDown("the registry does not answer")
+        if self._view.down is not None:
+            raise RegistryDown(self._view.down.message)
 
     async def _names(self) -> list[str]:
         return [name_of(entry.path) for entry in await self._registry.children(self._paths.shards)]
@@ -203,7 +204,7 @@ class Operations:
             (await self.cluster()).id,
         )
 
-    async def _remembered(self, record: ShardContent) -> Sighting:
+    async def _remembered(self, record: ShardContent, down: str) -> Sighting:
         """Our shard as our member knew it when the registry answered last, and what its members say now."""
         view = self._view
         seen = Sighting(
@@ -212,7 +213,7 @@ class Operations:
             version=view.version,
             leader=view.leader,
             nodes=view.nodes,
-            is_registry_down=True,
+            registry_down=down,
         )
         return seen if view.cluster is None else await self._heard(seen, view.cluster.id)
 
@@ -289,14 +290,15 @@ class Operations:
         """Make the record of a shard before its members are started.
 
         Raises:
-            ShardConflict: there is such a shard, or the registry does not answer.
+            ShardConflict: there is such a shard.
+            RegistryDown: the registry does not answer.
             InvalidSettings: the numbers do not go together.
         """
         if min_in_sync > replicas:
             raise InvalidSettings(f"min_in_sync {min_in_sync} is above replicas {replicas}: choose at most {replicas}")
         paths, is_again = self._paths, False
         for _ in range(_ATTEMPTS):
-            with answered():
+            with needs_registry():
                 if await self._registry.read(paths.cluster) is None:
                     await create_cluster(self._view, hex_id(draw_id()))
                 entry, there = await self._registry.read(paths.shards), await self._registry.read(paths.shard(name))
@@ -314,7 +316,7 @@ class Operations:
                 Create(paths.shard(name), encode_content(record)),
             ]
             try:
-                with answered():
+                with needs_registry():
                     await self._metadata.write(operations, paths.shard(name))
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -387,7 +389,7 @@ class Operations:
         """Members of older versions share the registry until the cluster's format says otherwise."""
         if not (change.asynchronous or change.expel or change.drain):
             return
-        with answered():
+        with needs_registry():
             cluster = await self.cluster()
         if cluster.format < _RECORD_FORMAT:
             raise ShardConflict(
@@ -496,7 +498,7 @@ class Operations:
         """
         path, first, is_again = self._paths.shard(name), None, False
         for _ in range(_ATTEMPTS):
-            with answered():
+            with needs_registry():
                 seen = await self._sighting(name, await self.nodes())
             view = overview_of(seen)
             first = first or view
@@ -505,7 +507,7 @@ class Operations:
                 return first, view
             put = Put(path, encode_content(wanted), seen.version)
             try:
-                with answered():
+                with needs_registry():
                     await self._metadata.write([*(self._absence(name) if without_leader else ()), put], path)
             except (RegistryConflict, SessionExpired):
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -561,18 +563,9 @@ class Operations:
 
     async def _shard_of(self, member: str) -> str:
         """The shard that a broker belongs to."""
-        with answered():
+        with needs_registry():
             entries = await self._registry.children(self._paths.shards)
         for entry in entries:
             if member in decode_content(ShardContent, entry.value, entry.path).members:
                 return name_of(entry.path)
         raise UnknownEntry(f"no shard has a member {member!r}: dmq shard list shows those there are", member=member)
-
-
-@contextlib.contextmanager
-def answered() -> Iterator[None]:
-    """This needs the registry: if it is down, say so. `RegistryDown` itself would end the connection of who asks."""
-    try:
-        yield
-    except RegistryDown as error:
-        raise ShardConflict(f"this needs the registry, and {error.message}") from error

@@ -47,7 +47,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         nodes: those that are registered, by the names of brokers.
         said: what members answered, by name.
         skews: by how many milliseconds a member's clock is ahead of ours.
-        is_registry_down: the registry does not answer: its part is what it said last.
+        registry_down: why the registry does not answer; then its part is what it said last. Empty if it does.
         own_obstacle: why the member that is asked has not joined yet.
     """
 
@@ -58,7 +58,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, NodeContent]
     said: Mapping[str, StandingReply] = {}
     skews: Mapping[str, int] = {}
-    is_registry_down: bool = False
+    registry_down: str = ""
     own_obstacle: str = ""
 
 
@@ -264,11 +264,11 @@ def _notes(view: Overview) -> Iterator[Finding]:
 def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
     if seen.own_obstacle:
         yield Finding(Severity.PROBLEM, f"the member that was asked cannot join: {seen.own_obstacle}")
-    if seen.is_registry_down:
+    if seen.registry_down:
         yield Finding(
             Severity.PROBLEM,
             "the registry does not answer: nobody can be elected, and no set changes; who is registered and in the set "
-            "is what it said last",
+            f"is what it said last ({seen.registry_down})",
             "bring it back; the shard goes on as long as its members hear each other",
         )
     if view.is_stale:

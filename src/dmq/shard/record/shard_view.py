@@ -47,7 +47,7 @@ class ShardView:
         record, version: of the shard, and the version of its entry; None if there is none.
         leader, leader_entry: who holds `/leader`; None if nobody does.
         nodes: members of the record that run, by name.
-        is_down: the registry did not answer the last time.
+        down: why the registry did not answer the last time; None if it did.
         trouble: what is wrong with our entries, though it answers, and what to do; empty if nothing is.
     """
 
@@ -61,7 +61,7 @@ class ShardView:
         self.leader: LeaderContent | None = None
         self.leader_entry: Entry | None = None
         self.nodes: dict[str, NodeContent] = {}
-        self.is_down = False
+        self.down: RegistryDown | None = None
         self.trouble = ""
         self._members: list[str] = []  # by name, of the last record that was there
         self._lock = asyncio.Lock()
@@ -69,6 +69,11 @@ class ShardView:
         self._is_wanted = asyncio.Event()
 
     # --- what it says -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_down(self) -> bool:
+        """The registry did not answer the last time."""
+        return self.down is not None
 
     def node_of(self, replica: str | None) -> tuple[str, NodeContent] | None:
         """The broker that has a replica, if it is registered."""
@@ -222,7 +227,7 @@ class ShardView:
             log.info("registry answers again", shard=self.shard)
         elif not self.is_down and error is not None:
             log.warning("registry does not answer: no elections and no changes until it does", shard=self.shard)
-        self.is_down = error is not None
+        self.down = error
 
 
 def _decoded(kind: type[C], entry: Entry | None) -> C | None:

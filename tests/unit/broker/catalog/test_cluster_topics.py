@@ -16,6 +16,7 @@ from dmq.errors import (
     Busy,
     InvalidRequest,
     LimitReached,
+    RegistryDown,
     ShardConflict,
     StaleRoute,
     TopicExists,
@@ -229,7 +230,7 @@ async def test_a_registry_that_is_down_refuses_changes_with_a_sentence() -> None
         (s1,) = cluster.shards.values()
         await s1.create("t")
         s1.client.cut()
-        with pytest.raises(ShardConflict, match=r"this needs the registry, and .* go on meanwhile"):
+        with pytest.raises(RegistryDown, match=r"this needs the registry, and .* go on meanwhile"):
             await s1.create("u")
         assert s1.broker.catalog.topic("t").config.queues == 2
         s1.client.mend()
@@ -479,5 +480,5 @@ async def test_the_key_value_space_is_one_for_all_shards() -> None:
         assert await one.delete("n", "of the journal")
         assert await one.page("n", "", "", 10) == ([], False)
         s1.client.cut()
-        with pytest.raises(ShardConflict, match="this needs the registry"):
+        with pytest.raises(RegistryDown, match="this needs the registry"):
             await one.get("n", "k/2")

@@ -95,7 +95,7 @@ def test_while_the_registry_is_down_the_shard_is_shown_as_it_was_known_last() ->
             scene.operations.change("s1", RecordChange(replicas=4), by="me"),
             scene.operations.promote("", "b", accept_loss=True, by="me"),
         ):
-            await refused(work, ShardConflict, "this needs the registry, and ")
+            await refused(work, RegistryDown, "this needs the registry, and ")
 
     run(story)
 
