@@ -24,10 +24,15 @@ from typing import Self
 from dmq.testing.processes import free_port, read_line
 from tests.clock_offset import VARIABLE, install_clock_offset
 
-__all__ = ["ForkedBroker", "ForkedProcess"]
+__all__ = ["ForkedBroker", "ForkedProcess", "code_of"]
 
 PATIENCE_S = 60.0
 LOADED = ("dmq.cli.process.broker", "dmq.broker.server", "dmq.broker.wire.commands", "uvloop", "pydantic.type_adapter")
+
+
+def code_of(tree: Path | None) -> dict[str, str]:
+    """The variables with which a process runs the code of another checkout; none for this one."""
+    return {} if tree is None else {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
 
 
 class ForkedProcess:
@@ -37,13 +42,21 @@ class ForkedProcess:
         arguments: of `dmq`.
         log: what it logs goes there; to our stderr if left out.
         clock: a file by which its wall clock can be set; see `tests.clock_offset`.
+        tree: another checkout, whose code it runs.
     """
 
     def __init__(
-        self, arguments: Sequence[str], port: int, log: Path | None = None, *, clock: Path | None = None
+        self,
+        arguments: Sequence[str],
+        port: int,
+        log: Path | None = None,
+        *,
+        clock: Path | None = None,
+        tree: Path | None = None,
     ) -> None:
         self._arguments = [*arguments]
-        self._environment = None if clock is None else {**os.environ, VARIABLE: str(clock)}
+        self._clock = {} if clock is None else {VARIABLE: str(clock)}
+        self._tree = tree
         self.port = port
         self._log = log
         self.url = f"dmq://127.0.0.1:{self.port}"
@@ -60,8 +73,17 @@ class ForkedProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=self._environment,
+                    env={**os.environ, **self._clock, **code_of(self._tree)},
+                    cwd=self._tree,
                 )
+
+    def move(self, tree: Path | None) -> None:
+        """From the next start on, run the code of another checkout; None is this one."""
+        assert not self.pid
+        if tree != self._tree:
+            if self._nursery is not None:
+                self._nursery.communicate(timeout=PATIENCE_S)
+            self._nursery, self._tree = None, tree
 
     def start(self) -> None:
         """Start it, and wait until it answers."""

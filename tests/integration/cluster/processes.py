@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import dmq
 from dmq.protocol.cluster.route import Route, RouteReply, ShardRoute, TopicRoute
 from dmq.protocol.commands import Command
 from dmq.testing.processes import free_port
@@ -32,6 +33,7 @@ class ClusterProcesses:
         replicas: members of each.
         registry: the URL of one that runs; a name server of its own if left out.
         hosts: what the members of a shard call their hosts, in turn.
+        tree: another checkout, whose code the processes run.
 
     Attributes:
         members: processes by name.
@@ -48,9 +50,11 @@ class ClusterProcesses:
         settings: Iterable[str] = SETTINGS,
         registry: str | None = None,
         hosts: Sequence[str] = ("127.0.0.1",),
+        tree: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._tree = tree
         self.settings = [*settings]
         self.replicas = replicas
         self.hosts = hosts
@@ -60,7 +64,7 @@ class ClusterProcesses:
             registry = f"dmq://127.0.0.1:{port}"
             database = f"sqlite:///{folder / 'registry.db'}"
             arguments = ["nameserver", "--database", database, "--port", str(port), "--session", f"{SESSION_SECONDS}s"]
-            self.name_servers.append(ForkedProcess(arguments, port, folder / "registry.log"))
+            self.name_servers.append(ForkedProcess(arguments, port, folder / "registry.log", tree=tree))
         self.registry = registry
         self.shards = [f"s{number + 1}" for number in range(shards)]
         self.members: dict[str, ForkedProcess] = {}
@@ -77,7 +81,7 @@ class ClusterProcesses:
             address = f"shard.address={self.hosts[at % len(self.hosts)]}:{port}"
             pairs = [argument for setting in (*self.settings, address) for argument in ("--set", setting)]
             arguments = ["broker", "--data", str(folder), "--name", name, *ports, *place, *set_size, *pairs]
-            self.members[name] = ForkedProcess(arguments, port, folder.with_suffix(".log"))
+            self.members[name] = ForkedProcess(arguments, port, folder.with_suffix(".log"), tree=self._tree)
         return names
 
     @property
@@ -189,6 +193,14 @@ class ClusterProcesses:
         assert found is not None
         port = int(found.leader.rpartition(":")[2])
         return next(name for name, process in self.members.items() if process.port == port)
+
+    def in_sync(self, shard: str) -> tuple[str, ...]:
+        """The members of a shard that have everything; none if nobody tells."""
+        try:
+            with dmq.connect(self.url_of(shard), app="looker", any_member=True, timeout=5) as client:
+                return client.admin.shard().in_sync
+        except dmq.DMQError:
+            return ()
 
     def topic(self, name: str, member: str = "") -> TopicRoute | None:
         """The route of a topic."""

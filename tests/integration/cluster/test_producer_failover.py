@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,6 @@ from tests.integration.cluster.processes import ClusterProcesses
 from tests.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.uncounted, pytest.mark.xdist_group("cluster-failover")]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Two shards of two members each; what is not in the set can come back."""
-    with ClusterProcesses(Path(tmp_path_factory.mktemp("failover")), shards=2, replicas=2) as running:
-        with dmq.connect(running.url, timeout=30) as client:
-            for topic in ("any", "ordered", "spooled"):
-                client.admin.create_topic(topic, queues=2)
-        yield running
 
 
 def consumed(client: dmq.Client, topic: str, count: int) -> list[dmq.ReceivedMessage]:
@@ -40,9 +29,9 @@ def consumed(client: dmq.Client, topic: str, count: int) -> list[dmq.ReceivedMes
     return found
 
 
-def test_the_leader_of_a_shard_dies_under_load(cluster: ClusterProcesses, tmp_path: Path) -> None:
+def test_the_leader_of_a_shard_dies_under_load(pairs: ClusterProcesses, tmp_path: Path) -> None:
     names = [f"u-{number}" for number in range(10)]
-    with dmq.connect(cluster.url, timeout=60) as client, client.producer(timeout=60) as producer:
+    with dmq.connect(pairs.url, timeout=60) as client, client.producer(timeout=60) as producer:
         eventually(lambda: {pool.shard for pool in client._router._pools.values() if pool.current()} == {1, 2})
         spooling = client.producer(timeout=60, spool=tmp_path / "spool")
         futures: list[dmq.SendFuture] = []
@@ -53,12 +42,12 @@ def test_the_leader_of_a_shard_dies_under_load(cluster: ClusterProcesses, tmp_pa
             pinned.append(producer.send_async("ordered", b"%d" % number, business_id=name, ordered=True))
             spooling.send_async("spooled", b"%d" % number)
             if number == 100:
-                victim = cluster.leader("s1")
-                cluster.members[victim].kill()
-                eventually(lambda: client._router._pools[cluster.numbers["s1"]].current() is None)
+                victim = pairs.leader("s1")
+                pairs.members[victim].kill()
+                eventually(lambda: client._router._pools[pairs.numbers["s1"]].current() is None)
             if 100 <= number < 140:
                 producer.send("any", b"lone-%d" % number)  # the shard has no leader now: another one takes it
-        cluster.members[victim].start()
+        pairs.members[victim].start()
         receipts = [future.result(PATIENCE_S) for future in futures]
         ordered = [future.result(PATIENCE_S) for future in pinned]
         spooling.flush(PATIENCE_S)
@@ -81,22 +70,22 @@ def test_the_leader_of_a_shard_dies_under_load(cluster: ClusterProcesses, tmp_pa
 
 
 def test_a_spool_is_sent_after_a_restart_to_the_shards_it_was_meant_for(
-    cluster: ClusterProcesses, tmp_path: Path
+    pairs: ClusterProcesses, tmp_path: Path
 ) -> None:
-    with dmq.connect(cluster.url, timeout=60) as client:
+    with dmq.connect(pairs.url, timeout=60) as client:
         client.admin.create_topic("kept", queues=2)
         producer = client.producer(timeout=60, spool=tmp_path / "spool")
         receipts = [producer.send("kept", b"%d" % number) for number in range(20)]
         assert {receipt.shard for receipt in receipts} == {1, 2}
-        for name in cluster.members:
-            cluster.members[name].kill()
+        for name in pairs.members:
+            pairs.members[name].kill()
         eventually(lambda: not client._router.is_connected)
         kept = [producer.send("kept", b"%d" % number) for number in range(20, 40)]
         assert {receipt.durability for receipt in kept} == {"spooled"}
         producer.close()
-    cluster.start_all()
-    cluster.until_led()
-    with dmq.connect(cluster.url, timeout=60) as client, client.producer(spool=tmp_path / "spool") as producer:
+    pairs.start_all()
+    pairs.until_led()
+    with dmq.connect(pairs.url, timeout=60) as client, client.producer(spool=tmp_path / "spool") as producer:
         producer.flush(PATIENCE_S)
         found = consumed(client, "kept", 40)
         assert sorted(int(message.body) for message in found) == [*range(40)]

@@ -480,7 +480,9 @@ class AioAdmin:
             NotLeader: the connected broker does not lead the shard; `detail["leader"]` has the address of who does.
             ShardConflict: there is no leader, or the member cannot take over; nothing has changed.
         """
-        return await self._converse(shards.handed_over(shard, to))
+        numbers = [number for number, name in self.shard_names.items() if name == shard]
+        at = self._router.pool_for("", place_of(0, numbers[0])) if numbers else None
+        return await self._converse(shards.handed_over(shard, to), at, self.timeout)
 
     async def repair(self) -> RepairReport:
         """Look through the journal of the connected broker, and mend what is damaged from its shard."""
