@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 
 import dmq
 from dmq.model import MessageId
+from dmq.pipeline.archive.key_directory import cover
 from dmq.pipeline.archive.key_index import index_rows
-from dmq.pipeline.archive.parquet import write_parquet
+from dmq.pipeline.archive.parquet import Written, write_parquet
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.rows import message_batch
@@ -50,6 +51,7 @@ __all__ = [
 TOPIC: Final = "bench"
 PACED: Final = "paced"
 BODY_BYTES: Final = 200
+DAYS: Final = 365
 BUSINESS_IDS_OF: Final = 50  # messages of one business id
 _COLUMNS: Final = ("key", "body", "queue_offset")
 _SAMPLE_SECONDS: Final = 0.5
@@ -161,18 +163,22 @@ class Names:
 
 
 def make_archive(uri: str, count: int, files: int) -> None:
-    """Messages and their index, written as the archive job writes them, without a broker: five commits a day."""
+    """Messages and their index, written as the archive job writes them, without a broker, over a year of days."""
     archive = Archive.create(uri)
     step = -(-count // files)
+    days = min(files, DAYS)
+    written: dict[str, list[Written]] = {MESSAGE: [], KEY_INDEX: []}
     for part, first in enumerate(range(0, count, step)):
-        messages = _messages(first, min(step, count - first), date(2030, 1, 1) + timedelta(days=part // 5))
+        messages = _messages(first, min(step, count - first), date(2030, 1, 1) + timedelta(days=part * days // files))
         for name, rows, how in (
             (MESSAGE, messages, {"sort_by": ("topic", "queue", "queue_offset"), "bloom": ("key",)}),
             (KEY_INDEX, index_rows(messages), {"sort_by": ("bucket", "hash"), "row_group_rows": GROUP_ROWS[KEY_INDEX]}),
         ):
-            table = archive.table(name)
-            written = write_parquet(rows, table.folder, **how)
-            table.commit([written], app_id="bench", version=part)
+            folder = archive.table(name).folder._replace(is_local=False)  # not synced, which is most of the time
+            written[name].append(write_parquet(rows, folder, **how))
+    for name, some in written.items():
+        archive.table(name).commit(some, app_id="bench", version=1)
+    cover(archive)
 
 
 def _messages(first: int, count: int, day: date) -> pa.Table:

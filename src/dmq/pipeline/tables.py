@@ -17,6 +17,7 @@ __all__ = [
     "CONSUME_EVENT",
     "COPY",
     "DEAD_LETTER_DAILY",
+    "KEY_DIRECTORY",
     "KEY_INDEX",
     "MESSAGE",
     "METRICS_1M",
@@ -30,6 +31,7 @@ MESSAGE: Final = "message"
 COPY: Final = "copy"
 CONSUME_EVENT: Final = "consume_event"
 KEY_INDEX: Final = "key_index"
+KEY_DIRECTORY: Final = "key_directory"
 TRACE: Final = "trace"
 METRICS_1M: Final = "metrics_1m"
 POSITION_DAILY: Final = "position_daily"
@@ -111,6 +113,14 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             pa.field("broker", pa.string()),
             pa.field("journal_offset", pa.int64()),
             pa.field("dt", pa.date32()),
+        ]
+    ),
+    KEY_DIRECTORY: pa.schema(
+        [
+            pa.field("hash", pa.int64()),  # the top 40 bits of a hash of the index; null where a file is named
+            pa.field("file", pa.int32()),  # the number of a file of the index, within the run
+            pa.field("path", pa.string()),  # that file, below the index's folder; null where a hash is
+            pa.field("dt", pa.date32()),  # the last day that the run has a file of
         ]
     ),
     TRACE: pa.schema(

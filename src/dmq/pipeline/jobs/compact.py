@@ -1,4 +1,5 @@
-"""Job `compact`: many small files of a day become few large ones, with exactly the same rows, sorted.
+"""Job `compact`: many small files of a day become few large ones, with exactly the same rows, sorted; the directory of
+the index follows.
 
 What always holds: rows that others append meanwhile stay, since a swap names the files it takes away and no others; if
 one of those is gone by then, nothing is changed and the day is looked at again; no row is gained or lost, or nothing is
@@ -15,10 +16,11 @@ from datetime import date
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import ArchiveConflict, Damaged
+from dmq.pipeline.archive.key_directory import cover
 from dmq.pipeline.jobs.frames import frame_of
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
 from dmq.pipeline.jobs.staged_files import FILE_BYTES, staged
-from dmq.pipeline.tables import SCHEMAS
+from dmq.pipeline.tables import KEY_DIRECTORY, SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +63,8 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     dts: set[date] = set()
     before = after = 0
     for name in SCHEMAS:
+        if name == KEY_DIRECTORY:
+            continue  # it merges its own, below
         table = archive.table(name)
         for dt in [portion.dt for portion in portions(table.live_files(), files_min)]:
             context.progress(Progress("compact", f"{name} of {dt}", sum(rows.values())))
@@ -68,8 +72,11 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
             before, after = before + len(merged), after + made
             rows[name] = rows.get(name, 0) + sum(file.rows for file in merged)
             dts.add(dt)
-    notes = (f"{before} files became {after}",) if before else ()
-    return JobResult("compact", rows, frozenset(dts), time.monotonic() - began, notes=notes)
+    notes = [f"{before} files became {after}"] if before else []
+    covered = cover(archive)
+    if covered.files:
+        notes.append(f"{covered.files} files of the index are in its directory now, which has {covered.runs} runs")
+    return JobResult("compact", rows, frozenset(dts), time.monotonic() - began, notes=tuple(notes))
 
 
 def _merge(spark: SparkSession, table: Table, dt: date, files_min: int) -> tuple[tuple[LiveFile, ...], int]:

@@ -20,6 +20,7 @@ from dmq.pipeline.tables import (
     CONSUME_EVENT,
     COPY,
     DEAD_LETTER_DAILY,
+    KEY_DIRECTORY,
     KEY_INDEX,
     MESSAGE,
     METRICS_1M,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DERIVED", "RAW", "oldest_kept", "run"]
 
-# The index goes before what it points to.
-RAW: Final = (KEY_INDEX, MESSAGE, COPY, CONSUME_EVENT, TRACE)
+# The index goes before what it points to, and its directory before it.
+RAW: Final = (KEY_DIRECTORY, KEY_INDEX, MESSAGE, COPY, CONSUME_EVENT, TRACE)
 DERIVED: Final = (METRICS_1M, POSITION_DAILY, DEAD_LETTER_DAILY, RECONCILE_DIFF)
 _SWEEP_HOURS: Final = 168
 

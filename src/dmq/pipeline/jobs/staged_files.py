@@ -39,6 +39,7 @@ SORT: Final[dict[str, tuple[str, ...]]] = {
     "copy": ("topic", "queue", "queue_offset"),
     "consume_event": ("message_id", "group", "at"),
     "key_index": ("bucket", "hash", "key"),
+    "key_directory": ("hash", "file"),
     "trace": ("message_id", "group"),
     "metrics_1m": ("minute", "topic", "group", "app"),
     "position_daily": ("topic", "group", "broker", "queue"),

@@ -1,7 +1,8 @@
 """Where messages with an id, a key or a business id stand, out of the table `key_index`.
 
-A file of the index is sorted by hash. Its footer says which hashes each row group has, so that of a file one group is
-read: its hashes first, and the rest of it only if the hash is there. Files stay open, with what their footers say.
+The directory says which files may have a hash. A file of the index is sorted by hash. Its footer says which hashes each
+row group has, so that of a file one group is read: its hashes first, and the rest of it only if the hash is there. The
+oldest files come first, and those that can only have younger places than were found are not opened.
 
 What always holds: a place is of the very text that was asked for, whatever its hash is; at most `OPEN_MAX` files are
 open between questions.
@@ -10,7 +11,6 @@ open between questions.
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Iterator
 from datetime import date
 from typing import Any, Final, NamedTuple
@@ -23,8 +23,10 @@ import pyarrow.parquet as pq
 
 from dmq.errors import Damaged
 from dmq.pipeline.archive.key_index import bucket_of, text_hash
+from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.lookup.directory import Directory
 from dmq.pipeline.lookup.file_list import Listing
-from dmq.pipeline.tables import KEY_INDEX, SCHEMAS
+from dmq.pipeline.tables import KEY_DIRECTORY, KEY_INDEX, SCHEMAS
 
 __all__ = ["IndexEntry", "KeyIndex"]
 
@@ -47,13 +49,15 @@ class IndexEntry(NamedTuple):
 class KeyIndex:
     """The index, opened once for many questions. Used by one thread at a time."""
 
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
+    def __init__(self, archive: Archive, fresh_seconds: float) -> None:
+        self._listing = Listing(archive.table(KEY_INDEX), fresh_seconds)
+        directory = archive.table(KEY_DIRECTORY)
+        self._directory = Directory(directory, Listing(directory, fresh_seconds), self._listing)
         self._open: dict[str, _File] = {}
 
     def is_there(self) -> bool:
         """Whether anything was ever indexed."""
-        return bool(self._listing.files())
+        return bool(self._listing.paths())
 
     def places(self, kind: str, text: str, topic: str, limit: int) -> list[IndexEntry]:
         """Where the oldest messages with a text stand, oldest first.
@@ -68,27 +72,28 @@ class KeyIndex:
         hashed = text_hash(text)
         bucket = bucket_of(hashed)
         found: list[IndexEntry] = []
-        files = self._listing.files(where={"bucket": (bucket, bucket), "hash": (hashed, hashed)})
-        for path in files:
+        for day, offset, path in self._listing.by_age(self._directory_files(hashed)):
+            if len(found) >= limit and (day, offset) > found[limit - 1][:2]:
+                break
             try:
-                for rows in self._file(path, files).having(bucket, hashed):
+                for rows in self._file(self._listing.address(path)).having(bucket, hashed):
                     found += _places(rows, kind, text, topic, limit=limit)
             except (OSError, pa.ArrowException) as error:
                 raise Damaged(f"a file of the index cannot be read, look at {path}: {error}") from error
-            if len(found) > limit:
-                found = heapq.nsmallest(limit, found)
-        return sorted(found)
+            found = sorted(found)[:limit]
+        return found
 
-    def _file(self, path: str, wanted: list[str]) -> _File:
-        file = self._open.get(path)
-        if file is None:
-            file = _File(path)
-            if len(self._open) >= OPEN_MAX:
-                asked = set(wanted)
-                self._open = {name: one for name, one in self._open.items() if name in asked}
-            # All files are asked in turn, so one that does not fit must not put another out, which is next.
-            if len(self._open) < OPEN_MAX:
-                self._open[path] = file
+    def _directory_files(self, hashed: int) -> set[str]:
+        try:
+            return self._directory.files(hashed)
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"a file of the index's directory cannot be read: {error}") from error
+
+    def _file(self, path: str) -> _File:
+        file = self._open.pop(path, None) or _File(path)
+        self._open[path] = file  # the last one that was asked is the last
+        if len(self._open) > OPEN_MAX:
+            del self._open[next(iter(self._open))]
         return file
 
 

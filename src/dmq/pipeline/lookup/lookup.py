@@ -23,7 +23,7 @@ from dmq.pipeline.lookup.engine import Bounds as EngineBounds
 from dmq.pipeline.lookup.engine import Engine, Result
 from dmq.pipeline.lookup.file_list import Listing
 from dmq.pipeline.lookup.key_lookup import KeyIndex
-from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE, SCHEMAS
+from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
 
 __all__ = ["Life", "Lookup", "Row", "run_sql"]
 
@@ -65,7 +65,7 @@ class Lookup:
         self._listings = {
             name: Listing(self.archive.table(name), fresh_seconds) for name in (MESSAGE, COPY, CONSUME_EVENT)
         }
-        self._index = KeyIndex(Listing(self.archive.table(KEY_INDEX), fresh_seconds))
+        self._index = KeyIndex(self.archive, fresh_seconds)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -109,19 +109,24 @@ class Lookup:
             return self._messages(
                 files, said, {"text": text} | ({"topic": topic} if topic else {}), bodies, limit=limit
             )
-        places: dict[tuple[date, str, int], list[int]] = {}
-        for place in self._index.places(kind, text, topic, limit):
-            places.setdefault((place.day, place.topic, place.queue), []).append(place.queue_offset)
-        found: list[Row] = []
-        for (day, where, queue), offsets in places.items():
-            bounds = {"topic": (where, where), "queue_offset": (min(offsets), max(offsets))}
-            files = self._listings[MESSAGE].files(where=bounds, days=(day, day))
-            # Written out: of a list that is a parameter DuckDB does not know which row groups it leaves out.
-            listed = ", ".join(map(str, offsets))
-            said = f"topic = $topic AND queue = {queue} AND queue_offset IN ({listed}) AND {kind} = $text"
-            values = {"topic": where, "text": text}
-            found += self._messages(files, said, values, bodies, limit=None)
-        return sorted(found, key=_by_time)[:limit]
+        places = self._index.places(kind, text, topic, limit)
+        listing = self._listings[MESSAGE]
+        chosen: set[str] = set()
+        for place in places:
+            here = (place.queue_offset, place.queue_offset)
+            at = (place.journal_offset, place.journal_offset)
+            bounds = {"journal_offset": at, "queue_offset": here, "topic": (place.topic, place.topic)}
+            chosen.update(listing.files(where=bounds, days=(place.day, place.day)))
+        if not chosen:
+            return []
+        # Written out: of a list that is a parameter DuckDB does not know which row groups it leaves out.
+        offsets = ", ".join(map(str, sorted({place.queue_offset for place in places})))
+        journal_offsets = ", ".join(map(str, sorted({place.journal_offset for place in places})))
+        said = f"queue_offset IN ({offsets}) AND journal_offset IN ({journal_offsets}) AND {kind} = $text"
+        values = {"text": text}
+        if topic:
+            said, values = f"{said} AND topic = $topic", values | {"topic": topic}
+        return sorted(self._messages(sorted(chosen), said, values, bodies, limit=None), key=_by_time)[:limit]
 
     def _messages(
         self, files: Sequence[str], said: str, values: Mapping[str, Any], bodies: bool, limit: int | None

@@ -15,14 +15,13 @@ from dmq.pipeline.archive.key_index import BUSINESS_ID, KEY, MESSAGE_ID
 from dmq.pipeline.archive.parquet import write_parquet
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup import key_lookup
-from dmq.pipeline.lookup.file_list import Listing
 from dmq.pipeline.lookup.key_lookup import KeyIndex
 from dmq.pipeline.tables import KEY_INDEX, MESSAGE, SCHEMAS
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row
 
 
 def opened(archive: Archive) -> KeyIndex:
-    return KeyIndex(Listing(archive.table(KEY_INDEX), 0.0))
+    return KeyIndex(archive, 0.0)
 
 
 @pytest.fixture
