@@ -64,6 +64,15 @@ class Point(Header, frozen=True):
     value: Amount = 0
 
 
+class LeaseRef(Header, frozen=True):
+    """A lease that a member still holds from a connection before."""
+
+    topic: Name
+    queue: Queue
+    epoch: U32
+    lease: Amount
+
+
 class Pull(Header, frozen=True):
     """Client to broker: a batch, now or within `wait_ms`."""
 
@@ -81,6 +90,9 @@ class Pull(Header, frozen=True):
     start_from: Point = Point()  # where a new group begins
     parallel: U32 = 0  # messages of one queue that may be out at once; 0 is no limit
     max_attempts: U32 = 0  # 0 is for ever
+    # With the first pull over a connection: the leases that the member holds. Its others go back untried: their answer
+    # or their ack was lost with the connection before. None leaves them alone.
+    holding: Annotated[list[LeaseRef], Meta(max_length=LIST_MAX)] | None = None
 
 
 class Lease(Header, frozen=True):
@@ -115,15 +127,6 @@ class SubscribeFlag(IntFlag):
 
     ORDERED = 0x01  # one lease per queue at a time, failing messages in place
     BROADCAST = 0x02  # every member, named by its client id, gets everything
-
-
-class LeaseRef(Header, frozen=True):
-    """A lease that a member still holds from a connection before."""
-
-    topic: Name
-    queue: Queue
-    epoch: U32
-    lease: Amount
 
 
 class Subscribe(Header, frozen=True):

@@ -331,6 +331,8 @@ class Client:
             self.pulling.add((channel, member))
             member.pullers += 1
             self._attach(member)
+            if asked.holding is not None:
+                _take_stock(channel, member, asked.holding, self._channels.runtime.clock.now_ms)
         return channel, member
 
     def _stop_pulling(self, asked: Unsubscribe) -> None:

@@ -152,8 +152,13 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         *,
         timeout: float | None = None,
         flags: int = 0,
+        on_late: OnAnswer | None = None,
     ) -> Frame:
         """Send a request and wait for its response, which may carry an error status.
+
+        Parameters:
+            on_late: gets the answer, or what ended the connection, if nobody waits for it any more: the time was over,
+                or the task was cancelled.
 
         Raises:
             TimedOut: no answer in time.
@@ -174,10 +179,16 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout):
                 return await future
-        except TimeoutError:
-            raise TimedOut(f"the broker at {self.address} did not answer within {timeout:g} s") from None
-        finally:
-            self.forget(pending)
+        except BaseException as error:
+            if on_late is None:
+                self.forget(pending)
+            elif self._session.is_waiting(pending):
+                pending.on_answer = on_late
+            elif future.done() and not future.cancelled() and future.exception() is None:
+                on_late(future.result())  # it came, and the task was cancelled before it went on
+            if isinstance(error, TimeoutError):
+                raise TimedOut(f"the broker at {self.address} did not answer within {timeout:g} s") from None
+            raise
 
     def forget(self, pending: Pending) -> bool:
         """Give up on an answer; False if it came."""

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -320,10 +321,11 @@ class AioConsumer(Generic[T]):
         # twin: blocking
         # connection = one.pool.connection(time.monotonic() + max(wait, 0.001))
         # twin: end
-        header = self._puller.header(one, connection, ask, wait)
-        frame = await connection.request(Command.PULL, header, timeout=wait + late)
+        header, on_late = self._puller.header(one, connection, ask, wait), partial(self._puller.late, one)
+        frame = await connection.request(Command.PULL, header, timeout=wait + late, on_late=on_late)
         if frame.status:
             decode_response(frame)
+        one.pulled_over = connection
         return frame
 
     def ack(self, messages: AioMessage | Iterable[AioMessage]) -> Awaitable[None]:

@@ -149,8 +149,12 @@ class Connection(Peer["Connection"]):
         *,
         timeout: float | None = None,
         flags: int = 0,
+        on_late: OnAnswer | None = None,
     ) -> Frame:
         """Send a request and wait for its response, which may carry an error status.
+
+        Parameters:
+            on_late: gets the answer, or what ended the connection, if it comes when the time is over.
 
         Raises:
             TimedOut: no answer in time.
@@ -165,7 +169,7 @@ class Connection(Peer["Connection"]):
 
         pending = self.submit(command, header, body, on_answer=on_answer, flags=flags, attended=False)
         self.until(waiter, answers.__len__, FOREVER if timeout is None else time.monotonic() + timeout)
-        if not answers and self.forget(pending):
+        if not answers and self._give_up(pending, on_late):
             raise TimedOut(f"the broker at {self.address} did not answer within {timeout:g} s")
         while not answers:  # on its way: the reader has taken it off the session
             waiter.wait(FOREVER)
@@ -267,6 +271,15 @@ class Connection(Peer["Connection"]):
             if forgotten and pending.attended:
                 self._turns.attention -= 1
         return forgotten
+
+    def _give_up(self, pending: Pending, on_late: OnAnswer | None) -> bool:
+        """Wait no longer for an answer; False if it came, or is about to be handed over."""
+        if on_late is None:
+            return self.forget(pending)
+        is_given_up = self.redirect(pending, lambda: on_late)
+        if is_given_up:
+            self.attend(pending)
+        return is_given_up
 
     def hold(self) -> None:
         """Have pushes read from now on, even if nobody waits for an answer. Ended by as many calls of `let_go`."""

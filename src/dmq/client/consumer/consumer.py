@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -297,10 +298,11 @@ class Consumer(Generic[T]):
 
     def _pull_once(self, one: Subscription[Pool], ask: Ask, wait: float, late: float = ANSWER_SECONDS) -> Frame:
         connection = one.pool.connection(time.monotonic() + max(wait, 0.001))
-        header = self._puller.header(one, connection, ask, wait)
-        frame = connection.request(Command.PULL, header, timeout=wait + late)
+        header, on_late = self._puller.header(one, connection, ask, wait), partial(self._puller.late, one)
+        frame = connection.request(Command.PULL, header, timeout=wait + late, on_late=on_late)
         if frame.status:
             decode_response(frame)
+        one.pulled_over = connection
         return frame
 
     def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> None:

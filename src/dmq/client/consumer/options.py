@@ -156,7 +156,16 @@ class ConsumerOptions:
             strategy=self.strategy,
         )
 
-    def pull(self, member: str, max_messages: int, wait: float, *, queue: int, start_from: Point) -> Pull:
+    def pull(
+        self,
+        member: str,
+        max_messages: int,
+        wait: float,
+        *,
+        queue: int,
+        start_from: Point,
+        holding: list[LeaseRef] | None,
+    ) -> Pull:
         """The header that pulls."""
         return Pull(
             self.topic,
@@ -173,6 +182,7 @@ class ConsumerOptions:
             start_from=start_from,
             parallel=self.parallel,
             max_attempts=self.max_attempts,
+            holding=holding,
         )
 
 

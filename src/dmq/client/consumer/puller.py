@@ -101,8 +101,15 @@ class Puller(Generic[P]):
         return Ask(max_messages, ANY_QUEUE if queue is None else check_whole("queue", queue, 0, ANY_QUEUE - 1))
 
     def header(self, one: Subscription[P], link: NamedLink, ask: Ask, wait: float) -> Pull:
-        """What asks a broker for a batch."""
-        return self._options.pull(one.member(link), ask.max_messages, wait, queue=ask.queue, start_from=one.start_from)
+        """What asks a broker for a batch; over a new connection it says which leases have come to us."""
+        return self._options.pull(
+            one.member(link),
+            ask.max_messages,
+            wait,
+            queue=ask.queue,
+            start_from=one.start_from,
+            holding=None if one.pulled_over is link else self._core.holding(one.book),
+        )
 
     def asked_alone(self) -> Subscription[P] | None:
         """With the one broker that has the topic; None if several have."""
@@ -211,7 +218,7 @@ class Puller(Generic[P]):
             link.submit(
                 Command.PULL,
                 header,
-                on_answer=lambda answer: self._answered(one, answer, since),
+                on_answer=lambda answer: self._answered(one, link, answer, since),
                 attended=self._subscriptions.is_divided,
                 before=[(Command.SETTLE, frame) for frame in before],
             )
@@ -220,12 +227,13 @@ class Puller(Generic[P]):
             raise
         self._subscriptions.tick_later()
 
-    def _answered(self, one: Subscription[P], answer: Frame | DMQError, since: float) -> None:
+    def _answered(self, one: Subscription[P], link: NamedLink, answer: Frame | DMQError, since: float) -> None:
         """What was asked ahead is here."""
         try:
             if isinstance(answer, DMQError):
                 raise answer
             reply: PullReply = decode_response(answer)
+            one.pulled_over = link
             self._core.received(one.book, reply.leases, answer.body, since)
         except DMQError as error:
             if self._subscriptions.is_divided:  # else the next pull says why
@@ -235,6 +243,15 @@ class Puller(Generic[P]):
             if self._core.is_paused or self._subscriptions.is_closing:
                 self._core.release_waiting()
             self._subscriptions.subscriber.wake()
+
+    def late(self, one: Subscription[P], answer: Frame | DMQError) -> None:
+        """The answer to a pull is here that does not wait for it any more: its messages go back untried."""
+        if isinstance(answer, DMQError) or answer.status:
+            return
+        reply: PullReply = decode_response(answer)
+        if reply.leases:
+            self._core.received(one.book, reply.leases, answer.body)
+            self._core.release_waiting(one.book)
 
 
 def unreached(error: DMQError, wait: float) -> DMQError:

@@ -118,6 +118,7 @@ class Subscription(Generic[P]):
         self.refused_by: DMQError | None = None  # it does not know the topic, though others do
         self._link: NamedLink | None = None  # over which it was sent last
         self._subscribed_at: NamedLink | None = None  # the same, once it is on its way: credit must come behind it
+        self.pulled_over: NamedLink | None = None  # the last link over which a pull was answered
 
     # --- out --------------------------------------------------------------------------------------------------------
 
