@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
-import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dmq.cli.admin.balance import balance
+from dmq.cli.admin.cluster_check import look_at_cluster, visited
 from dmq.cli.admin.shard import RegistryUrl, shard_facts
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected
 from dmq.cli.output import printable, show_facts, show_rows
@@ -22,18 +19,12 @@ from dmq.errors import DMQError, InvalidSettings
 
 if TYPE_CHECKING:
     from dmq.client.admin.cluster import ClusterReport
-    from dmq.client.admin.shards import ShardReport
     from dmq.protocol.cluster.member import MemberState
     from dmq.shard.admin.cluster_operations import ClusterOperations
-    from dmq.shard.admin.operations import Operations
 
 __all__ = ["app"]
 
-T = TypeVar("T")
-
 _BY = "dmq-cli"
-_REACH_SECONDS = 2.0
-_REACHED_AT_A_TIME = 16
 
 # Without arguments it lists the brokers.
 app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
@@ -60,18 +51,10 @@ def cluster(context: typer.Context, url: Url = DEFAULT_URL, form: Formatted = Fo
     show_rows(rows, form, empty="no brokers")
 
 
-class _Seen(NamedTuple):
-    """A cluster as a command saw it; what could not be seen is told by `errors`."""
-
-    report: ClusterReport | None
-    shards: Sequence[ShardReport]
-    errors: Sequence[DMQError] = ()
-
-
 @app.command()
 def show(registry: RegistryUrl = None, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE) -> None:
     """Show the cluster: its shards with leader, epoch and members in sync, and its brokers."""
-    seen = _seen(registry, url)
+    seen = look_at_cluster(registry, url)
     report = seen.report
     if report is None:
         raise seen.errors[0]
@@ -87,6 +70,7 @@ def show(registry: RegistryUrl = None, url: Url = DEFAULT_URL, form: Formatted =
     rows = [
         {
             "shard": shard.name,
+            "number": shard.number,
             "leader": shard.leader,
             "epoch": shard.epoch,
             "in_sync": list(shard.in_sync),
@@ -108,7 +92,7 @@ def check(registry: RegistryUrl = None, url: Url = DEFAULT_URL, form: Formatted 
 
     The exit code is 1 if there is anything, 0 if all is well.
     """
-    rows = [*_wrong(_seen(registry, url))]
+    rows = [found._asdict() for found in look_at_cluster(registry, url).wrong()]
     if form == Format.JSON:
         typer.echo(json.dumps({"ok": not rows, "findings": rows}, indent=2))
     else:
@@ -132,7 +116,7 @@ def export_cluster(
         with connected(url, any_member=True) as client:
             document = client.admin.export_cluster()
     else:
-        document = _visited(registry, _exported)
+        document = visited(registry, _exported)
     text = json.dumps(document, indent=1)
     if str(file) == "-":
         typer.echo(text)
@@ -197,89 +181,7 @@ def finalize(registry: RegistryUrl = None, url: Url = DEFAULT_URL) -> None:
     async def work(operations: ClusterOperations) -> str:
         return (await operations.finalize(by=_BY))[1]
 
-    typer.echo(_visited(registry, work))
-
-
-# --- what was seen --------------------------------------------------------------------------------------------------
-
-
-def _visited(registry: str, work: Callable[[ClusterOperations], Awaitable[T]]) -> T:
-    """Do something through the registry, where no broker runs."""
-    from dmq.shard.admin.cluster_operations import ClusterOperations
-    from dmq.shard.admin.visitor import visit
-
-    async def visited(shards: Operations) -> T:
-        return await work(ClusterOperations(shards))
-
-    return asyncio.run(visit(registry, visited))
-
-
-def _seen(registry: str | None, url: str) -> _Seen:
-    if registry is not None:
-        return _visited(registry, lambda operations: _seen_in(operations, registry))
-    with connected(url, any_member=True) as client:
-        report: ClusterReport | None = None
-        errors: list[DMQError] = []
-        try:
-            report = client.admin.cluster_report()
-        except DMQError as error:
-            errors.append(error)
-        return _Seen(report, client.admin.shards(), errors)
-
-
-async def _seen_in(operations: ClusterOperations, registry: str) -> _Seen:
-    from dmq.client.admin.cluster import ClusterReport
-    from dmq.client.admin.shards import ShardReport
-    from dmq.registry.url import shown_url
-    from dmq.shard.admin.overview import shard_header
-
-    found = await operations.show()
-    shards = [ShardReport.of(shard_header(shard)) for shard in found.seen.shards]
-    return _Seen(ClusterReport.of(found.header(shown_url(registry))), shards)
-
-
-def _wrong(seen: _Seen) -> Iterator[dict[str, Any]]:
-    """Everything that is not as it should be."""
-    for error in seen.errors:
-        yield _row("problem", "cluster", error.message, "")
-    if seen.report is not None:
-        for found in seen.report.findings:
-            if found.severity != "ok":
-                yield _row(found.severity, "cluster", found.what, found.advice)
-    for shard in seen.shards:
-        for found in shard.findings:
-            if found.severity != "ok":
-                yield _row(found.severity, f"shard {shard.name}", found.what, found.advice)
-    if seen.report is not None:
-        yield from _unreached(seen.report)
-
-
-def _row(severity: str, about: str, what: str, advice: str) -> dict[str, Any]:
-    return {"severity": severity, "about": about, "what": what, "advice": advice}
-
-
-def _unreached(report: ClusterReport) -> Iterator[dict[str, Any]]:
-    """Brokers that say where they are, and are not reached there from here."""
-    with ThreadPoolExecutor(_REACHED_AT_A_TIME) as threads:
-        reached = [*threads.map(lambda broker: _is_reached(broker.address), report.brokers)]
-    for broker, is_reached in zip(report.brokers, reached, strict=True):
-        if not is_reached:
-            yield _row(
-                "problem",
-                f"broker {broker.name}",
-                f"it says that clients reach it at {broker.address}, and it is not reached there from here",
-                "check the network; shard.address says where clients reach a broker",
-            )
-
-
-def _is_reached(address: str) -> bool:
-    from dmq.net.address import parse_address
-
-    with contextlib.suppress(OSError, DMQError):
-        where = parse_address(address)
-        socket.create_connection((where.host, where.port), _REACH_SECONDS).close()
-        return True
-    return False
+    typer.echo(visited(registry, work))
 
 
 def _cluster_facts(report: ClusterReport) -> dict[str, Any]:
@@ -344,7 +246,7 @@ def _imported(
         taken = await operations.take_in(owner, rows, dry_run=dry_run, foreign=foreign, by=_BY)
         return [(outcome.path, outcome.what) for outcome in taken]
 
-    return _visited(registry, work)
+    return visited(registry, work)
 
 
 def _rebuilt(registry: str | None, url: str, *, dry_run: bool, accept_loss: bool) -> list[tuple[str, str]]:
@@ -358,7 +260,7 @@ def _rebuilt(registry: str | None, url: str, *, dry_run: bool, accept_loss: bool
         done = await operations.rebuild(states, dry_run=dry_run, accept_loss=accept_loss, by=_BY)
         return [(outcome.path, outcome.what) for outcome in done]
 
-    return _visited(registry, work)
+    return visited(registry, work)
 
 
 def _states(url: str) -> Iterator[MemberState]:

@@ -16,6 +16,7 @@ from dmq.errors import DMQError, InvalidSettings, NotConnected
 
 if TYPE_CHECKING:
     from dmq.broker.diagnostics.doctor import Finding
+    from dmq.client.admin.shards import ShardReport
 
 __all__ = ["app"]
 
@@ -101,11 +102,30 @@ def _broker(url: str) -> Iterator[Finding]:
     if seen.state != "standby":
         yield from _store(seen.stats)
     if seen.shard is not None:
-        check = f"shard {seen.shard.name}"
-        yield from (Finding(check, State(one.severity), one.what, one.advice) for one in seen.shard.findings)
+        yield from _cluster(url, seen.shard)
     for warning in seen.warnings:
         what, _, advice = warning.partition("; ")
         yield Finding("broker's disk", State.WARNING, what, advice)
+
+
+def _cluster(url: str, own: ShardReport) -> Iterator[Finding]:
+    """The shard of the broker, and what is wrong with the rest of its cluster."""
+    from dmq.broker.diagnostics.doctor import Finding, State
+    from dmq.cli.admin.cluster_check import look_at_cluster
+
+    name = f"shard {own.name}"
+    yield from (Finding(name, State(one.severity), one.what, one.advice) for one in own.findings)
+    seen = look_at_cluster(None, url)
+    wrong = [found for found in seen.wrong() if found.about != name]
+    yield from (Finding(found.about, State(found.severity), found.what, found.advice) for found in wrong)
+    report = seen.report
+    if report is None:
+        return
+    what = f"{report.registry or 'it'} answers the broker; a session lives {report.session:g} s"
+    yield Finding("registry", State.OK, what)
+    if not wrong:
+        what = f"shards: {len(seen.shards)}, brokers: {len(report.brokers)}; all are well, and reached from here"
+        yield Finding("cluster", State.OK, what)
 
 
 def _store(stats: dict[str, float]) -> Iterator[Finding]:

@@ -351,6 +351,7 @@ def _sentence(finding: ShardFinding) -> str:
 def shard_facts(shard: ShardReport) -> dict[str, Any]:
     return {
         "shard": shard.name,
+        "number": shard.number,
         "leader": shard.leader,
         "epoch": shard.epoch,
         "revision": shard.revision,

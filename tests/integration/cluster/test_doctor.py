@@ -1,0 +1,55 @@
+"""`dmq doctor` in a cluster of real processes: what is wrong with any shard, asked of a broker of another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.test_commands import dmq as run
+from tests.integration.cluster.processes import ClusterProcesses
+from tests.patience import eventually
+
+pytestmark = [pytest.mark.uncounted, pytest.mark.xdist_group("cluster")]
+
+
+def findings(cluster: ClusterProcesses) -> dict[str, list[dict[str, Any]]]:
+    """What the doctor says of the cluster by way of the first shard, by what it is about."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(run("doctor", "--url", cluster.url_of("s1"), "--format", "json").out):
+        found.setdefault(row["check"], []).append(row)
+    return found
+
+
+@pytest.fixture
+def without_second(cluster: ClusterProcesses) -> Iterator[ClusterProcesses]:
+    """The cluster while the only member of its second shard is dead."""
+    cluster.members["s2a"].kill()
+    try:
+        yield cluster
+    finally:
+        cluster.start_all()
+        cluster.until_led()
+
+
+def test_a_cluster_that_is_well_is_said_to_be(cluster: ClusterProcesses) -> None:
+    found = findings(cluster)
+    (whole,), (registry,) = found["cluster"], found["registry"]
+    assert whole["what"] == "shards: 3, brokers: 3; all are well, and reached from here"
+    assert registry["what"].startswith(cluster.registry)
+    assert [row["state"] for row in found["shard s1"]] == ["ok"]
+    shown = json.loads(run("cluster", "show", "--url", cluster.url, "--format", "json").out)
+    assert {shard["shard"]: shard["number"] for shard in shown["shards"]} == cluster.numbers
+
+
+def test_a_shard_without_a_leader_is_told_by_the_broker_of_another(without_second: ClusterProcesses) -> None:
+    def is_told() -> bool:
+        rows = findings(without_second).get("shard s2", [])
+        return any(row["state"] == "problem" and "no leader" in row["what"] and row["advice"] for row in rows)
+
+    eventually(is_told)
+    found = findings(without_second)
+    assert "cluster" not in found
+    assert [row["state"] for row in found["shard s1"]] == ["ok"]
