@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn here: lines over time, and bars. No script, no other file.
+"""Charts as SVG, drawn here: lines over time, columns and bars. No script, no other file.
 
 What always holds: every text that comes from outside is escaped; every chart has a title and a description for those
 who do not see it; colours are classes, so that the page decides what they are in light and in dark.
@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 from dmq.pipeline.report.format import printable, short
 from dmq.pipeline.report.model import Point, Series
 
-__all__ = ["bars", "lines", "nice_ticks", "scaled", "time_ticks"]
+__all__ = ["bars", "columns", "lines", "nice_ticks", "scaled", "time_ticks"]
 
-_WIDTH: Final = 720
+_WIDTH: Final = 560  # about as wide as it is shown, so that texts have the size that they say
+_WIDE: Final = 1120
 _HEIGHT: Final = 240
 _LEFT: Final = 52
 _RIGHT: Final = 16
@@ -29,8 +30,6 @@ _TIME_STEPS: Final = [
 ]
 _LABELS_MAX: Final = 8
 _UNITS: Final = [(3_600_000.0, "h"), (60_000.0, "min"), (1000.0, "s")]  # by milliseconds
-_ROW: Final = 26
-_NAME: Final = 210
 
 
 class _Frame(NamedTuple):
@@ -39,13 +38,14 @@ class _Frame(NamedTuple):
     since: datetime
     until: datetime
     top: float
+    width: int
 
     def x(self, at: datetime) -> float:
         share = (at - self.since) / (self.until - self.since)
-        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+        return round(_LEFT + share * (self.width - _LEFT - _RIGHT), 1)
 
     def y(self, value: float) -> float:
-        return round(_HEIGHT - _BOTTOM - value / self.top * (_HEIGHT - _TOP - _BOTTOM), 1)
+        return _level(value, self.top)
 
 
 def nice_ticks(greatest: float) -> list[float]:
@@ -86,54 +86,73 @@ def _values(series: Series) -> Iterator[tuple[datetime, float | None]]:
     return ((point.at, point.value) for point in series.points)
 
 
-def lines(title: str, series: Sequence[Series], *, unit: str, name: str, area: bool = False) -> str:
+def lines(title: str, series: Sequence[Series], *, unit: str, name: str, is_wide: bool = False) -> str:
     """A chart of lines over time.
 
     Parameters:
         unit: what the values are, for the axis and the description.
         name: of the picture in its page, for its title's id.
-        area: fill below the first line.
+        is_wide: over the whole page, with the first line filled below.
     """
     points = [point for one in series for point in one.points]
     values = [point.value for point in points if point.value is not None]
     if not values:
-        return f'<p class="none">{escape(title)}: nothing in this period.</p>'
+        return _nothing(title)
     ticks = nice_ticks(max(values))
     last = max(point.at for point in points)
     steps = sorted({point.at for point in points})
     until = last + (steps[1] - steps[0] if len(steps) > 1 else timedelta(minutes=1))
-    frame = _Frame(steps[0], until, ticks[-1])
+    frame = _Frame(steps[0], until, ticks[-1], _WIDE if is_wide else _WIDTH)
     most = "; ".join(f"{printable(one.name)}: at most {short(_greatest(one))} {unit}" for one in series)
     parts = [
-        f'<figure><figcaption>{escape(title)} <span class="unit">{escape(unit)}</span></figcaption>',
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">',
-        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(most)}</desc>',
-        *_axes(frame, ticks),
+        _head(title, unit, name, most, width=frame.width),
+        *_levels(ticks, frame.width),
+        *_moments(frame),
     ]
-    if area:
+    if is_wide:
         parts.append(_area(series[0].points, frame))
     for index, one in enumerate(series):
         tip = escape(f"{printable(one.name)}: at most {short(_greatest(one))} {unit}")
         parts.append(f'<g class="s{index}"><title>{tip}</title>{"".join(_strokes(one.points, frame))}</g>')
-    parts.append("</svg>")
-    parts.append(_legend([one.name for one in series]))
-    parts.append("</figure>")
+    parts.append(f"</svg></div>{_legend([one.name for one in series])}</figure>")
     return "".join(parts)
+
+
+def _nothing(title: str) -> str:
+    return f'<h2>{escape(title)}</h2><p class="none">Nothing in this period.</p>'
+
+
+def _head(title: str, unit: str, name: str, said: str, width: int = _WIDTH) -> str:
+    """The beginning of a chart, up to what is drawn."""
+    kind = "wide" if width > _WIDTH else "plain"
+    return (
+        f'<figure><figcaption>{escape(title)} <span class="unit">{escape(unit)}</span></figcaption><div class="chart">'
+        f'<svg class="{kind}" viewBox="0 0 {width} {_HEIGHT}" role="img" '
+        f'aria-labelledby="{name}-t {name}-d"><title id="{name}-t">{escape(title)}</title>'
+        f'<desc id="{name}-d">{escape(said)}</desc>'
+    )
 
 
 def _greatest(series: Series) -> float:
     return max((point.value for point in series.points if point.value is not None), default=0.0)
 
 
-def _axes(frame: _Frame, ticks: Sequence[float]) -> Iterator[str]:
+def _level(value: float, top: float) -> float:
+    return round(_HEIGHT - _BOTTOM - value / top * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+
+def _levels(ticks: Sequence[float], width: int = _WIDTH) -> Iterator[str]:
     for value in ticks:
-        y = frame.y(value)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
+        y = _level(value, ticks[-1])
+        yield f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y}" y2="{y}"/>'
         yield f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{short(value)}</text>'
+
+
+def _moments(frame: _Frame) -> Iterator[str]:
     for at, label in time_ticks(frame.since, frame.until):
         x = frame.x(at)
         yield f'<line class="mark" x1="{x}" x2="{x}" y1="{_HEIGHT - _BOTTOM}" y2="{_HEIGHT - _BOTTOM + 4}"/>'
-        if x < _WIDTH - _RIGHT - 8:
+        if x < frame.width - _RIGHT - 8:
             yield f'<text class="tick" x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{label}</text>'
 
 
@@ -181,27 +200,46 @@ def _legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def bars(title: str, rows: Sequence[tuple[str, float]], *, name: str, show: Callable[[float], str] = short) -> str:
-    """Horizontal bars, one for each name."""
+def bars(title: str, rows: Sequence[tuple[str, str, float]], show: Callable[[float], str] = short) -> str:
+    """Horizontal bars, each with a name and what that belongs to, which may be empty.
+
+    Names and values are text of the page, which wraps where a picture clips.
+    """
     if not rows:
         return ""
-    greatest = max(value for _, value in rows) or 1.0
-    height = _ROW * len(rows) + 4
-    room = _WIDTH - _NAME - 90
-    said = escape("; ".join(f"{printable(label)}: {show(value)}" for label, value in rows))
-    parts = [
-        f"<figure><figcaption>{escape(title)}</figcaption>",
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="{name}-t {name}-d">',
-        f'<title id="{name}-t">{escape(title)}</title>',
-        f'<desc id="{name}-d">{said}</desc>',
-    ]
+    greatest = max(value for _, _, value in rows) or 1.0
+    items = "".join(
+        f'<li><span class="label">{escape(printable(label))}{_owner(owner)}</span>'
+        '<svg class="track" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="bar" width="{max(0.5, value / greatest * 100):.1f}" height="10"/></svg>'
+        f'<span class="value">{escape(show(value))}</span></li>'
+        for label, owner, value in rows
+    )
+    return f'<figure><figcaption>{escape(title)}</figcaption><ol class="bars">{items}</ol></figure>'
+
+
+def _owner(owner: str) -> str:
+    return f' <span class="unit">of {escape(printable(owner))}</span>' if owner else ""
+
+
+def columns(title: str, rows: Sequence[tuple[str, float]], *, unit: str, name: str) -> str:
+    """Upright bars, one for each name, in their order; the highest is marked with its value."""
+    if not any(value for _, value in rows):
+        return _nothing(title)
+    greatest = max(value for _, value in rows)
+    ticks = nice_ticks(greatest)
+    floor, width = _HEIGHT - _BOTTOM, (_WIDTH - _LEFT - _RIGHT) / len(rows)
+    every = -(-len(rows) // _LABELS_MAX)
+    peak = next(label for label, value in rows if value == greatest)
+    parts = [_head(title, unit, name, f"most at {peak}: {short(greatest)} {unit}"), *_levels(ticks)]
     for index, (label, value) in enumerate(rows):
-        y = index * _ROW + 2
-        width = round(max(1.0, value / greatest * room), 1)
-        text = printable(label)
-        cut = text if len(text) <= 32 else f"{text[:31]}…"
-        parts.append(f'<text class="name" x="{_NAME - 10}" y="{y + 16}" text-anchor="end">{escape(cut)}</text>')
-        parts.append(f'<rect class="bar" x="{_NAME}" y="{y + 4}" width="{width}" height="16" rx="3"/>')
-        parts.append(f'<text class="value" x="{_NAME + width + 8}" y="{y + 16}">{escape(show(value))}</text>')
-    parts.append("</svg></figure>")
+        left, height = round(_LEFT + index * width, 1), round(value / ticks[-1] * (floor - _TOP), 1)
+        tip = f"<title>{escape(f'{label}: {short(value)} {unit}')}</title>"
+        kind = "peak" if label == peak else "bar"
+        shape = f'x="{left + width * 0.14:.1f}" y="{floor - height:.1f}" width="{width * 0.72:.1f}" height="{height}"'
+        parts.append(f'<rect class="{kind}" {shape}>{tip}</rect>')
+        if index % every == 0:
+            x = round(left + width / 2, 1)
+            parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(label)}</text>')
+    parts.append("</svg></div></figure>")
     return "".join(parts)

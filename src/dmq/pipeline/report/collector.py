@@ -7,9 +7,9 @@ empty, with a note that says which job makes it; what is shown is bounded, howev
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dmq.errors import InvalidSettings
 from dmq.pipeline.archive.table_store import Archive
@@ -21,14 +21,19 @@ from dmq.pipeline.report.model import (
     DeadLetters,
     Difference,
     GroupFigures,
+    HourFigures,
+    KeyFigures,
     Outcomes,
     Point,
     Reconciled,
     Report,
+    RetryFigures,
     Series,
     SlowTrace,
     TopicFigures,
+    Totals,
 )
+from dmq.pipeline.report.queries import Question, command
 from dmq.pipeline.tables import (
     CONSUME_EVENT,
     DEAD_LETTER_DAILY,
@@ -43,7 +48,8 @@ __all__ = ["collect"]
 
 _MEMORY_BYTES: Final = 2 << 30
 _ROWS_MAX: Final = 50  # of a list
-_SLOWEST: Final = 10
+_SHORT: Final = 10
+_COUNTED_MAX: Final = 2_000_000  # messages whose keys are counted; of more, a sample finds the frequent ones
 _LINES_MAX: Final = 6  # of a chart
 _STEPS: Final = [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400]
 _POINTS_MAX: Final = 150
@@ -68,44 +74,77 @@ def collect(tables: str, now: datetime, since: datetime | None = None, until: da
     with Engine(Bounds(memory_bytes=_MEMORY_BYTES)) as engine:
         oldest, newest = _ends(archive, engine)
         since, until = _period(oldest or now, newest or now, since, until)
-        step = _step(until - since)
-        for name in (METRICS_1M, TRACE, DEAD_LETTER_DAILY, RECONCILE_DIFF):
-            days = [
-                dt for dt in archive.table(name).days() if name == RECONCILE_DIFF or since.date() <= dt <= until.date()
-            ]
-            engine.show(name, archive.table(name).files(days), SCHEMAS[name])
-        ask = _asker(engine, since, until)
-        series = ask(queries.SERIES, step=step.total_seconds())
+        span = _Span(since, until, _step(until - since))
+        messages = _show(archive, engine, span)
+        ask = _Asker(archive.uri, engine, span)
+        steps = ask(queries.THROUGHPUT)
         return Report(
             archive.uri,
             now,
             since,
             until,
-            step=step,
+            step=span.step,
             newest=newest,
             contents=tuple(_contents(archive, name) for name in SCHEMAS),
+            totals=Totals(**ask(queries.TOTALS)[0]),
             topics=tuple(TopicFigures(**row | {"apps": tuple(row["apps"] or ())}) for row in ask(queries.TOPICS)),
             groups=tuple(GroupFigures(**row) for row in ask(queries.GROUPS)),
             outcomes=_outcomes(ask(queries.OUTCOMES)),
             dead_letters=tuple(map(_letters, ask(queries.DEAD_LETTERS))),
-            slowest=tuple(SlowTrace(**row) for row in ask(queries.SLOWEST, limit=_SLOWEST)),
+            slowest=tuple(SlowTrace(**row) for row in ask(queries.SLOWEST, limit=_SHORT)),
             reconciled=_reconciled(archive, ask),
-            throughput=_throughput(series, since, until, step),
-            latency=_lines(series, "p99_ms", since, until, step=step),
-            lag=_lines(series, "lag", since, until, step=step, carry=True),
-            trouble=_trouble(series, since, until, step),
+            throughput=_throughput(steps, span),
+            latency=_lines(ask(queries.LATENCY, limit=_LINES_MAX), span),
+            lag=_lines(ask(queries.LAG, limit=_LINES_MAX), span, carry=True),
+            trouble=_trouble(steps, span),
+            retries=tuple(RetryFigures(**row) for row in ask(queries.RETRIES, limit=_SHORT)),
+            reasons=tuple((row["reason"] or "", row["count"]) for row in ask(queries.REASONS, limit=_SHORT)),
+            keys=_keys(ask, messages),
+            hours=tuple(HourFigures(**row) for row in ask(queries.HOURS)),
+            commands=ask.commands,
             notes=_notes(archive),
         )
 
 
-def _asker(engine: Engine, since: datetime, until: datetime) -> Callable[..., list[Row]]:
-    def ask(query: str, **more: Any) -> list[Row]:
-        given: dict[str, Any] = {"since": since, "until": until, "limit": _ROWS_MAX} | more
-        wanted = {name: value for name, value in given.items() if f"${name}" in query}
-        found: list[Row] = engine.rows(query, wanted).to_pylist()
+class _Span(NamedTuple):
+    """The period, and the step of its charts."""
+
+    since: datetime
+    until: datetime
+    step: timedelta
+
+
+class _Asker:
+    """Asks questions about a period, and keeps the commands that ask the same."""
+
+    def __init__(self, tables: str, engine: Engine, span: _Span) -> None:
+        self._tables = tables
+        self._engine = engine
+        self._span = span
+        self.commands: dict[str, str] = {}
+
+    def __call__(self, question: Question, *, sql: str = "", limit: int = _ROWS_MAX, **more: Any) -> list[Row]:
+        """The rows; by another SQL, if that gives the same rows for less."""
+        since, until, step = self._span
+        values = {"since": since, "until": until, "step": step.total_seconds(), "limit": limit} | more
+        self.commands[question.name] = command(self._tables, question.sql, values)
+        asked = sql or question.sql
+        wanted = {name: value for name, value in values.items() if f"${name}" in asked}
+        found: list[Row] = self._engine.rows(asked, wanted).to_pylist()
         return found
 
-    return ask
+
+def _show(archive: Archive, engine: Engine, span: _Span) -> int:
+    """Make the tables visible, as far as the period needs them; returns how many messages that may be."""
+    first, last = span.since.date(), span.until.date()
+    for name in (METRICS_1M, TRACE, DEAD_LETTER_DAILY, RECONCILE_DIFF):
+        days = [dt for dt in archive.table(name).days() if name == RECONCILE_DIFF or first <= dt <= last]
+        engine.show(name, archive.table(name).files(days), SCHEMAS[name])
+    message = archive.table(MESSAGE)
+    days = [dt for dt in message.days() if first <= dt <= last]
+    files = message.live_files(days, {"stored_at": (span.since, span.until)})
+    engine.show(MESSAGE, [file.uri for file in files], SCHEMAS[MESSAGE])
+    return sum(file.rows for file in files)
 
 
 # --- the period -------------------------------------------------------------------------------------------------------
@@ -174,14 +213,20 @@ def _letters(row: Row) -> DeadLetters:
     )
 
 
-def _reconciled(archive: Archive, ask: Callable[..., list[Row]]) -> Reconciled | None:
+def _reconciled(archive: Archive, ask: _Asker) -> Reconciled | None:
     last_ms = archive.table(RECONCILE_DIFF).version_of(APP_ID)
     if last_ms is None:
         return None
     at = datetime.fromtimestamp(last_ms / 1000, UTC)
-    rows = ask(queries.DIFFERENCES, at=at, limit=5)
+    rows = ask(queries.DIFFERENCES, limit=5, at=at)
     counts = {row["problem"]: row.pop("count") for row in rows}
     return Reconciled(at, tuple(counts.items()), tuple(Difference(**row) for row in rows))
+
+
+def _keys(ask: _Asker, messages: int) -> tuple[KeyFigures, ...]:
+    percent = 100 * _COUNTED_MAX // messages if messages > _COUNTED_MAX else 100
+    sql = "" if percent == 100 else queries.SAMPLED_KEYS.format(percent=max(1, percent))
+    return tuple(KeyFigures(**row) for row in ask(queries.KEYS, sql=sql, limit=_SHORT))
 
 
 def _notes(archive: Archive) -> tuple[str, ...]:
@@ -196,56 +241,41 @@ def _notes(archive: Archive) -> tuple[str, ...]:
 # --- lines of charts --------------------------------------------------------------------------------------------------
 
 
-def _throughput(series: list[Row], since: datetime, until: datetime, step: timedelta) -> tuple[Series, ...]:
+def _throughput(steps: list[Row], span: _Span) -> tuple[Series, ...]:
     """Messages a second, in and out, over all topics."""
-    seconds = step.total_seconds()
-    found = []
-    for name, column in (("in", "messages_in"), ("out", "messages_out")):
-        values: dict[datetime, float] = defaultdict(float)
-        for row in series:
-            values[row["starts_at"]] += (row[column] or 0.0) / seconds
-        found.append(Series(name, _filled(values, since, until, step, missing=0.0)))
-    return tuple(found) if series else ()
+    seconds = span.step.total_seconds()
+    columns = (("in", "messages_in"), ("out", "messages_out")) if steps else ()
+    return tuple(
+        Series(name, _filled({row["starts_at"]: row[column] / seconds for row in steps}, span, missing=0.0))
+        for name, column in columns
+    )
 
 
-def _trouble(series: list[Row], since: datetime, until: datetime, step: timedelta) -> tuple[Series, ...]:
-    found = []
-    for column in ("retries", "dead"):
-        values: dict[datetime, float] = defaultdict(float)
-        for row in series:
-            values[row["starts_at"]] += row[column] or 0.0
-        if any(values.values()):
-            found.append(Series(column, _filled(values, since, until, step, missing=0.0)))
-    return tuple(found)
+def _trouble(steps: list[Row], span: _Span) -> tuple[Series, ...]:
+    return tuple(
+        Series(column, _filled({row["starts_at"]: row[column] for row in steps}, span, missing=0.0))
+        for column in ("retries", "dead")
+        if any(row[column] for row in steps)
+    )
 
 
-def _lines(
-    series: list[Row], column: str, since: datetime, until: datetime, step: timedelta, *, carry: bool = False
-) -> tuple[Series, ...]:
-    """A line for each topic and group, those with the highest values."""
+def _lines(rows: list[Row], span: _Span, *, carry: bool = False) -> tuple[Series, ...]:
+    """A line for each topic and group."""
     values: dict[str, dict[datetime, float]] = defaultdict(dict)
-    for row in series:
-        if row["group"] is not None and row[column] is not None:
-            values[f"{row['group']} of {row['topic']}"][row["starts_at"]] = row[column]
-    chosen = sorted(values, key=lambda name: (-max(values[name].values()), name))[:_LINES_MAX]
-    return tuple(Series(name, _filled(values[name], since, until, step, missing=None, carry=carry)) for name in chosen)
+    for row in rows:
+        values[f"{row['group']} of {row['topic']}"][row["starts_at"]] = row["value"]
+    return tuple(Series(name, _filled(found, span, missing=None, carry=carry)) for name, found in values.items())
 
 
 def _filled(
-    values: Mapping[datetime, float],
-    since: datetime,
-    until: datetime,
-    step: timedelta,
-    missing: float | None,
-    *,
-    carry: bool = False,
+    values: Mapping[datetime, float], span: _Span, missing: float | None, *, carry: bool = False
 ) -> tuple[Point, ...]:
     """A point for every step; with `carry` the last value holds on."""
     points: list[Point] = []
-    at, last = since, missing
-    while at < until:
+    at, last = span.since, missing
+    while at < span.until:
         value = values.get(at, last if carry else missing)
         points.append(Point(at, value))
         last = value
-        at += step
+        at += span.step
     return tuple(points)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-__all__ = ["count", "duration", "milliseconds", "moment", "printable", "short", "size"]
+__all__ = ["count", "duration", "listing", "milliseconds", "moment", "printable", "short", "size"]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TEXT_CHARS_MAX: Final = 160
@@ -67,5 +67,14 @@ def printable(text: str | None) -> str:
     """On one line, not too long, with everything that could steer a terminal or a page written out."""
     if text is None:
         return "-"
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    shown = "".join(map(_visible, text))
     return shown if len(shown) <= _TEXT_CHARS_MAX else f"{shown[: _TEXT_CHARS_MAX - 1]}…"
+
+
+def listing(text: str) -> str:
+    """The same of a text with lines, which are kept, as long as it is."""
+    return "".join(char if char == "\n" else _visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode()

@@ -12,8 +12,8 @@ from html import escape
 from typing import Final
 
 from dmq.pipeline.report import tables
-from dmq.pipeline.report.charts import bars, lines, scaled
-from dmq.pipeline.report.format import count, duration, moment, printable, short, size
+from dmq.pipeline.report.charts import bars, columns, lines, scaled
+from dmq.pipeline.report.format import count, duration, listing, moment, printable, short, size
 from dmq.pipeline.report.model import Report
 from dmq.pipeline.report.tables import Grid
 
@@ -42,11 +42,11 @@ h1 { font-size: 26px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em
 h2 { font-size: 17px; margin: 0 0 10px; }
 header p { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 .tiles {
-  display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 22px 0; padding: 0;
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: 12px; margin: 22px 0; padding: 0;
 }
 .tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 12px 14px; }
 .tiles dt { color: var(--soft); font-size: 13px; }
-.tiles dd { margin: 2px 0 0; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles dd { margin: 2px 0 0; font-size: 20px; font-weight: 600; white-space: nowrap; }
 .tiles .warn dd { color: var(--warn); }
 section {
   background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 18px; margin: 0 0 16px;
@@ -56,7 +56,7 @@ section {
 }
 .pair section { margin: 0; }
 figure { margin: 0; }
-figcaption { font-weight: 600; margin: 0 0 8px; }
+figcaption { font-weight: 600; font-size: 17px; margin: 0 0 8px; }
 .unit { color: var(--soft); font-weight: 400; font-size: 13px; margin-left: 6px; }
 svg { display: block; width: 100%; height: auto; }
 svg .grid { stroke: var(--grid); stroke-width: 1; }
@@ -66,7 +66,24 @@ svg .tick { fill: var(--soft); font-size: 11.5px; }
 svg polyline { fill: none; stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 svg circle { fill: var(--line); }
 svg .area { fill: var(--c0); opacity: 0.12; }
-svg .bar { fill: var(--c0); }
+svg .bar { fill: var(--c0); } svg .peak { fill: var(--c1); }
+.chart { overflow-x: auto; } .chart svg { min-width: 460px; } .chart svg.wide { min-width: 760px; }
+.bars { list-style: none; margin: 0; padding: 0; font-size: 14px; }
+.bars li {
+  display: grid; grid-template-columns: minmax(0, 42%) 1fr minmax(44px, auto); gap: 2px 12px; align-items: center;
+  padding: 3px 0;
+}
+.bars .label { overflow-wrap: anywhere; line-height: 1.3; }
+.bars .value { text-align: right; font-variant-numeric: tabular-nums; }
+.bars .track { height: 14px; }
+@media (max-width: 560px) {
+  .bars li { grid-template-columns: 1fr minmax(44px, auto); } .bars .label { grid-column: 1 / -1; }
+}
+details { margin: 12px 0 0; font-size: 13px; color: var(--soft); } summary { cursor: pointer; width: max-content; }
+pre {
+  margin: 8px 0 0; padding: 10px 12px; background: var(--page); border: 1px solid var(--rule); border-radius: 6px;
+  overflow-x: auto; color: var(--ink); font: 12px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+}
 .s0 { --line: var(--c0); } .s1 { --line: var(--c1); } .s2 { --line: var(--c2); }
 .s3 { --line: var(--c3); } .s4 { --line: var(--c4); } .s5 { --line: var(--c5); }
 .s1 polyline { stroke-dasharray: 6 3; } .s2 polyline { stroke-dasharray: 2 3; }
@@ -78,18 +95,15 @@ svg .bar { fill: var(--c0); }
 .legend .key { width: 20px; flex: none; } .legend .key polyline { stroke-width: 2.4; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+th, td { text-align: left; padding: 6px 16px 6px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; font-size: 13px; white-space: nowrap; }
 tbody tr:last-child td { border-bottom: 0; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td { overflow-wrap: anywhere; min-width: 70px; }
+td { overflow-wrap: anywhere; min-width: 130px; } td.n { min-width: 0; }
 .note, .none { color: var(--soft); font-size: 13px; margin: 10px 0 0; }
 .notes { border-left: 3px solid var(--c4); padding-left: 12px; margin: 0 0 16px; }
 @media print { body { background: #fff; } section, .tiles div { break-inside: avoid; } }
 """
-
-
-_BARS_MAX = 8
 
 
 def as_html(report: Report) -> str:
@@ -110,23 +124,61 @@ def _page(report: Report) -> Iterator[str]:
     yield _tiles(report)
     if report.notes:
         yield '<div class="notes">' + "".join(f"<p>{escape(note)}</p>" for note in report.notes) + "</div>\n"
-    step = duration(report.step)
-    yield _section(lines("Throughput", report.throughput, unit=f"messages/s, by {step}", name="throughput", area=True))
-    yield '<div class="pair">'
-    yield _section(lines("Lag", report.lag, unit="messages", name="lag"))
-    latency, unit = scaled(report.latency)
-    yield _section(lines("Latency, stored to acked, p99", latency, unit=unit, name="latency"))
-    yield "</div>\n"
-    yield _grid(tables.topics(report))
-    yield _grid(tables.groups(report))
-    if report.trouble:
-        yield _section(lines("Retries and dead letters", report.trouble, unit=f"by {step}", name="trouble"))
-    yield _letters(report)
-    yield _grid(tables.slowest(report))
-    yield _grid(tables.outcomes(report))
-    yield _grid(tables.differences(report))
-    yield _grid(tables.contents(report))
+    yield from _charts(report)
+    yield _grid(report, "topics", tables.topics(report))
+    yield _grid(report, "groups", tables.groups(report))
+    yield _grid(report, "dead_letters", tables.dead_letters(report))
+    yield _grid(report, "slowest", tables.slowest(report))
+    yield _grid(report, "outcomes", tables.outcomes(report))
+    yield _grid(report, "differences", tables.differences(report))
+    yield _grid(report, "", tables.contents(report))
     yield "</main>\n</body>\n</html>\n"
+
+
+def _charts(report: Report) -> Iterator[str]:
+    """The charts, the most important first; each with the command that gives what it shows."""
+    step = duration(report.step)
+
+    def chart(name: str, inside: str) -> str:
+        return _section(inside + _query(report, name))
+
+    throughput = lines("Throughput", report.throughput, unit=f"messages/s, by {step}", name="throughput", is_wide=True)
+    yield chart("throughput", throughput)
+    yield '<div class="pair">'
+    yield chart("lag", lines("Lag", report.lag, unit="messages", name="lag"))
+    latency, unit = scaled(report.latency)
+    yield chart("latency", lines("Latency, stored to acked, p99", latency, unit=unit, name="latency"))
+    yield chart("throughput", lines("Retries and dead letters", report.trouble, unit=f"by {step}", name="trouble"))
+    hours = {one.hour: float(one.messages) for one in report.hours}
+    shown = [(f"{hour:02d}:00", hours.get(hour, 0.0)) for hour in range(24)]
+    yield chart("hours", columns("Busiest hours", shown, unit="messages in, by hour of the day, UTC", name="hours"))
+    retries = [(one.group, one.topic, float(one.retries)) for one in report.retries]
+    yield chart(
+        "retries", bars("Retries by group", retries, count) or _none("Retries by group", "Nothing was retried.")
+    )
+    reasons = [(_reason(reason), "", float(times)) for reason, times in report.reasons]
+    title = "Dead letters by reason"
+    yield chart("reasons", bars(title, reasons, count) or _none(title, "No message died on these days."))
+    yield "</div>\n"
+    keys = [(one.key, one.topic, float(one.messages)) for one in report.keys]
+    title = "Most frequent keys"
+    yield chart("keys", bars(title, keys, count) or _none(title, "No key has more than one message in this period."))
+
+
+def _reason(reason: str) -> str:
+    return reason.lower().replace("_", " ") or "without a reason"
+
+
+def _none(title: str, said: str) -> str:
+    return f'<h2>{escape(title)}</h2><p class="none">{escape(said)}</p>'
+
+
+def _query(report: Report, name: str) -> str:
+    """The command that gives the rows behind a part of the report, folded."""
+    command = report.commands.get(name)
+    if command is None:
+        return ""
+    return f'<details><summary>Query</summary><pre tabindex="0">{escape(listing(command))}</pre></details>'
 
 
 def _tiles(report: Report) -> str:
@@ -139,10 +191,10 @@ def _tiles(report: Report) -> str:
         ("on disk", size(sum(one.bytes for one in report.contents)), ""),
         ("days", count(days), ""),
         ("archive is behind", duration(report.made_at - report.newest) if report.newest else "-", ""),
-        ("in, this period", short(sum(one.messages for one in report.topics)), ""),
-        ("acked", short(sum(one.acked for one in report.groups)), ""),
-        ("retries", short(sum(one.retries for one in report.groups)), ""),
-        ("dead", short(sum(one.dead for one in report.groups)), "warn" if any(g.dead for g in report.groups) else ""),
+        ("in, this period", short(report.totals.messages), ""),
+        ("acked", short(report.totals.acked), ""),
+        ("retries", short(report.totals.retries), ""),
+        ("dead", short(report.totals.dead), "warn" if report.totals.dead else ""),
     ]
     tiles = "".join(
         f'<div class="{kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>' for name, value, kind in found
@@ -150,23 +202,13 @@ def _tiles(report: Report) -> str:
     return f'<dl class="tiles">{tiles}</dl>\n'
 
 
-def _letters(report: Report) -> str:
-    grid = tables.dead_letters(report)
-    rows = [
-        (f"{one.topic} → {one.group or '-'}, {one.reason.lower().replace('_', ' ')}", float(one.count))
-        for one in report.dead_letters[:_BARS_MAX]
-    ]
-    return _grid(grid, bars("By topic, group and reason", rows, name="dead", show=count))
-
-
 def _section(inside: str) -> str:
     return f"<section>{inside}</section>\n"
 
 
-def _grid(grid: Grid, chart: str = "") -> str:
-    title = f"<h2>{escape(grid.title)}</h2>"
+def _grid(report: Report, name: str, grid: Grid) -> str:
     if not grid.rows:
-        return _section(f'{title}<p class="none">{escape(grid.empty)}</p>')
+        return _section(_none(grid.title, grid.empty))
 
     def cells(tag: str, row: tuple[str, ...], end: str) -> str:
         number = tag.replace(">", ' class="n">')
@@ -178,4 +220,4 @@ def _grid(grid: Grid, chart: str = "") -> str:
     body = "".join(f"<tr>{cells('<td>', row, '</td>')}</tr>" for row in grid.rows)
     note = f'<p class="note">{escape(grid.note)}</p>' if grid.note else ""
     table = f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
-    return _section(f"{title}{chart}{table}{note}")
+    return _section(f"<h2>{escape(grid.title)}</h2>{table}{note}{_query(report, name)}")

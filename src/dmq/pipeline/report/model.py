@@ -5,6 +5,7 @@ What always holds: times are UTC; a figure that nothing is known about is None, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
@@ -13,13 +14,17 @@ __all__ = [
     "DeadLetters",
     "Difference",
     "GroupFigures",
+    "HourFigures",
+    "KeyFigures",
     "Outcomes",
     "Point",
     "Reconciled",
     "Report",
+    "RetryFigures",
     "Series",
     "SlowTrace",
     "TopicFigures",
+    "Totals",
 ]
 
 
@@ -63,6 +68,45 @@ class GroupFigures:
     max_ms: float | None
     lag: int | None  # at the end
     lag_max: int | None
+
+
+@dataclass(frozen=True)
+class RetryFigures:
+    """What failed in a group in the period, and was tried again."""
+
+    topic: str
+    group: str
+    retries: int
+    dead: int
+
+
+@dataclass(frozen=True)
+class KeyFigures:
+    """A key that several messages of the period have."""
+
+    topic: str
+    key: str
+    messages: int
+
+
+@dataclass(frozen=True)
+class HourFigures:
+    """What came in during an hour of the day, UTC, on all days of the period."""
+
+    hour: int
+    messages: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of the period, over everything: the report's lists end somewhere."""
+
+    topics: int = 0
+    groups: int = 0
+    messages: int = 0
+    acked: int = 0
+    retries: int = 0
+    dead: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,4 +201,10 @@ class Report:
     latency: tuple[Series, ...] = ()  # p99 in ms, stored → acked
     lag: tuple[Series, ...] = ()
     trouble: tuple[Series, ...] = ()  # retries and dead letters
+    totals: Totals = Totals()
+    retries: tuple[RetryFigures, ...] = ()
+    reasons: tuple[tuple[str, int], ...] = ()  # of dead letters, with how many
+    keys: tuple[KeyFigures, ...] = ()
+    hours: tuple[HourFigures, ...] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)  # by part of the report, what gives its rows
     notes: tuple[str, ...] = field(default=())  # what is missing in it, and how to get it

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from dmq.pipeline.report.format import count, milliseconds, moment, printable, size
 from dmq.pipeline.report.model import Report
 
-__all__ = ["Grid", "contents", "dead_letters", "differences", "groups", "outcomes", "slowest", "topics"]
+__all__ = [
+    "Grid",
+    "contents",
+    "dead_letters",
+    "differences",
+    "groups",
+    "keys",
+    "outcomes",
+    "retries",
+    "slowest",
+    "topics",
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,8 @@ def topics(report: Report) -> Grid:
         rows,
         frozenset(range(2, 8)),
         empty="No message came in this period.",
-        note="From sent to stored: p50 of the typical minute, p99 of the worst one.",
+        note="From sent to stored, without delays: p50 of the typical minute, p99 of the worst one."
+        f"{_left_out(len(rows), report.totals.topics)}",
     )
 
 
@@ -87,8 +99,28 @@ def groups(report: Report) -> Grid:
         rows,
         frozenset(range(2, 10)),
         empty="No group settled anything in this period.",
-        note="From stored to acked: p50 of the typical minute, p99 of the worst one. Lag: at the end, and at most.",
+        note="From stored to acked: p50 of the typical minute, p99 of the worst one. Lag: at the end, and at most."
+        f"{_left_out(len(rows), report.totals.groups)}",
     )
+
+
+def _left_out(shown: int, total: int) -> str:
+    return f" These are the largest {shown} of {count(total)}." if shown < total else ""
+
+
+def retries(report: Report) -> Grid:
+    """Who tries again most."""
+    rows = tuple(
+        (printable(one.topic), printable(one.group), count(one.retries), count(one.dead)) for one in report.retries
+    )
+    return Grid("Retries", ("topic", "group", "retries", "dead"), rows, frozenset({2, 3}), empty="Nothing was retried.")
+
+
+def keys(report: Report) -> Grid:
+    """What is most frequent."""
+    rows = tuple((printable(one.topic), printable(one.key), count(one.messages)) for one in report.keys)
+    empty = "No key has more than one message in this period."
+    return Grid("Most frequent keys", ("topic", "key", "messages"), rows, frozenset({2}), empty=empty)
 
 
 def outcomes(report: Report) -> Grid:

@@ -58,6 +58,8 @@ def as_text(report: Report, *, width: int | None = None, color: bool = False) ->
             console.print(table)
             if grid.note:
                 console.print(Text(grid.note, style="dim"))
+        console.print()
+        console.print(Text("The queries behind these figures are in the other forms: --format html, or json."))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
@@ -84,6 +86,11 @@ def _charts(report: Report) -> Iterator[str]:
     if names:
         yield ""
     room = max((len(name) for name, _, _ in names), default=0)
+    if report.hours:
+        hours = {one.hour: float(one.messages) for one in report.hours}
+        peak = max(report.hours, key=lambda one: one.messages)
+        most = f"most from {peak.hour:02d}:00 UTC on, {short(peak.messages)}"
+        yield f"{'by hour of the day':<{room}}  {_blocks([hours.get(hour, 0.0) for hour in range(24)])}  {most}"
     for name, show, one in names:
         values = [point.value for point in one.points]
         greatest = max((value for value in values if value is not None), default=0.0)
@@ -106,7 +113,9 @@ def _grids(report: Report) -> Iterator[Grid]:
     yield tables.contents(report)
     yield tables.topics(report)
     yield tables.groups(report)
+    yield tables.retries(report)
     yield tables.outcomes(report)
     yield tables.dead_letters(report)
+    yield tables.keys(report)
     yield tables.slowest(report)
     yield tables.differences(report)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections import Counter
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,7 +17,8 @@ import pytest
 from dmq.cli import main
 from dmq.errors import InvalidSettings, StorageError
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.report.charts import bars, lines, nice_ticks, scaled, time_ticks
+from dmq.pipeline.report import collector
+from dmq.pipeline.report.charts import bars, columns, lines, nice_ticks, scaled, time_ticks
 from dmq.pipeline.report.collector import collect
 from dmq.pipeline.report.format import count, duration, milliseconds, printable, short, size
 from dmq.pipeline.report.html import as_html
@@ -146,6 +151,72 @@ def test_no_archive_and_no_period_are_told_in_a_sentence(tables: str, tmp_path: 
         collect(tables, NOW, NOW, NOW)
 
 
+def test_totals_cover_what_the_lists_leave_out(tmp_path: Path) -> None:
+    archive, days = Archive(str(tmp_path)), Days()
+    for number in range(130):
+        message = days.message(f"topic-{number:03d}", 0, 0, MIDNIGHT, key="same")
+        days.settle(message, "all", "failed", MIDNIGHT, error="no")
+    put_all(archive, days)
+    found = collect(archive.uri, NOW)
+    assert (found.totals.topics, found.totals.groups, found.totals.messages, found.totals.retries) == (130,) * 4
+    assert len(found.topics) == len(found.groups) == 50
+    assert "These are the largest 50 of 130." in as_text(found)
+    assert found.keys == ()  # a key is one of its topic
+
+
+def test_charts_of_keys_hours_retries_and_reasons_are_what_the_rows_say(tmp_path: Path) -> None:
+    archive, days = Archive(str(tmp_path)), made(seed=3)
+    for number, row in enumerate(days.messages):
+        row["key"] = None if number % 3 == 0 else f"k-{number % 7 if number % 2 else number}"
+    put_all(archive, days)
+    found = collect(archive.uri, NOW, MIDNIGHT - timedelta(days=2), MIDNIGHT + timedelta(days=3))
+    keys = Counter((row["topic"], row["key"]) for row in days.messages if row["key"])
+    assert [(one.topic, one.key, one.messages) for one in found.keys] == [
+        (*key, times) for key, times in sorted(keys.items(), key=lambda one: (-one[1], one[0])) if times > 1
+    ][:10]
+    hours = Counter(row["stored_at"].hour for row in days.messages)
+    assert {one.hour: one.messages for one in found.hours} == hours
+    failed = Counter((row["topic"], row["group"]) for row in days.events if row["outcome"] == "failed")
+    assert {(one.topic, one.group): one.retries for one in found.retries} == failed
+    assert dict(found.reasons) == Counter(row["reason"] for row in days.copies)
+
+
+def test_frequent_keys_of_a_large_archive_are_found_by_a_sample(
+    tables: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    archive, days = Archive(str(tmp_path)), Days()
+    for number in range(30_000):
+        at = MIDNIGHT + timedelta(milliseconds=number)
+        days.message("orders", 0, number, at, key=f"k-{number}" if number % 10 else "hot")
+    put_all(archive, days)
+    monkeypatch.setattr(collector, "_COUNTED_MAX", 3000)
+    (one,) = collect(archive.uri, NOW).keys
+    assert (one.topic, one.key, one.messages) == ("orders", "hot", 3000)
+
+
+def test_every_part_names_a_command_that_gives_its_rows(
+    whole: Report, tables: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"throughput", "lag", "latency", "retries", "reasons", "keys", "hours", "topics"} <= whole.commands.keys()
+    rows: dict[str, list[dict[str, object]]] = {}
+    for name, command in whole.commands.items():
+        program, *arguments = shlex.split(command)
+        assert program == "dmq"
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--format", "json"])
+        assert ended.value.code == 0, capsys.readouterr().err
+        rows[name] = json.loads(capsys.readouterr().out)
+        assert name == "totals" or escape(command) in as_html(whole)
+    assert rows["retries"] == [asdict(one) for one in whole.retries]
+    assert rows["hours"] == [asdict(one) for one in whole.hours]
+    assert rows["totals"] == [asdict(whole.totals)]
+    assert [row["topic"] for row in rows["topics"]] == [one.topic for one in whole.topics]
+    known = {(one.name, point.at.isoformat()): point.value for one in whole.lag for point in one.points}
+    for row in rows["lag"]:
+        at = datetime.fromisoformat(str(row["starts_at"])).isoformat()
+        assert known[f"{row['group']} of {row['topic']}", at] == row["value"]
+
+
 # --- how it looks -----------------------------------------------------------------------------------------------------
 
 
@@ -240,8 +311,24 @@ def test_lines_are_cut_where_nothing_is_known() -> None:
 
 def test_a_chart_without_values_says_so() -> None:
     points = (Point(MIDNIGHT, None),)
-    assert "nothing in this period" in lines("Lag", [Series("a", points)], unit="u", name="n")
-    assert bars("b", [], name="n") == ""
+    assert "Nothing in this period" in lines("Lag", [Series("a", points)], unit="u", name="n")
+    assert "Nothing in this period" in columns("Hours", [("00:00", 0.0)], unit="u", name="n")
+    assert bars("b", []) == ""
+
+
+def test_names_beside_bars_are_whole() -> None:
+    name, owner = "a-group-with-a-name-" + "x" * 100, "订单" * 40
+    assert escape(f"{name} ") + f'<span class="unit">of {owner}</span>' in bars("b", [(name, owner, 3.0)])
+
+
+def test_the_highest_column_is_marked() -> None:
+    rows = [(f"{hour:02d}:00", float(hour % 7)) for hour in range(24)]
+    (picture,) = svgs(columns("Hours", rows, unit="u", name="n"))
+    drawn = [one for one in picture if one.tag == "rect"]
+    assert [index for index, one in enumerate(drawn) if one.get("class") == "peak"] == [6]
+    assert len(drawn) == 24
+    tops = [float(one.get("y") or 0) for one in drawn]
+    assert min(tops) == tops[6] >= 0
 
 
 @pytest.mark.parametrize(
