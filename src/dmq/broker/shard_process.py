@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.broker.catalog.cluster_topics import ClusterAccess, GroupChange
 from dmq.broker.journal.disk_threads import DiskThreads
+from dmq.broker.journal.unit_fetch import fetch_units
 from dmq.broker.leader_links import LeaderLinks
 from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
@@ -41,6 +42,7 @@ from dmq.registry.topic_entries import TopicEntries
 from dmq.registry.url import check_registry_url, open_registry, shown_url
 from dmq.settings import BrokerSettings, Settings
 from dmq.shard.admin.operations import Operations
+from dmq.shard.committed_reader import CommittedUnits
 from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
 from dmq.shard.network import Network
 from dmq.shard.serving_right import Right
@@ -265,7 +267,7 @@ class ShardProcess:
             reply.topics.extend(row for row in rows if row is not None)
         return reply
 
-    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, Buffer]:
+    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, list[Buffer]]:
         """Units that this member knows to be committed; waits for some if asked to.
 
         Raises:
@@ -275,22 +277,30 @@ class ShardProcess:
         size = min(asked.max_bytes or _FETCH_BYTES, _FETCH_BYTES, self._settings.broker.frame_bytes_max // 2)
         clock = self._dispatcher.clock
         deadline = clock.monotonic() + asked.wait_ms / 1000
-        while True:
+        known = CommittedUnits(0, 0, 0, 0, journal_id=0, raw=b"")
+
+        async def read(offset: int, room: int) -> tuple[Buffer, int]:
+            nonlocal known
             if self.member is None or self._dispatcher.broker is not None:
                 raise self._dispatcher.no_broker()
             try:
-                found = await self.member.committed_units(asked.journal_offset, size)
+                known = await self.member.committed_units(offset, room)
             except BrokerStopping as error:
                 raise self._dispatcher.no_broker() from error
-            if len(found.raw) or clock.monotonic() >= deadline:
+            return known.raw, known.end
+
+        while True:
+            # How far it may read, the follower itself says with each answer.
+            found = await fetch_units(asked, size, 1 << 63, read)
+            if found.end > asked.journal_offset or clock.monotonic() >= deadline:
                 return FetchReply(
                     found.start,
                     found.end,
-                    found.first,
-                    found.committed,
+                    known.first,
+                    known.committed,
                     epoch=self.info().epoch,
-                    journal_id=found.journal_id,
-                ), found.raw
+                    journal_id=known.journal_id,
+                ), found.pieces
             await asyncio.sleep(_ARRIVAL_SECONDS)
 
     async def stop(self, *, hand_over: bool = True) -> None:

@@ -95,6 +95,7 @@ class Command(IntEnum):
     FIND = 0x0032
     FETCH = 0x0033
     ARCHIVED = 0x0034
+    LOCATE = 0x0035
 
     # topics and groups
     TOPIC_CREATE = 0x0040
@@ -216,6 +217,7 @@ SPECS: Final[dict[Command, Spec]] = {
     Command.FIND: Spec(Way.ASK, read.Find, read.FindReply),
     Command.FETCH: Spec(Way.ASK, read.Fetch, read.FetchReply),
     Command.ARCHIVED: Spec(Way.ASK, read.Archived, read.ArchivedReply),
+    Command.LOCATE: Spec(Way.ASK, read.Locate, read.LocateReply),
     Command.TOPIC_CREATE: Spec(Way.ASK, admin.TopicCreate, admin.TopicInfo),
     Command.TOPIC_UPDATE: Spec(Way.ASK, admin.TopicUpdate, admin.TopicInfo),
     Command.TOPIC_DELETE: Spec(Way.ASK, admin.TopicDelete),

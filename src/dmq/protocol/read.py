@@ -1,11 +1,11 @@
-"""Headers of reading without consuming: OFFSETS, PEEK, FIND and FETCH, and ARCHIVED for who has read it all.
+"""Headers of reading without consuming: OFFSETS, LOCATE, PEEK, FIND and FETCH, and ARCHIVED for who has read it all.
 
 What always holds: nothing here leases, settles or moves anything, and nothing beyond the visible offset is ever shown.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -13,6 +13,7 @@ from dmq.protocol.consume import IdRun, Point
 from dmq.protocol.header import LIST_MAX, U32, Amount, Header, Name, OptionalName, Queue, Text
 
 __all__ = [
+    "TOPICS_MAX",
     "Archived",
     "ArchivedReply",
     "Fetch",
@@ -20,12 +21,19 @@ __all__ = [
     "Find",
     "FindReply",
     "Found",
+    "Locate",
+    "LocateReply",
+    "Location",
     "Offsets",
     "OffsetsReply",
     "Peek",
     "PeekReply",
+    "QueueLocations",
     "QueueOffsets",
+    "QueuePoints",
     "Span",
+    "TopicLocations",
+    "TopicPoints",
 ]
 
 
@@ -57,6 +65,70 @@ class OffsetsReply(Header, frozen=True):
     first_journal_offset: Amount = 0
     visible_journal_offset: Amount = 0
     topic_id: U32 = 0
+
+
+POINTS_MAX: Final = 4  # of one queue
+TOPICS_MAX: Final = 4096  # in one request
+Points = Annotated[list[Point], Meta(max_length=POINTS_MAX)]
+
+
+class QueuePoints(Header, frozen=True):
+    """Points of one queue."""
+
+    queue: Queue
+    points: Points
+
+
+class TopicPoints(Header, frozen=True):
+    """Points to locate in every queue of a topic, but for those queues that have points of their own."""
+
+    topic: Name
+    points: Points = []
+    queues: Annotated[list[QueuePoints], Meta(max_length=255)] = []
+
+
+class Locate(Header, frozen=True):
+    """Ask where points of many queues lie in the journal."""
+
+    topics: Annotated[list[TopicPoints], Meta(max_length=TOPICS_MAX)]
+
+
+class Location(Header, frozen=True):
+    """Where a point lies.
+
+    `offset` is the queue's; `start` is where its message begins in the journal, or the visible offset if there is none
+    yet; `end` is where the message before it ends, 0 if there is none; `record_bytes` is the mean size of some around.
+    """
+
+    offset: Amount
+    start: Amount
+    end: Amount = 0
+    record_bytes: Amount = 0
+
+
+class QueueLocations(Header, frozen=True):
+    """What a queue keeps, and a location for each of its points."""
+
+    queue: Queue
+    first_offset: Amount
+    next_offset: Amount
+    locations: Annotated[list[Location], Meta(max_length=POINTS_MAX)] = []
+
+
+class TopicLocations(Header, frozen=True):
+    """The queues of a topic, and its incarnation: 0 if there is no such topic."""
+
+    topic: Name
+    topic_id: U32 = 0
+    queues: Annotated[list[QueueLocations], Meta(max_length=255)] = []
+
+
+class LocateReply(Header, frozen=True):
+    """The first so many of the topics that were asked for, as one answer has room for: ask again for the others."""
+
+    topics: Annotated[list[TopicLocations], Meta(max_length=TOPICS_MAX)] = []
+    first_journal_offset: Amount = 0
+    visible_journal_offset: Amount = 0
 
 
 class Peek(Header, frozen=True):
@@ -121,10 +193,16 @@ class Fetch(Header, frozen=True):
     journal_offset: Amount
     max_bytes: U32 = 0  # 0 is the broker's default; one unit always comes, however large
     wait_ms: U32 = 0  # for something to become visible
+    end: Amount = 0  # only what starts before it is wanted; 0 is no end
+    topic_ids: Annotated[list[U32], Meta(max_length=TOPICS_MAX)] = []  # only what concerns these; none is everything
 
 
 class FetchReply(Header, frozen=True):
-    """Body: units, verbatim, from `start`, which may be before what was asked, to `end`. Fetch from `end` for more."""
+    """Body: units, verbatim, from `start`, which may be before what was asked, to `end`. Fetch from `end` for more.
+
+    With `topic_ids`, units that do not concern these are left out, and of others that are large, the batches that do
+    not: see `dmq.storage.read.topic_units`.
+    """
 
     start: Amount
     end: Amount

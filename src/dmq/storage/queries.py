@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
 __all__ = ["Queries"]
 
 T = TypeVar("T")
+
+_AROUND: Final = 32  # messages on either side whose sizes are looked at
 
 
 class Queries:
@@ -332,6 +334,25 @@ class Queries:
         key = self.queue(topic, queue)[1]
         columns = self.healed(lambda: next(iter(self.derived.queues.columns(key, offset, offset + 1))))
         return int(columns.offsets[0]) if columns.lengths[0] else None
+
+    def located(self, topic: Topic, queue: int, offset: int) -> tuple[int, int, int]:
+        """Where a message begins in the journal, where the one before it ends, and the mean size of some around it.
+
+        It begins at the visible offset if there is none yet; without one before it, that ends at 0. Messages that were
+        lost have a place, too, but no size.
+        """
+        key, state = queue_key(topic.id, queue), self.derived.state
+        low = max(state.first.get(key, 0), offset - _AROUND)
+        high = min(state.next.get(key, 0), offset + _AROUND)
+        if low >= high:
+            return self.visible, 0, 0
+        columns = self.healed(lambda: [*self.derived.queues.columns(key, low, high)])
+        places = np.concatenate([part.offsets for part in columns])
+        lengths = np.concatenate([part.lengths for part in columns])
+        at = offset - low
+        start = int(places[at]) if offset < high else self.visible
+        end = int(places[at - 1]) + max(1, int(lengths[at - 1])) if at > 0 else 0
+        return start, end, round(float(lengths.mean()))
 
     def raw_record(self, found: Found) -> memoryview:
         """The bytes of a record that was found."""

@@ -260,7 +260,7 @@ def test_messages_are_read_without_being_consumed() -> None:
         assert len(lengths) == 2
         units: list[bytes] = []
         start = placement.unit_start
-        await reader.fetch(headers.Fetch(start), asker, lambda reply, data: units.append(bytes(data)))
+        await reader.fetch(headers.Fetch(start), asker, lambda reply, pieces: units.append(b"".join(pieces)))
         assert len(units[0]) == door.broker.store.queries.visible - start
 
     with_a_door(run)

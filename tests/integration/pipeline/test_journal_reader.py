@@ -8,10 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 import dmq
-from dmq.errors import NotConnected, OffsetGone, UnknownTopic
+from dmq.errors import NotConnected, OffsetGone, UnknownCommand, UnknownTopic
 from dmq.pipeline.decode.journal_reader import FETCH_BYTES, JournalReader
 from dmq.pipeline.decode.rows import MESSAGE_COLUMNS, message_batch
 from dmq.pipeline.decode.units import decode_units
+from dmq.protocol import Command, Frame, Header
+from dmq.protocol.consume import Point, PointKind
+from dmq.protocol.read import QueuePoints, TopicPoints
+from dmq.records.layout import JOURNAL_OFFSET_AT, U64
 from dmq.testing.processes import free_port
 from tests.integration.broker_thread import ServedBroker
 from tests.integration.delivery.test_corrupt_records import GOOD, SPOILT, fill, spoil_bad
@@ -68,6 +72,69 @@ def test_what_a_broker_has_is_told(served: ServedBroker) -> None:
         assert all(queue.at == queue.next_offset for queue in reader.offsets("orders", "latest").queues)
         with pytest.raises(UnknownTopic):
             reader.offsets("nothing")
+
+
+def points_of(queues: int) -> TopicPoints:
+    """The ends, a moment in the middle, and for one queue an offset of its own and one that does not exist."""
+    earliest, latest = Point(PointKind.EARLIEST), Point(PointKind.LATEST)
+    own = [earliest, Point(PointKind.OFFSET, 3), Point(PointKind.OFFSET, 1 << 40)]
+    return TopicPoints("orders", [earliest, latest, Point(PointKind.BACK, 60_000)], [QueuePoints(queues - 1, own)])
+
+
+def test_locations_are_the_same_whether_a_broker_knows_locate_or_not(served: ServedBroker) -> None:
+    publish(served, 700)
+    publish(served, 70, topic="paid", size=3000)
+
+    class Older(JournalReader):
+        def _ask(self, command: Command, header: Header) -> Frame:
+            if command == Command.LOCATE:
+                raise UnknownCommand("command 0x0035 is not known")
+            return super()._ask(command, header)
+
+    asked = [points_of(4), TopicPoints("nothing", [Point()]), TopicPoints("paid")]
+    with JournalReader(served.url) as reader, Older(served.url) as older:
+        orders, nothing, paid = reader.locate(asked)
+        places = {row.queue: row for row in reader.offsets("orders").queues}
+        assert [row.queue for row in orders.queues] == [0, 1, 2, 3]
+        for row in orders.queues:
+            assert (row.first_offset, row.next_offset) == (
+                places[row.queue].first_offset,
+                places[row.queue].next_offset,
+            )
+            for location in row.locations:
+                if location.offset < row.next_offset:
+                    peeked = reader.peek("orders", row.queue, location.offset, 1)
+                    assert U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0] == location.start
+                if location.offset:
+                    peeked = reader.peek("orders", row.queue, location.offset - 1, 1)
+                    assert U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0] + peeked.lengths[0] == location.end
+                assert location.record_bytes == pytest.approx(peeked.lengths[0], rel=0.01)
+        assert [location.offset for location in orders.queues[3].locations] == [0, 3, orders.queues[3].next_offset]
+        assert (nothing.topic_id, nothing.queues) == (0, [])
+        assert [row.locations for row in paid.queues] == [[], [], [], []]
+        assert older.locate(asked) == [orders, nothing, paid]
+
+
+def test_a_topic_among_others_comes_without_them(served: ServedBroker) -> None:
+    for first in range(0, 2000, 500):
+        publish(served, 500, first)
+        publish(served, 500, first, topic="paid", size=900)
+    with JournalReader(served.url) as reader:
+        orders, paid = reader.locate([TopicPoints("orders"), TopicPoints("paid")])
+        ends = reader.offsets("orders")
+        first, visible = ends.first_journal_offset, ends.visible_journal_offset
+        found, size = [], 0
+        for fetched in reader.units(first, visible, max_bytes=100_000, topic_ids=[orders.topic_id]):
+            size += len(fetched.body)
+            rows = decode_units(fetched.body, wanted=[orders.topic_id], columns=("body",))
+            found += [int(body[:7]) for body in message_batch(rows, ("body",)).column("body").to_pylist()]
+        assert sorted(found) == [*range(2000)]
+        assert size < 0.5 * (visible - first)
+        everything = [*reader.units(first, visible, topic_ids=[orders.topic_id, paid.topic_id])]
+        assert sum(len(part.body) for part in everything) > 0.95 * (visible - first)
+        nothing = [*reader.units(first, visible, topic_ids=[99])]
+        assert [len(part.body) for part in nothing] == [0] * len(nothing)
+        assert nothing[-1].end == visible
 
 
 def test_records_of_one_queue_come_with_their_ids(served: ServedBroker) -> None:

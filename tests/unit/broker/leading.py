@@ -18,6 +18,7 @@ from dmq.protocol.cluster.route import RouteReply, ShardRoute
 from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
 from dmq.settings import BrokerSettings, Settings, StoreSettings
+from dmq.storage.files import Buffer
 from dmq.storage.replica import Replica, join
 from dmq.storage.store import Leading, MessageStore
 from dmq.testing import FakeClock, MemoryFiles
@@ -51,7 +52,7 @@ class FollowersFace:
     def routes(self, topics: Sequence[str]) -> RouteReply:
         return RouteReply(1, [ShardRoute(1, "s", leader="127.0.0.1:1")])
 
-    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, bytes | memoryview]:
+    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, list[Buffer]]:
         raise NotLeader("this follower is not open", leader="127.0.0.1:1")
 
 

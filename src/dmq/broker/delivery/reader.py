@@ -7,7 +7,7 @@ is given to `answer` before the next is looked up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -15,11 +15,13 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import hashes_of, normalised
 from dmq.broker.journal.disk_reads import Asker
 from dmq.broker.journal.journal import Journal
+from dmq.broker.journal.unit_fetch import fetch_units
 from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic, Unsupported
 from dmq.model import MessageId
 from dmq.protocol import read as headers
 from dmq.records import placeholder
 from dmq.records.attributes import ANY_QUEUE
+from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import has_blocks
 from dmq.storage.read.reader import Found, Slice, TagFilter
 from dmq.storage.read.record_origin import IdRun, OriginRun
@@ -33,6 +35,12 @@ _BYTES_MAX: Final = 15 << 20  # a frame has room for it
 _MESSAGES_MAX: Final = 32_768  # a header has room for as many ids
 _ORIGINS_MAX: Final = 16_384  # and for as many ids with origins
 _BREATH: Final = 64
+_LOCATED_QUEUES: Final = 2048  # from so many on an answer is full; a header has room for two topics more
+_LOCATED_TOPICS: Final = 1024
+_LOCATED_AT_ONCE: Final = 32
+
+
+UnitsAnswer = Callable[[headers.FetchReply, list[Buffer]], None]
 
 
 class Read(NamedTuple):
@@ -71,6 +79,45 @@ class Reader:
             rows = await self._reads.ask(look)
         self._check_incarnation(topic)
         return headers.OffsetsReply(rows, self._queries.start, self._queries.visible, topic.id)
+
+    async def locate(self, asked: headers.Locate, asker: Asker) -> headers.LocateReply:
+        """Where points of many queues lie in the journal; of as many topics as one answer has room for."""
+        found: list[headers.TopicLocations] = []
+        rows = 0
+        async with self._reads.turn(asker):
+            for wanted in asked.topics[:_LOCATED_TOPICS]:
+                located = await self._located(wanted)
+                rows += len(located.queues)
+                found.append(located)
+                if rows >= _LOCATED_QUEUES:
+                    break
+        return headers.LocateReply(found, self._queries.start, self._queries.visible)
+
+    async def _located(self, asked: headers.TopicPoints) -> headers.TopicLocations:
+        """The points of one topic, with those queues together that can wait for the disk together."""
+        topic = self._queries.find_topic(asked.topic)
+        if topic is None:
+            return headers.TopicLocations(asked.topic)
+        own = {row.queue: row.points for row in asked.queues}
+
+        def look(queue: int) -> headers.QueueLocations:
+            offsets = [self._channels.offset_of(topic, queue, point) for point in own.get(queue, asked.points)]
+            return headers.QueueLocations(
+                queue,
+                *self._queries.bounds(topic.name, queue),
+                [headers.Location(offset, *self._queries.located(topic, queue, offset)) for offset in offsets],
+            )
+
+        rows: list[headers.QueueLocations] = []
+        queues = range(topic.config.queues)
+        try:
+            for first in range(0, len(queues), _LOCATED_AT_ONCE):
+                some = queues[first : first + _LOCATED_AT_ONCE]
+                rows += await asyncio.gather(*(self._reads.ask(partial(look, queue)) for queue in some))
+            self._check_incarnation(topic)
+        except UnknownTopic:  # deleted meanwhile, and perhaps created again
+            return await self._located(asked)
+        return headers.TopicLocations(topic.name, topic.id, rows)
 
     async def peek(self, asked: headers.Peek, asker: Asker, answer: Callable[[headers.PeekReply, Read], None]) -> None:
         """Messages from a point on, queue by queue."""
@@ -167,11 +214,11 @@ class Reader:
         self,
         asked: headers.Fetch,
         asker: Asker,
-        answer: Callable[[headers.FetchReply, bytes | memoryview], None],
+        answer: UnitsAnswer,
         *,
         takes_blocks: bool = True,
     ) -> None:
-        """Whole visible units, verbatim; waits for some if asked to.
+        """Whole visible units, or what of them concerns some topics; waits for some if asked to.
 
         Parameters:
             takes_blocks: whether the asker reads units that have body blocks.
@@ -194,7 +241,7 @@ class Reader:
         asked: headers.Fetch,
         asker: Asker,
         deadline_ms: int,
-        answer: Callable[[headers.FetchReply, bytes | memoryview], None],
+        answer: UnitsAnswer,
     ) -> bool:
         """Answer if there is something, or nothing more to wait for."""
         queries = self._queries
@@ -206,14 +253,24 @@ class Reader:
                     first=queries.start,
                     next=queries.visible,
                 )
-            data, end = await self._reads.ask(lambda: queries.read_units(asked.journal_offset, size))
+            found = await fetch_units(
+                asked,
+                size,
+                queries.visible,
+                lambda offset, room: self._reads.ask(lambda: queries.read_units(offset, room)),
+            )
             may_wait = asker.is_open and not self._runtime.readiness.is_stopping
-            if not data and may_wait and self._runtime.clock.now_ms < deadline_ms:
+            if found.end <= asked.journal_offset and may_wait and self._runtime.clock.now_ms < deadline_ms:
                 return False
             reply = headers.FetchReply(
-                end - len(data), end, queries.start, queries.visible, epoch=queries.epoch, journal_id=queries.journal_id
+                found.start,
+                found.end,
+                queries.start,
+                queries.visible,
+                epoch=queries.epoch,
+                journal_id=queries.journal_id,
             )
-            answer(reply, data)
+            answer(reply, found.pieces)
             return True
 
     def archived(self, asked: headers.Archived) -> Coroutine[Any, Any, headers.ArchivedReply] | headers.ArchivedReply:
@@ -252,22 +309,18 @@ class Reader:
         return keep() if asked.journal_offset > queries.archived_to else reply()
 
 
-def _answer_without_blocks(
-    answer: Callable[[headers.FetchReply, bytes | memoryview], None],
-    reply: headers.FetchReply,
-    units: bytes | memoryview,
-) -> None:
-    refuse_blocks(reply, units)
-    answer(reply, units)
+def _answer_without_blocks(answer: UnitsAnswer, reply: headers.FetchReply, pieces: list[Buffer]) -> None:
+    refuse_blocks(reply, pieces)
+    answer(reply, pieces)
 
 
-def refuse_blocks(reply: headers.FetchReply, units: bytes | memoryview) -> None:
+def refuse_blocks(reply: headers.FetchReply, pieces: Iterable[Buffer]) -> None:
     """For a reader that does not know body blocks.
 
     Raises:
         Unsupported: the units have some.
     """
-    if has_blocks(units):
+    if any(map(has_blocks, pieces)):
         raise Unsupported(
             f"the journal has body blocks from about offset {reply.start} on, and this reader does not know them: "
             "upgrade the reader, or set store.unit_version to 1 before they are written"

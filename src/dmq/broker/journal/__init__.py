@@ -2,5 +2,6 @@
 
 In reading order: `journal` (all of it in one struct), `writer` (appends what all clients submitted in one turn as one
 unit), `shard_writer` (the same for a shard's leader), `disk_threads` (flushes), `disk_reads` (questions that may need
-the disk), `arrivals` (waiting for the journal to grow), `journal_times` (when it had reached an offset).
+the disk), `unit_fetch` (units for a reader of the journal), `arrivals` (waiting for the journal to grow),
+`journal_times` (when it had reached an offset).
 """

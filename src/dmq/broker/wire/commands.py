@@ -51,6 +51,7 @@ COMMANDS: Final[dict[int, CommandEntry]] = {
     Command.FIND: CommandEntry(read.find),
     Command.FETCH: CommandEntry(read.fetch, follower=read.fetch_of_follower),
     Command.ARCHIVED: CommandEntry(read.archived),
+    Command.LOCATE: CommandEntry(read.locate),
     Command.DELAY_LIST: CommandEntry(schedule.list_delays),
     Command.DELAY_CANCEL: CommandEntry(schedule.cancel_delay),
     Command.TOPIC_CREATE: CommandEntry(topics.create_topic),

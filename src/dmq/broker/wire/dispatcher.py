@@ -85,7 +85,7 @@ class ShardFace(Protocol):
         """The shards of the cluster, and where these topics are."""
         ...
 
-    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, Buffer]:
+    async def committed_units(self, asked: Fetch) -> tuple[FetchReply, list[Buffer]]:
         """Units of the journal, from a member that does not lead."""
         ...
 

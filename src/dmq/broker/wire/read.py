@@ -1,4 +1,4 @@
-"""OFFSETS, PEEK, FIND, FETCH: reading without consuming; ARCHIVED: how far the archive has taken the journal."""
+"""OFFSETS, LOCATE, PEEK, FIND, FETCH: reading without consuming; ARCHIVED: how far the archive has the journal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from dmq.protocol.batch import pack_records
 from dmq.protocol.frame import Frame
 from dmq.protocol.session import BLOCKS
 
-__all__ = ["archived", "fetch", "fetch_of_follower", "find", "offsets", "peek"]
+__all__ = ["archived", "fetch", "fetch_of_follower", "find", "locate", "offsets", "peek"]
 
 
 async def offsets(broker: Broker, session: Session, frame: Frame, asked: headers.Offsets) -> None:
     session.answer(frame, await broker.reader.offsets(asked, session))
+
+
+async def locate(broker: Broker, session: Session, frame: Frame, asked: headers.Locate) -> None:
+    session.answer(frame, await broker.reader.locate(asked, session))
 
 
 async def peek(broker: Broker, session: Session, frame: Frame, asked: headers.Peek) -> None:
@@ -37,7 +41,7 @@ async def fetch(broker: Broker, session: Session, frame: Frame, asked: headers.F
     await broker.reader.fetch(
         asked,
         session,
-        lambda reply, units: session.answer(frame, reply, units),
+        lambda reply, pieces: session.answer(frame, reply, *pieces),
         takes_blocks=BLOCKS in session.features,
     )
 
@@ -45,10 +49,10 @@ async def fetch(broker: Broker, session: Session, frame: Frame, asked: headers.F
 async def fetch_of_follower(dispatcher: Dispatcher, session: Session, frame: Frame, asked: headers.Fetch) -> None:
     """Committed units from a member that does not lead."""
     assert dispatcher.face is not None
-    reply, units = await dispatcher.face.committed_units(asked)
+    reply, pieces = await dispatcher.face.committed_units(asked)
     if BLOCKS not in session.features:
-        refuse_blocks(reply, memoryview(units))
-    session.answer(frame, reply, units)
+        refuse_blocks(reply, pieces)
+    session.answer(frame, reply, *pieces)
 
 
 def archived(broker: Broker, session: Session, frame: Frame, asked: headers.Archived) -> Work | None:

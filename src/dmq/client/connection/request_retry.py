@@ -44,6 +44,7 @@ _REPEATABLE: Final = frozenset(
         Command.FIND,
         Command.FETCH,
         Command.ARCHIVED,  # it never goes back
+        Command.LOCATE,
         Command.TOPIC_UPDATE,
         Command.TOPIC_LIST,
         Command.TOPIC_DESCRIBE,

@@ -6,9 +6,10 @@ is waited for, as long as the timeout says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Final, Self, TypeVar
 
 from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import OneBroker, Router
@@ -16,13 +17,16 @@ from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import OffsetGone
-from dmq.pipeline.decode.journal_reader import TIMEOUT, JournalReader, server_url
+from dmq.pipeline.decode.journal_reader import TIMEOUT, JournalReader, Patience, server_url
 from dmq.protocol import Command, decode_response
 from dmq.protocol.cluster.route import Route, RouteReply
 
 __all__ = ["LONE", "ClusterReader", "shard_reader", "shard_servers"]
 
+T = TypeVar("T")
+
 LONE = 0  # the shard that a broker by itself is
+ASKED_AT_ONCE: Final = 16  # shards
 
 
 class ClusterReader:
@@ -41,17 +45,20 @@ class ClusterReader:
         self,
         servers: str,
         app: str = "dmq-spark",
-        timeout: float = TIMEOUT,
+        timeout: float | Patience = TIMEOUT,
         *,
         is_patient: bool = True,
         clock: Clock | None = None,
     ) -> None:
         self._app = app
-        self._timeout = timeout
+        self._patience = timeout if isinstance(timeout, Patience) else Patience(timeout)
+        self._timeout = self._patience.timeout
         self._clock = clock or SystemClock()
         self._guide: Router | None = Router(
             OneBroker(parse_url(server_url(servers))),
-            PoolSettings(make_hello(app, None), self._clock, timeout=timeout if is_patient else None, any_member=True),
+            PoolSettings(
+                make_hello(app, None), self._clock, timeout=self._timeout if is_patient else None, any_member=True
+            ),
         )
         self._guide.open()
         self._readers: dict[int, JournalReader] = {}
@@ -90,8 +97,20 @@ class ClusterReader:
             if where is None:
                 there = ", ".join(map(str, sorted(self._shards)))
                 raise OffsetGone(f"shard {shard} is not in the cluster: there are {there}", shard=shard)
-            reader = self._readers[shard] = JournalReader(where, self._app, self._timeout, clock=self._clock)
+            reader = self._readers[shard] = JournalReader(where, self._app, self._patience, clock=self._clock)
         return reader
+
+    def ask_all(self, ask: Callable[[int, JournalReader], T]) -> dict[int, T]:
+        """The answers of all shards to a question, by their numbers; all are asked at once.
+
+        Parameters:
+            ask: called with a shard's number and its reader, perhaps in another thread.
+        """
+        shards = sorted(self._shards)
+        if len(shards) == 1:
+            return {shard: ask(shard, self.of(shard)) for shard in shards}
+        with ThreadPoolExecutor(min(len(shards), ASKED_AT_ONCE), "dmq-shard") as threads:
+            return dict(zip(shards, threads.map(lambda shard: ask(shard, self.of(shard)), shards), strict=True))
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -108,17 +127,21 @@ class ClusterReader:
         self.close()
 
 
-def shard_servers(servers: str, app: str, *, is_patient: bool = True) -> Mapping[int, str]:
+def shard_servers(
+    servers: str, app: str, timeout: float | Patience = TIMEOUT, *, is_patient: bool = True
+) -> Mapping[int, str]:
     """Where the members of each shard are, by its number; of a lone broker, where it is."""
-    with ClusterReader(servers, app, is_patient=is_patient) as reader:
+    with ClusterReader(servers, app, timeout, is_patient=is_patient) as reader:
         return reader.shards
 
 
-def shard_reader(servers: str, shard: int, app: str = "dmq-spark") -> JournalReader:
+def shard_reader(
+    servers: str, shard: int, app: str = "dmq-spark", timeout: float | Patience = TIMEOUT
+) -> JournalReader:
     """A reader of one shard of a cluster, known by any of its brokers; errors as of `ClusterReader`."""
     if shard == LONE:
-        return JournalReader(servers, app)
-    where = shard_servers(servers, app).get(shard)
+        return JournalReader(servers, app, timeout)
+    where = shard_servers(servers, app, timeout).get(shard)
     if where is None:
         raise OffsetGone(f"shard {shard} is not in the cluster any more", shard=shard)
-    return JournalReader(where, app)
+    return JournalReader(where, app, timeout)

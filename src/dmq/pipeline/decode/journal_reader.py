@@ -10,10 +10,11 @@ shard come from a follower if one answers, and are the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -23,25 +24,56 @@ from dmq.client.connection.router import OneBroker, Router
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import parse_url
 from dmq.clock import Clock, SystemClock
-from dmq.errors import DMQError, OffsetGone
+from dmq.errors import DMQError, NotConnected, OffsetGone, TimedOut, UnknownCommand
+from dmq.pipeline.decode.older_broker import OlderBroker
 from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
 from dmq.protocol.admin import TopicInfo, TopicList
 from dmq.protocol.consume import Point, PointKind
-from dmq.protocol.read import Archived, ArchivedReply, Fetch, Offsets, OffsetsReply, Peek, PeekReply
+from dmq.protocol.read import (
+    Archived,
+    ArchivedReply,
+    Fetch,
+    Locate,
+    Offsets,
+    OffsetsReply,
+    Peek,
+    PeekReply,
+    TopicLocations,
+    TopicPoints,
+)
 from dmq.records import ANY_QUEUE
 from dmq.storage.journal.unit import HEADER_BYTES
 
-__all__ = ["FETCH_BYTES", "Fetched", "JournalReader", "Peeked", "server_url", "unit_starts"]
+__all__ = ["FETCH_BYTES", "PATIENCE", "Fetched", "JournalReader", "Patience", "Peeked", "server_url", "unit_starts"]
 
 FETCH_BYTES: Final = 4 << 20
 TIMEOUT: Final = 60.0
+LOCATED_TOPICS: Final = 1000  # in one request
 ANSWER_SECONDS: Final = 60.0  # that a broker may take for an answer
 FOLLOWER_SECONDS: Final = 5.0  # that a follower may take, before the leader is asked instead
 _LENGTH: Final = struct.Struct(">4s20xI")  # of a unit: its magic, and its length at byte 24
 
 
+class Patience(NamedTuple):
+    """How long a broker is waited for.
+
+    `timeout`: seconds that it may be away, and that one question may take with all its repetitions; `answer_seconds`:
+    that one answer may take; `retries`: how often a question is asked again that got no answer in the timeout.
+    """
+
+    timeout: float = TIMEOUT
+    answer_seconds: float = ANSWER_SECONDS
+    retries: int = 0
+
+
+PATIENCE: Final = Patience()
+
+
 class Fetched(NamedTuple):
-    """Units, verbatim, from journal offset `start` to `end`; the journal has `first` up to `visible`."""
+    """Units from journal offset `start` to `end`; the journal has `first` up to `visible`.
+
+    They are verbatim, unless only what concerns some topics was asked for.
+    """
 
     start: int
     end: int
@@ -86,7 +118,8 @@ class JournalReader:
     Parameters:
         servers: `host:port`, several separated by commas, or a URL; of one broker, or the members of one shard.
         app: the name under which the broker sees us.
-        timeout: seconds that a broker may be away, and that one question may take with all its repetitions.
+        timeout: seconds that a broker may be away, and that one question may take with all its repetitions; or all
+            that there is to say of it.
 
     Raises:
         NotConnected: nobody answered within the timeout.
@@ -94,12 +127,19 @@ class JournalReader:
     """
 
     def __init__(
-        self, servers: str, app: str = "dmq-spark", timeout: float = TIMEOUT, *, clock: Clock | None = None
+        self,
+        servers: str,
+        app: str = "dmq-spark",
+        timeout: float | Patience = TIMEOUT,
+        *,
+        clock: Clock | None = None,
     ) -> None:
-        self._timeout = timeout
+        self._patience = timeout if isinstance(timeout, Patience) else Patience(timeout)
         self._router = Router(
             OneBroker(parse_url(server_url(servers))),
-            PoolSettings(make_hello(app, None), clock or SystemClock(), timeout=timeout, is_routed=False),
+            PoolSettings(
+                make_hello(app, None), clock or SystemClock(), timeout=self._patience.timeout, is_routed=False
+            ),
         )
         self._router.open()
         self._ahead = ThreadPoolExecutor(1, "dmq-ahead")
@@ -126,7 +166,11 @@ class JournalReader:
         return followers
 
     def _ask(self, command: Command, header: Header) -> Frame:
-        return self._router.home.request(command, header, timeout=self._timeout, answer_seconds=ANSWER_SECONDS)
+        timeout, answer_seconds, retries = self._patience
+        for _ in range(retries):
+            with contextlib.suppress(NotConnected, TimedOut):
+                return self._router.home.request(command, header, timeout=timeout, answer_seconds=answer_seconds)
+        return self._router.home.request(command, header, timeout=timeout, answer_seconds=answer_seconds)
 
     def archived(self, journal_id: int = 0, offset: int = 0) -> ArchivedReply:
         """How far the journal is archived; given an offset, record first that it is archived so far.
@@ -145,8 +189,8 @@ class JournalReader:
                 frame = self._followers.home.request(
                     Command.FETCH, asked, timeout=FOLLOWER_SECONDS, answer_seconds=FOLLOWER_SECONDS
                 )
-                # Nothing: the follower has all that it knows of, and the leader may have more.
-                if not frame.status and len(frame.body):
+                # No more than that: the follower has all that it knows of, and the leader may have more.
+                if not frame.status and decode_response(frame).end > asked.journal_offset:
                     return frame
             except DMQError:
                 # It is stopped or gone, or leads now and has too much to do: the leader is asked from now on.
@@ -174,6 +218,20 @@ class JournalReader:
         point = Point() if at is None else parse_point(at)
         reply: OffsetsReply = decode_response(self._ask(Command.OFFSETS, Offsets(topic, ANY_QUEUE, point)))
         return reply
+
+    def locate(self, topics: Sequence[TopicPoints]) -> list[TopicLocations]:
+        """Where points of queues lie in the journal; a topic that does not exist has id 0 and no queues.
+
+        That is one request, unless there are very many queues, or the broker is of an earlier version.
+        """
+        found: list[TopicLocations] = []
+        try:
+            while len(found) < len(topics):
+                asked = Locate([*topics[len(found) : len(found) + LOCATED_TOPICS]])
+                found += decode_response(self._ask(Command.LOCATE, asked)).topics
+        except UnknownCommand:
+            return [OlderBroker(self).locate(asked) for asked in topics]
+        return found
 
     def peek(self, topic: str, queue: int, offset: int, max_messages: int, max_bytes: int = FETCH_BYTES) -> Peeked:
         """Records of one queue from an offset on, without the others that stand between them in the journal.
@@ -203,29 +261,48 @@ class JournalReader:
             topic_id=topic_id,
         )
 
-    def fetch(self, journal_offset: int, max_bytes: int = FETCH_BYTES, *, wait: float = 0.0) -> Fetched:
+    def fetch(
+        self,
+        journal_offset: int,
+        max_bytes: int = FETCH_BYTES,
+        *,
+        wait: float = 0.0,
+        end: int = 0,
+        topic_ids: Sequence[int] = (),
+    ) -> Fetched:
         """Whole units from the one on that holds an offset; at least one if there is any.
 
         Parameters:
             wait: seconds to wait for one to become visible.
+            end: those that start there or later are not wanted; 0 is no end.
+            topic_ids: only what concerns these topics is wanted; there may be nothing of it from `start` to `end`. A
+                broker that does not know how to leave something out sends all of it.
 
         Raises:
             OffsetGone: the journal does not have that offset (any more); `detail` has `first` and `next`.
             Damaged: the unit there cannot be read; `detail` has its `start` and `end`.
         """
-        frame = self._ask_any(Fetch(journal_offset, max_bytes, round(wait * 1000)))
+        asked = Fetch(journal_offset, max_bytes, round(wait * 1000), end=end, topic_ids=[*topic_ids])
+        frame = self._ask_any(asked)
         reply = decode_response(frame)
         body = memoryview(frame.body)
         return Fetched(reply.start, reply.end, reply.first, reply.visible, journal_id=reply.journal_id, body=body)
 
     def units(
-        self, start: int, end: int, *, max_bytes: int = FETCH_BYTES, with_first: bool = False
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = FETCH_BYTES,
+        with_first: bool = False,
+        topic_ids: Sequence[int] = (),
     ) -> Iterator[Fetched]:
         """The units that start in the journal's range [start, end), some at a time.
 
         Parameters:
             max_bytes: how much to fetch at a time, more or less.
             with_first: also the unit that starts before the range and reaches into it.
+            topic_ids: only what concerns these topics is wanted. Then there may be units of outside the range, too.
 
         Raises:
             OffsetGone: the journal does not have all of it (any more).
@@ -233,21 +310,26 @@ class JournalReader:
         """
         if start >= end:
             return
-        ahead = self._ahead.submit(self.fetch, start, min(max_bytes, end - start))
+
+        def ask(at: int) -> Future[Fetched]:
+            size = max_bytes if topic_ids else min(max_bytes, end - at)
+            return self._ahead.submit(self.fetch, at, size, end=end, topic_ids=topic_ids)
+
+        asked, ahead = start, ask(start)
         while True:
             fetched = ahead.result()
-            at = fetched.end
-            if not fetched.body:
+            if fetched.end <= asked:
                 raise OffsetGone(
                     f"the journal ends at {fetched.visible}, before {end}: the broker lost what was not on its disk",
                     first=fetched.first,
                     next=fetched.visible,
                 )
-            is_last = at >= end
+            asked = fetched.end
+            is_last = asked >= end
             if not is_last:
-                ahead = self._ahead.submit(self.fetch, at, min(max_bytes, end - at))
-            within = _within(fetched, 0 if with_first else start, end)
-            if within.body:
+                ahead = ask(asked)
+            within = fetched if topic_ids else _within(fetched, 0 if with_first else start, end)
+            if within.body or topic_ids:
                 yield within
             if is_last:
                 return

@@ -40,7 +40,7 @@ from dmq.records.attributes import (
 )
 from dmq.records.layout import gather
 from dmq.records.view import RecordView
-from dmq.storage.journal.unit import HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, is_intact, read_header
+from dmq.storage.journal.unit import CUT, HEADER_BYTES, MOVED, ROW_BYTES, SNAPSHOT, is_intact, read_header
 
 __all__ = [
     "Batches",
@@ -340,7 +340,8 @@ def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection
         columns: which columns will be asked for, by the names of `dmq.pipeline.tables`.
 
     Raises:
-        Damaged: a unit fails its checksum; `detail` has where it `start`s and `end`s.
+        Damaged: a unit fails its checksum; `detail` has where it `start`s and `end`s in the journal, and its
+            `first_byte` and `last_byte` (not included) in the body.
         RecordCorrupt: a unit contradicts itself.
     """
     buffer = memoryview(body)
@@ -355,6 +356,7 @@ def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection
     # From sums over all records to places in the body: what the tables of the units take comes on top.
     shift = (_data_at(units) - before[np.cumsum(units.records) - units.records])[unit_of_row]
     shift += _blocks_before(units, table)
+    _mend_cut(buffer, units.flags[unit_of_row], batches, counts, firsts=before[np.cumsum(counts) - counts] + shift)
     chosen = batches.topic_id != 0
     rows = _Rows(before, shift, counts, np.cumsum(counts) - counts)
     events = _events(buffer, rows.of(np.flatnonzero(~chosen)), batches, units.flags[unit_of_row])
@@ -368,6 +370,14 @@ def decode_units(body: Any, *, wanted: Wanted | None = None, columns: Collection
     return UnitRows(buffer, rows.of(np.flatnonzero(chosen)), batches, frozenset(columns), read=read, events=events)
 
 
+def _mend_cut(buffer: memoryview, flags: Positions, batches: Batches, counts: Positions, *, firsts: Positions) -> None:
+    """Of batches of cut units, their places in the journal are known by their first records."""
+    cut = np.flatnonzero(((flags & CUT) != 0) & (counts > 0))
+    if len(cut):
+        at = firsts[cut]
+        batches.shift[cut] = gather(buffer, at, layout.JOURNAL_OFFSET_AT, ">u8").astype(np.int64) - at
+
+
 def decode_fetched(
     fetched: Fetched, on_damage: Callable[[Damaged], None], *, wanted: Wanted | None = None, columns: Collection[str]
 ) -> Iterator[UnitRows]:
@@ -377,19 +387,19 @@ def decode_fetched(
         on_damage: told of each damaged unit; raises if it may not be left out.
         wanted, columns: as of `decode_units`.
     """
-    body, base = fetched.body, fetched.start
+    body = fetched.body
     while len(body):
         try:
             yield decode_units(body, wanted=wanted, columns=columns)
             return
         except Damaged as error:
-            start, end = int(error.detail["start"]), int(error.detail["end"])
-            if not base <= start < end:
-                raise
+            first, last = int(error.detail["first_byte"]), int(error.detail["last_byte"])
+            if not fetched.start <= error.detail["start"] < error.detail["end"] <= fetched.end:
+                raise  # not even its place can be relied on
             on_damage(error)
-            if start > base:
-                yield decode_units(body[: start - base], wanted=wanted, columns=columns)
-            body, base = body[end - base :], end
+            if first:
+                yield decode_units(body[:first], wanted=wanted, columns=columns)
+            body = body[last:]
 
 
 def _blocks_before(units: _Units, table: npt.NDArray[np.void]) -> Positions:
@@ -435,8 +445,11 @@ def _read_headers(buffer: memoryview) -> tuple[_Units, int]:
         header = read_header(buffer, at)
         if header is None or not is_intact(header, buffer, at):
             start = found[-1][1] + at - found[-1][0] if found else 0 if header is None else header.start
-            end = start + (size - at if header is None else header.length)
-            raise Damaged(f"journal bytes {start}-{end} fail their checksum", start=start, end=end)
+            last = size if header is None else min(size, at + header.length)
+            end = start + last - at
+            raise Damaged(
+                f"journal bytes {start}-{end} fail their checksum", start=start, end=end, first_byte=at, last_byte=last
+            )
         journal_id = header.journal_id
         others = 12 * header.hashes + 8 * header.dues
         end = at + header.length

@@ -68,7 +68,7 @@ def read_partition(partition: InputPartition, schema: StructType, options: Sourc
     _settle()
     if isinstance(partition, PiecePartition):
         arrow = to_arrow_schema(schema, timezone="UTC")
-        yield from read_piece(options.servers, partition.piece, arrow, fail_on_data_loss=options.fail_on_data_loss)
+        yield from read_piece(options, partition.piece, arrow)
 
 
 class _FilterTaker:
@@ -104,7 +104,7 @@ class BatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        with ClusterReader(self._options.servers) as reader:
+        with ClusterReader(self._options.servers, timeout=self._options.patience) as reader:
             pieces = Resolver(reader, self._options).batch(self._bounds)
         return [PiecePartition(piece) for piece in pieces]
 
@@ -158,7 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resolver(self) -> Resolver:
         if self._reader is None:
-            self._reader = ClusterReader(self._options.servers)
+            self._reader = ClusterReader(self._options.servers, timeout=self._options.patience)
         return Resolver(self._reader, self._options)
 
     # Spark's names, and dicts where it has JSON.

@@ -8,37 +8,62 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dmq.errors import InvalidSettings
+from dmq.pipeline.decode.journal_reader import PATIENCE, Patience
 from dmq.pipeline.source.offsets import EARLIEST, LATEST, PartitionOffsets, StreamOffsets, TopicPartition, parse_offsets
-from dmq.pipeline.spark_options import SERVERS, flag, known_options, servers
+from dmq.pipeline.spark_options import (
+    ANSWER_OPTION,
+    RETRIES_OPTION,
+    SERVERS,
+    TIMEOUT_OPTION,
+    count_option,
+    flag,
+    known_options,
+    seconds_option,
+    servers,
+)
 
-__all__ = ["SourceOptions", "check_partitions", "source_options", "with_headers"]
+__all__ = ["SourceOptions", "StoreTimes", "check_partitions", "source_options", "with_headers"]
 
 _NAMES: Final = (
     SERVERS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
-    "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
+    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss",
+    "includeHeaders", TIMEOUT_OPTION, ANSWER_OPTION, RETRIES_OPTION,
 )  # fmt: skip
+_STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+TRIGGER_DELAY: Final = 900.0  # seconds, as Kafka's connector has it
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 
 
 @dataclass(frozen=True)
+class StoreTimes:
+    """Times in ms since 1970: one for all queues, or one for each."""
+
+    everywhere_ms: int | None = None
+    places: PartitionOffsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SourceOptions:
-    """The options of one read. Places are -2 (earliest), -1 (latest), or one offset for each queue."""
+    """The options of one read. Places are -2 (earliest), -1 (latest), one offset for each queue, or times."""
 
     servers: str
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: dict[str, tuple[int, ...]] | None = None
-    starting: int | StreamOffsets = EARLIEST
-    ending: int | StreamOffsets = LATEST
-    starting_ms: int | None = None
-    ending_ms: int | None = None
+    starting: int | StreamOffsets | StoreTimes = EARLIEST
+    ending: int | StreamOffsets | StoreTimes = LATEST
+    needs_start: bool = False  # a queue without a message of the starting time or later is an error
     offsets_per_trigger: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay: float = TRIGGER_DELAY  # seconds until a batch may have less than the minimum
     partitions_min: int = 1
     fail_on_data_loss: bool = True
+    patience: Patience = PATIENCE
 
 
 def source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
@@ -51,18 +76,28 @@ def source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOpti
     address = servers(given)
     topics, pattern, assigned = _which(given)
     _check_kind(given, is_stream=is_stream)
+    most, least = (_number(name, given, 1) for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"))
+    if most is not None and least is not None and least > most:
+        raise InvalidSettings(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}: make it less")
     return SourceOptions(
         address,
         topics,
         pattern,
         assigned,
-        starting=_offsets("startingOffsets", given, is_stream, LATEST if is_stream else EARLIEST),
-        ending=_offsets("endingOffsets", given, is_stream, LATEST),
-        starting_ms=_number("startingTimestamp", given, 0),
-        ending_ms=_number("endingTimestamp", given, 0),
-        offsets_per_trigger=_number("maxOffsetsPerTrigger", given, 1),
+        starting=_times("starting", given)
+        or _offsets("startingOffsets", given, is_stream, LATEST if is_stream else EARLIEST),
+        ending=_times("ending", given) or _offsets("endingOffsets", given, is_stream, LATEST),
+        needs_start=_word(_STRATEGY, given, ("latest", "error")) == "error",
+        offsets_per_trigger=most,
+        offsets_per_trigger_min=least,
+        trigger_delay=seconds_option("maxTriggerDelay", given, TRIGGER_DELAY),
         partitions_min=_number("minPartitions", given, 1) or 1,
         fail_on_data_loss=flag("failOnDataLoss", given, default=True),
+        patience=Patience(
+            seconds_option(TIMEOUT_OPTION, given, PATIENCE.timeout),
+            seconds_option(ANSWER_OPTION, given, PATIENCE.answer_seconds),
+            count_option(RETRIES_OPTION, given, PATIENCE.retries),
+        ),
     )
 
 
@@ -104,7 +139,7 @@ def _which(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[
 
 
 def _check_kind(given: Mapping[str, str], *, is_stream: bool) -> None:
-    for name in ("endingOffsets", "endingTimestamp"):
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if is_stream and name.lower() in given:
             raise InvalidSettings(f"a stream has no end, so {name} is for batch reads: leave it out")
 
@@ -124,6 +159,38 @@ def _offsets(name: str, given: Mapping[str, str], is_stream: bool, default: int)
         what = "latest" if senseless == LATEST else "earliest"
         raise InvalidSettings(f"{name} cannot be {what} in a batch read, which would be empty: give other offsets")
     return found
+
+
+def _times(side: str, given: Mapping[str, str]) -> StoreTimes | None:
+    """Where a read begins or ends by store time: one for all queues goes before one for each."""
+    everywhere_ms = _number(f"{side}Timestamp", given, 0)
+    name = f"{side}OffsetsByTimestamp"
+    value = given.get(name.lower())
+    if everywhere_ms is not None or value is None:
+        return None if everywhere_ms is None else StoreTimes(everywhere_ms)
+    expected = f'{name} is JSON such as {{"orders": {{"0": 1767225600000}}}}, with ms since 1970 for each partition'
+    try:
+        raw = json.loads(value)
+    except ValueError as error:
+        raise InvalidSettings(f"{expected}; this is not: {error}") from None
+    found: PartitionOffsets = {}
+    if not isinstance(raw, dict) or not all(isinstance(queues, dict) for queues in raw.values()):
+        raise InvalidSettings(f"{expected}; it has another shape")
+    for topic, queues in raw.items():
+        for partition, at_ms in queues.items():
+            is_time = isinstance(at_ms, int) and not isinstance(at_ms, bool) and 0 <= at_ms < 1 << 62
+            if not (partition.isascii() and partition.isdigit() and is_time):
+                raise InvalidSettings(f"{expected}; {partition!r}: {at_ms!r} of topic {topic!r} is not a time")
+            found[TopicPartition(topic, int(partition))] = at_ms
+    return StoreTimes(None, found)
+
+
+def _word(name: str, given: Mapping[str, str], words: tuple[str, ...]) -> str:
+    """One of some words; the first of them if none is given."""
+    value = given.get(name.lower(), words[0]).strip().lower()
+    if value not in words:
+        raise InvalidSettings(f"{name} is {' or '.join(words)}, not {value!r}")
+    return value
 
 
 def _number(name: str, given: Mapping[str, str], lowest: int) -> int | None:

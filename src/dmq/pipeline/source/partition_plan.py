@@ -1,8 +1,8 @@
 """How a read is divided into Spark's partitions. Pure: offsets and places in the journal in, pieces out.
 
-Messages of all queues stand mixed in one journal. Reading the journal's bytes is the cheapest way to most of them, and
-a dear way to a few: so if the wanted queues fill a good part of the bytes, pieces are ranges of the journal, of which
-each reader takes what is wanted; if not, pieces are ranges of offsets of one queue, which the broker gathers.
+Messages of all queues stand mixed in one journal. Going through the journal is the cheapest way to many of them, and
+a dear way to a few: so if the wanted queues fill a part of its bytes, pieces are ranges of the journal, of which the
+broker sends what concerns their topics; if not, pieces are ranges of offsets of one queue, which the broker gathers.
 
 What always holds: the pieces cover every wanted offset once; equal arguments give equal pieces.
 """
@@ -11,9 +11,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from dmq.model import place_of
 from dmq.pipeline.source.offsets import PartitionOffsets, TopicPartition
 
 __all__ = ["JournalPiece", "Piece", "QueuePiece", "QueueRange", "Wanted", "plan", "plan_shard", "share_out"]
@@ -21,7 +28,8 @@ __all__ = ["JournalPiece", "Piece", "QueuePiece", "QueueRange", "Wanted", "plan"
 PIECE_BYTES: Final = 32 << 20
 PIECES_MAX: Final = 10_000
 # Where the wanted records fill less than this of the journal's bytes, gathering them is the cheaper way.
-SHARE_MIN: Final = 0.2
+SHARE_MIN: Final = 0.05
+SPARSE_MAX: Final = 8  # times as many bytes of the journal as a piece has bytes are looked at for it
 
 
 class QueueRange(NamedTuple):
@@ -34,6 +42,16 @@ class QueueRange(NamedTuple):
     end: int
     shard: int = 0
 
+    @property
+    def key(self) -> int:
+        """Topic and queue as one number."""
+        return self.topic_id << 8 | self.queue
+
+    @property
+    def place(self) -> TopicPartition:
+        """The queue under the number that Spark has for it."""
+        return TopicPartition(self.topic, place_of(self.queue, self.shard))
+
 
 class Wanted(NamedTuple):
     """A range, and where it lies in the journal: from its first record to the end of its last, and their sizes."""
@@ -41,7 +59,7 @@ class Wanted(NamedTuple):
     range: QueueRange
     journal_start: int
     journal_end: int
-    record_bytes: float  # of the first and the last, on average
+    record_bytes: float  # of some of them, on average
 
     @property
     def bytes(self) -> float:
@@ -49,15 +67,27 @@ class Wanted(NamedTuple):
 
 
 class JournalPiece(NamedTuple):
-    """Records that stand in this range of a shard's journal, and which of them are wanted."""
+    """Records that stand in this range of a shard's journal, and which of them are wanted.
+
+    A read of very many queues has very many pieces, and nearly all of them want all that stands in their range of the
+    same queues: so those are named as one text, which all these pieces share.
+    """
 
     start: int
     end: int
-    ranges: tuple[QueueRange, ...]
+    shard: int
+    whole: bytes  # packed keys of the queues of which everything here is wanted
+    ranges: tuple[QueueRange, ...] = ()  # of the queues that begin or end here
 
-    @property
-    def shard(self) -> int:
-        return self.ranges[0].shard
+    def whole_keys(self) -> npt.NDArray[np.int64]:
+        """The keys of the queues of which everything here is wanted."""
+        keys: npt.NDArray[np.int64] = np.cumsum(np.frombuffer(zlib.decompress(self.whole), np.int64))
+        return keys
+
+
+def _packed(keys: Iterable[int]) -> bytes:
+    """Keys as a text: of most topics it is a few bytes for all queues."""
+    return zlib.compress(np.diff(np.array(sorted(keys), np.int64), prepend=0).tobytes(), 1)
 
 
 class QueuePiece(NamedTuple):
@@ -103,14 +133,37 @@ def plan_shard(wanted: Sequence[Wanted], partitions_min: int = 1, *, piece_bytes
     total = sum(part.bytes for part in wanted)
     if total < SHARE_MIN * (end - start):
         return _queue_pieces(wanted, total, partitions_min, piece_bytes)
-    count = max(partitions_min, math.ceil((end - start) / piece_bytes))
-    count = min(count, PIECES_MAX, end - start)
+    # The sizes of a few messages may say little about the others: that is why the journal's bytes count, too.
+    size = min(end - start, max(total, (end - start) / SPARSE_MAX))
+    count = min(max(partitions_min, math.ceil(size / piece_bytes)), PIECES_MAX, end - start)
     bounds = [start + (end - start) * number // count for number in range(count + 1)]
+    return _journal_pieces(wanted, bounds)
+
+
+def _journal_pieces(wanted: Sequence[Wanted], bounds: Sequence[int]) -> list[Piece]:
+    """The journal in ranges with these bounds."""
+    begins: dict[int, list[int]] = defaultdict(list)  # keys of queues, by the first piece that wants all of them
+    ends: dict[int, list[int]] = defaultdict(list)  # and by the first that does not any more
+    parts: dict[int, list[QueueRange]] = defaultdict(list)
+    for part in wanted:
+        first, last = bisect_right(bounds, part.journal_start) - 1, bisect_left(bounds, part.journal_end) - 1
+        whole = first if bounds[first] == part.journal_start else first + 1
+        after = last + 1 if bounds[last + 1] == part.journal_end else last
+        if whole < after:
+            begins[whole].append(part.range.key)
+            ends[after].append(part.range.key)
+        for number in {first, last}:
+            if not whole <= number < after:
+                parts[number].append(part.range)
     pieces: list[Piece] = []
-    for first, last in itertools.pairwise(bounds):
-        ranges = tuple(part.range for part in wanted if part.journal_start < last and first < part.journal_end)
-        if ranges:
-            pieces.append(JournalPiece(first, last, ranges))
+    keys: set[int] = set()
+    text, shard = _packed(keys), wanted[0].range.shard
+    for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+        if number in begins or number in ends:
+            keys = (keys - set(ends[number])) | set(begins[number])
+            text = _packed(keys)
+        if keys or number in parts:
+            pieces.append(JournalPiece(first, last, shard, text, ranges=tuple(parts.get(number, ()))))
     return pieces
 
 

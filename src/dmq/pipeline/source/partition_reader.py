@@ -21,7 +21,9 @@ from dmq.pipeline.decode.cluster_reader import shard_reader
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.units import UnitRows, decode_fetched, decode_peeked
 from dmq.pipeline.source.columns import record_batch, table_columns
+from dmq.pipeline.source.options import SourceOptions
 from dmq.pipeline.source.partition_plan import JournalPiece, Piece, QueueRange
+from dmq.protocol.read import TOPICS_MAX
 
 __all__ = ["read_piece"]
 
@@ -29,17 +31,18 @@ log = EventLog(__name__)
 
 BATCH_BYTES: Final = 64 << 20
 PEEK_MESSAGES: Final = 32_768
+_OFFSET_MAX: Final = np.iinfo(np.int64).max
 _BODIES: Final = frozenset(("body", "body_crc"))
 
 
-def read_piece(servers: str, piece: Piece, schema: Any, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
+def read_piece(options: SourceOptions, piece: Piece, schema: Any) -> Iterator[pa.RecordBatch]:
     """The rows of a piece, with the columns of an Arrow schema."""
     columns = table_columns(schema.names)
-    with shard_reader(servers, piece.shard) as reader:
+    with shard_reader(options.servers, piece.shard, timeout=options.patience) as reader:
         if isinstance(piece, JournalPiece):
-            found = _of_journal(reader, piece, columns, fail_on_data_loss)
+            found = _of_journal(reader, piece, columns, options.fail_on_data_loss)
         else:
-            found = _of_queue(reader, piece.range, columns, fail_on_data_loss)
+            found = _of_queue(reader, piece.range, columns, options.fail_on_data_loss)
         for rows in found:
             for part in _in_steps(rows):
                 yield record_batch(part, schema, piece.shard)
@@ -74,10 +77,12 @@ def _of_journal(
         log.warning("data was lost", reason=error.message)
 
     screen = _Screen(piece)
+    # Of more topics than a request can name everything is fetched.
+    asked = screen.topic_ids if len(screen.topic_ids) <= TOPICS_MAX else []
     at = piece.start
     while at < piece.end:
         try:
-            for fetched in reader.units(at, piece.end, with_first=True):
+            for fetched in reader.units(at, piece.end, with_first=True, topic_ids=asked):
                 for rows in decode_fetched(fetched, leave_out, wanted=screen.topic_ids, columns=columns):
                     yield screen.wanted(rows)
                 at = fetched.end
@@ -107,11 +112,13 @@ class _Screen:
 
     def __init__(self, piece: JournalPiece) -> None:
         self._piece = piece
-        ranges = sorted(piece.ranges, key=_key)
-        self._keys = np.array([_key(part) for part in ranges], np.int64)
-        self._from = np.array([part.start for part in ranges], np.int64)
-        self._until = np.array([part.end for part in ranges], np.int64)
-        self.topic_ids = frozenset(part.topic_id for part in ranges)
+        whole = piece.whole_keys()
+        keys = np.concatenate((whole, np.array([part.key for part in piece.ranges], np.int64)))
+        first = np.array([0] * len(whole) + [part.start for part in piece.ranges], np.int64)
+        last = np.array([_OFFSET_MAX] * len(whole) + [part.end for part in piece.ranges], np.int64)
+        order = np.argsort(keys)
+        self._keys, self._from, self._until = keys[order], first[order], last[order]
+        self.topic_ids: list[int] = np.unique(keys >> 8).tolist()
 
     def wanted(self, rows: UnitRows) -> UnitRows:
         """Those rows that are wanted."""
@@ -124,10 +131,6 @@ class _Screen:
         offset, at = rows.queue_offset(), rows.journal_offset()
         mask = (offset >= low) & (offset < high) & (at >= self._piece.start) & (at < self._piece.end)
         return rows if mask.all() else rows.select(mask)
-
-
-def _key(part: QueueRange) -> int:
-    return part.topic_id << 8 | part.queue
 
 
 # --- one queue --------------------------------------------------------------------------------------------------------

@@ -7,14 +7,16 @@ Asking changes nothing.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from dmq.errors import Damaged, DMQError, InvalidSettings, OffsetGone, UnknownTopic
+from dmq.errors import InvalidSettings, OffsetGone, UnknownTopic
 from dmq.event_log import EventLog
-from dmq.model import SYSTEM_PREFIX, place_of, place_shard
+from dmq.model import SYSTEM_PREFIX, place_of, place_queue, place_shard
 from dmq.pipeline.decode.cluster_reader import LONE, ClusterReader
+from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.source.filters import FilterBounds
 from dmq.pipeline.source.offsets import (
     EARLIEST,
@@ -26,12 +28,11 @@ from dmq.pipeline.source.offsets import (
     TopicShard,
     renumbered,
 )
-from dmq.pipeline.source.options import SourceOptions, check_partitions
+from dmq.pipeline.source.options import SourceOptions, StoreTimes, check_partitions
 from dmq.pipeline.source.partition_plan import Piece, QueueRange, Wanted, plan
 from dmq.protocol.admin import TopicInfo
 from dmq.protocol.consume import Point, PointKind
-from dmq.protocol.read import QueueOffsets
-from dmq.records.layout import JOURNAL_OFFSET_AT, U64
+from dmq.protocol.read import Location, QueueLocations, QueuePoints, TopicLocations, TopicPoints
 
 __all__ = ["Resolver"]
 
@@ -41,21 +42,51 @@ _NAMED: Final = 20  # topics in an error message
 
 Topic: TypeAlias = dict[int, TopicInfo]
 """A topic: what each shard has of it, by the shard's number."""
+Chosen: TypeAlias = int | StreamOffsets | StoreTimes
+"""What a user chose: earliest, latest, offsets or times."""
 
 
 class _Queues(NamedTuple):
-    """What exists of the queues that are read, and of which incarnations they are."""
+    """What exists of the queues that are read, where points lie in them, and of which incarnations they are."""
 
-    queues: dict[TopicPartition, QueueOffsets]
+    queues: dict[TopicPartition, QueueLocations]
     incarnations: Incarnations
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics that exist."""
+        return {part.topic for part in self.incarnations}
 
     def at(self, places: PartitionOffsets) -> StreamOffsets:
         """Offsets of these queues."""
         return StreamOffsets(places, self.incarnations)
 
 
+class _Points(NamedTuple):
+    """A place in every queue that is read: the same in all, but for those that have their own."""
+
+    everywhere: Point
+    places: dict[TopicPartition, Point] = {}
+
+
+_WORDS: Final = {EARLIEST: Point(PointKind.EARLIEST), LATEST: Point(PointKind.LATEST)}
+
+
+def _points(chosen: Chosen) -> _Points:
+    """What a user chose, as a broker is asked for it."""
+    if isinstance(chosen, StoreTimes):
+        at_ms = {place: Point(PointKind.TIME, time_ms) for place, time_ms in chosen.places.items()}
+        return _Points(Point(PointKind.TIME, chosen.everywhere_ms or 0), at_ms)
+    if isinstance(chosen, StreamOffsets):
+        return _Points(
+            _WORDS[EARLIEST],
+            {place: _WORDS.get(offset) or Point(PointKind.OFFSET, offset) for place, offset in chosen.places.items()},
+        )
+    return _Points(_WORDS[chosen])
+
+
 class Resolver:
-    """Answers for one read, over one connection to each shard.
+    """Answers for one read, over one connection to each shard. All shards are asked at once.
 
     Parameters:
         reader: the connections.
@@ -71,13 +102,21 @@ class Resolver:
     def _present(self, *, system: bool) -> dict[str, Topic]:
         """All topics by name, with what each shard has of them."""
         found: dict[str, Topic] = {}
-        for shard in sorted(self._reader.shards):
-            for info in self._reader.of(shard).topics(system=system):
+        for shard, infos in self._reader.ask_all(lambda _, reader: reader.topics(system=system)).items():
+            for info in infos:
                 found.setdefault(info.topic, {})[shard] = info
         return found
 
-    def topics(self, *, may_lack: bool = False) -> dict[str, Topic]:
-        """The topics that are read, by name.
+    def _names(self) -> list[str]:
+        """The topics that are read, whether they exist or not."""
+        options = self._options
+        if options.pattern is None:
+            return [*(options.topics or options.assigned or ())]
+        matches = re.compile(options.pattern).fullmatch
+        return [*filter(matches, self._present(system=options.pattern.startswith(SYSTEM_PREFIX)))]
+
+    def _queues(self, points: Sequence[_Points] = (), *, may_lack: bool = False) -> _Queues:
+        """What each queue that is read has, and where points lie in it.
 
         Parameters:
             may_lack: whether a named topic that does not exist is only a warning.
@@ -85,55 +124,48 @@ class Resolver:
         Raises:
             UnknownTopic: one that was named does not exist, or an assigned partition.
         """
-        options = self._options
-        names = options.topics or tuple(options.assigned or ())
-        is_ours = any(name.startswith(SYSTEM_PREFIX) for name in (*names, options.pattern or ""))
-        present = self._present(system=is_ours)
-        if options.pattern is not None:
-            matches = re.compile(options.pattern).fullmatch
-            return {name: parts for name, parts in present.items() if matches(name)}
+        names = self._names()
+        found = self._locate(names, points)
+        if self._options.pattern is not None:
+            return found
         for name in names:
-            if name not in present and may_lack:
+            if name not in found.topics and may_lack:
                 log.warning("data was lost", reason="the topic does not exist", topic=name)
-            elif name not in present:
-                there = ", ".join(sorted(present)[:_NAMED]) or "none"
+            elif name not in found.topics:
+                there = ", ".join(sorted(self._present(system=name.startswith(SYSTEM_PREFIX)))[:_NAMED]) or "none"
                 raise UnknownTopic(f"topic {name!r} does not exist: there are {there}", topic=name)
-        found = {name: present[name] for name in names if name in present}
-        for name, partitions in (options.assigned or {}).items():
-            if name not in found:
-                continue
-            counts = {shard: info.config.queues for shard, info in found[name].items()}
-            there = ", ".join(f"{place_of(0, shard)} to {place_of(n - 1, shard)}" for shard, n in counts.items())
-            known = {place_of(queue, shard) for shard, count in counts.items() for queue in range(count)}
-            for partition in partitions:
-                if partition not in known:
-                    raise UnknownTopic(f"topic {name!r} has partitions {there}, not {partition}", topic=name)
-        return found
+        if self._options.assigned is None:
+            return found
+        return found._replace(queues=_assigned(found, self._options.assigned))
 
-    def _queues(self, topics: Mapping[str, Topic], at: Point | None = None) -> _Queues:
-        """What each queue that is read has, and where a point lies in it."""
+    def _locate(self, names: Sequence[str], points: Sequence[_Points]) -> _Queues:
+        """Ask all shards for points in all queues of some topics."""
+        own = {place for part in points for place in part.places}
         found = _Queues({}, {})
-        parts = [(topic, shard, info) for topic, infos in topics.items() for shard, info in infos.items()]
-        for topic, shard, info in parts:
-            assigned = None if self._options.assigned is None else self._options.assigned.get(topic, ())
-            try:
-                reply = self._reader.of(shard).offsets(topic, at)
-            except UnknownTopic:
-                if self._options.pattern is None and self._options.fail_on_data_loss:
-                    raise
-                continue  # deleted since it was listed
-            # A broker that does not say of which incarnation the queues are had only this one a moment ago.
-            found.incarnations[TopicShard(topic, shard)] = reply.topic_id or info.topic_id
-            for queue in reply.queues:
-                partition = place_of(queue.queue, shard)
-                if assigned is None or partition in assigned:
-                    found.queues[TopicPartition(topic, partition)] = queue
+        if not names:
+            return found
+
+        def ask(shard: int, reader: JournalReader) -> list[TopicLocations]:
+            mine: dict[str, list[QueuePoints]] = {}
+            for place in own:
+                if place_shard(place.partition) == shard:
+                    each = [part.places.get(place, part.everywhere) for part in points]
+                    mine.setdefault(place.topic, []).append(QueuePoints(place_queue(place.partition), each))
+            shared = [part.everywhere for part in points]
+            return reader.locate([TopicPoints(name, shared, mine.get(name, [])) for name in names])
+
+        for shard, topics in self._reader.ask_all(ask).items():
+            for topic in topics:
+                if topic.topic_id:
+                    found.incarnations[TopicShard(topic.topic, shard)] = topic.topic_id
+                for queue in topic.queues:
+                    found.queues[TopicPartition(topic.topic, place_of(queue.queue, shard))] = queue
         return found
 
     def ends(self) -> StreamOffsets:
         """How far each queue goes now, also in shards that are new."""
         self._reader.refresh()
-        found = self._queues(self.topics(may_lack=not self._options.fail_on_data_loss))
+        found = self._queues(may_lack=not self._options.fail_on_data_loss)
         return found.at({place: queue.next_offset for place, queue in found.queues.items()})
 
     def adopted(self, offsets: StreamOffsets) -> StreamOffsets:
@@ -178,16 +210,32 @@ class Resolver:
 
     def starts(self) -> StreamOffsets:
         """Where the user wants to begin."""
-        options = self._options
-        return self._chosen("startingOffsets", options.starting, options.starting_ms)
+        chosen = self._options.starting
+        return self._chosen("starting", chosen, self._queues([_points(chosen)]), 0)
 
-    def _chosen(self, name: str, chosen: int | StreamOffsets, at_ms: int | None) -> StreamOffsets:
-        present = self._queues(self.topics(), None if at_ms is None else Point(PointKind.TIME, at_ms))
-        if at_ms is not None:
-            return present.at({place: queue.at for place, queue in present.queues.items()})
+    def _chosen(self, side: str, chosen: Chosen, present: _Queues, point: int) -> StreamOffsets:
+        """The offsets that the user means.
+
+        Parameters:
+            side: of the read: `starting` or `ending`.
+            point: which of the points of each queue the chosen one is.
+        """
+        found = present.at({})
+        if isinstance(chosen, StoreTimes):
+            if chosen.places:
+                check_partitions(chosen.places, set(present.queues), f"{side}OffsetsByTimestamp")
+            for place, queue in present.queues.items():
+                found.places[place] = queue.locations[point].offset
+                if self._options.needs_start and side == "starting" and found.places[place] == queue.next_offset:
+                    raise OffsetGone(
+                        f"partition {place.partition} of topic {place.topic!r} has no message of the starting time or "
+                        "later: set startingOffsetsByTimestampStrategy to latest to read what comes",
+                        next=queue.next_offset,
+                    )
+            return found
+        name = f"{side}Offsets"
         if isinstance(chosen, StreamOffsets):
             check_partitions(chosen.places, set(present.queues), name)
-        found = present.at({})
         for place, queue in present.queues.items():
             offset = chosen.places[place] if isinstance(chosen, StreamOffsets) else chosen
             if isinstance(chosen, StreamOffsets) and found.is_anew(place, chosen):
@@ -199,9 +247,12 @@ class Resolver:
     def batch(self, bounds: FilterBounds) -> list[Piece]:
         """The pieces of a batch read, without what filters leave out anyway."""
         options = self._options
-        start = self.starts()
-        end = self._chosen("endingOffsets", options.ending, options.ending_ms)
-        if options.starting_ms is not None or options.ending_ms is not None:
+        points = [_points(options.starting), _points(options.ending)]
+        points += [_Points(Point(PointKind.TIME, at_ms)) for at_ms in (bounds.from_ms, bounds.until_ms) if at_ms]
+        found = self._queues(points)
+        start = self._chosen("starting", options.starting, found, 0)
+        end = self._chosen("ending", options.ending, found, 1)
+        if isinstance(options.starting, StoreTimes) or isinstance(options.ending, StoreTimes):
             # Nothing of a queue may be of that time.
             later = {place: max(offset, start.places.get(place, 0)) for place, offset in end.places.items()}
             end = end._replace(places=later)
@@ -213,49 +264,45 @@ class Resolver:
                         f"startingOffsets of topic {place.topic!r}, partition {place.partition}, are {offset}, after "
                         f"its endingOffsets {last}"
                     )
-        return self.pieces(start, end, bounds)
+        return self._planned(found, start, end, bounds)
 
-    def pieces(self, start: StreamOffsets, end: StreamOffsets, bounds: FilterBounds | None = None) -> list[Piece]:
+    def pieces(self, start: StreamOffsets, end: StreamOffsets) -> list[Piece]:
         """The pieces between places; a queue that has no start in its incarnation is read from its beginning.
 
         Raises:
             OffsetGone: some of it does not exist (any more), and the user minds.
         """
-        named = self.topics_of(end.places)
-        topics = {name: info for name, info in named.items() if bounds is None or bounds.has_topic(name)}
-        queues, incarnations = found = self._queues(topics)
+        names = sorted({place.topic for place in end.places})
+        found = self._locate(names, [_points(start), _points(end)])
+        for name in names:
+            if name not in found.topics:
+                self._lost(f"topic {name!r} is gone")
+        return self._planned(found, start, end, FilterBounds())
+
+    def _planned(self, found: _Queues, start: StreamOffsets, end: StreamOffsets, bounds: FilterBounds) -> list[Piece]:
         present = found.at({})
         ranges: list[QueueRange] = []
         for place in sorted(end.places):
-            queue = queues.get(place)
-            if place.topic not in topics or (bounds is not None and not bounds.has_partition(place.partition)):
+            queue = found.queues.get(place)
+            if not (bounds.has_topic(place.topic) and bounds.has_partition(place.partition)):
                 continue
             if queue is None:
-                self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
+                if place.topic in found.topics:
+                    self._lost(f"partition {place.partition} of topic {place.topic!r} is gone")
                 continue
             if present.is_anew(place, end):
                 self._lost(f"topic {place.topic!r} was deleted and created again since this batch was planned")
                 continue
             begun = 0 if end.is_anew(place, start) else start.places.get(place, 0)
             first, last = self._existing(place, queue, begun, end.places[place])
+            first, last = _bounded(queue, first, last, bounds)
             if first < last:
                 shard = place_shard(place.partition)
-                topic_id = incarnations[TopicShard(place.topic, shard)]
+                topic_id = found.incarnations[TopicShard(place.topic, shard)]
                 ranges.append(QueueRange(place.topic, topic_id, queue.queue, first, end=last, shard=shard))
-        if bounds is not None:
-            ranges = self._bounded(ranges, topics, bounds)
-        return plan([wanted for part in ranges if (wanted := self._placed(part))], self._options.partitions_min)
+        return plan(self._wanted(ranges, found), self._options.partitions_min)
 
-    def topics_of(self, places: Iterable[TopicPartition]) -> dict[str, Topic]:
-        """The topics of some places that exist; those that do not are lost."""
-        names = {place.topic for place in places}
-        is_ours = any(name.startswith(SYSTEM_PREFIX) for name in names)
-        present = self._present(system=is_ours) if names else {}
-        for name in sorted(names - set(present)):
-            self._lost(f"topic {name!r} is gone")
-        return {name: present[name] for name in sorted(names & set(present))}
-
-    def _existing(self, place: TopicPartition, queue: QueueOffsets, start: int, end: int) -> tuple[int, int]:
+    def _existing(self, place: TopicPartition, queue: QueueLocations, start: int, end: int) -> tuple[int, int]:
         """What of a range exists."""
         first, following = queue.first_offset, queue.next_offset
         if start > end:
@@ -282,52 +329,68 @@ class Resolver:
             )
         log.warning("data was lost", reason=what)
 
-    def _bounded(self, ranges: list[QueueRange], topics: Mapping[str, Topic], bounds: FilterBounds) -> list[QueueRange]:
-        """Ranges without the offsets that filters leave out, by number and by time."""
-        low: dict[TopicPartition, QueueOffsets] = {}
-        high: dict[TopicPartition, QueueOffsets] = {}
-        wanted = {part.topic: topics[part.topic] for part in ranges}
-        if bounds.from_ms is not None:
-            low = self._queues(wanted, Point(PointKind.TIME, bounds.from_ms)).queues
-        if bounds.until_ms is not None:
-            high = self._queues(wanted, Point(PointKind.TIME, bounds.until_ms)).queues
-        found: list[QueueRange] = []
-        for part in ranges:
-            place = TopicPartition(part.topic, place_of(part.queue, part.shard))
-            start = max(part.start, bounds.from_offset, low[place].at if place in low else 0)
-            end = min(part.end, bounds.until_offset, high[place].at if place in high else part.end)
-            if start < end:
-                found.append(part._replace(start=start, end=end))
-        return found
-
     # --- the journal ------------------------------------------------------------------------------------------------
 
-    def _placed(self, part: QueueRange) -> Wanted | None:
-        """Where a range lies in the journal; None if nothing of it is left."""
-        try:
-            first_at, first_size = self._record_at(part, part.start)
-            last_at, last_size = self._record_at(part, part.end - 1)
-        except (OffsetGone, UnknownTopic) as error:  # since the offsets were asked for
-            first = error.detail.get("first", 0)
-            self._lost(error.message, first=first)
-            if not part.start < first < part.end:
-                return None
-            return self._placed(part._replace(start=first))
-        return Wanted(part, first_at, last_at + last_size, max(1.0, (first_size + last_size) / 2))
+    def _wanted(self, ranges: Sequence[QueueRange], found: _Queues) -> list[Wanted]:
+        """Ranges with their places in the journal. Those that filters moved have to be asked for once more."""
+        known = {place: _by_offset(queue) for place, queue in found.queues.items()}
+        moved = [part for part in ranges if not {part.start, part.end} <= known[part.place].keys()]
+        if moved:
+            firsts, lasts = (
+                _Points(_WORDS[EARLIEST], {part.place: Point(PointKind.OFFSET, getattr(part, side)) for part in moved})
+                for side in ("start", "end")
+            )
+            again = self._locate(sorted({part.topic for part in moved}), [firsts, lasts])
+            for part in moved:
+                is_same = again.incarnations.get(TopicShard(part.topic, part.shard)) == part.topic_id
+                known[part.place] = _by_offset(again.queues[part.place]) if is_same else {}
+        wanted: list[Wanted] = []
+        for part in ranges:
+            first, last = known[part.place].get(part.start), known[part.place].get(part.end)
+            if first is None or last is None:  # retention went on since the first question
+                self._lost(f"offsets {part.start} to {part.end} of topic {part.topic!r}, queue {part.queue}, are gone")
+                continue
+            mean = max(1.0, (first.record_bytes + last.record_bytes) / 2)
+            wanted.append(Wanted(part, first.start, max(first.start + 1, last.end), mean))
+        return wanted
 
-    def _record_at(self, part: QueueRange, offset: int) -> tuple[int, int]:
-        """Where a message stands in the journal, and its size."""
-        try:
-            peeked = self._reader.of(part.shard).peek(part.topic, part.queue, offset, 1, max_bytes=1)
-            peeked.check_incarnation(part.topic, part.topic_id)
-        except Damaged as error:
-            # The reader of the piece decides what to do about it.
-            return _damaged_range(error)
-        return U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0], peeked.lengths[0]
+
+def _assigned(found: _Queues, assigned: Mapping[str, tuple[int, ...]]) -> dict[TopicPartition, QueueLocations]:
+    """The queues that the user assigned.
+
+    Raises:
+        UnknownTopic: one does not exist.
+    """
+    chosen: dict[TopicPartition, QueueLocations] = {}
+    for topic, partitions in assigned.items():
+        known = sorted(place.partition for place in found.queues if place.topic == topic)
+        for partition in partitions if known else ():
+            place = TopicPartition(topic, partition)
+            if place not in found.queues:
+                there = ", ".join(
+                    f"{shard[0]} to {shard[-1]}"
+                    for _, group in itertools.groupby(known, place_shard)
+                    if (shard := [*group])
+                )
+                raise UnknownTopic(f"topic {topic!r} has partitions {there}, not {partition}", topic=topic)
+            chosen[place] = found.queues[place]
+    return chosen
 
 
-def _damaged_range(error: DMQError) -> tuple[int, int]:
-    start, end = error.detail.get("start"), error.detail.get("end")
-    if start is None or end is None:
-        raise error
-    return start, end - start
+def _bounded(queue: QueueLocations, first: int, last: int, bounds: FilterBounds) -> tuple[int, int]:
+    """A range without the offsets that filters leave out, by number and by time.
+
+    The points of the times stand behind those of start and end.
+    """
+    at = 2
+    if bounds.from_ms:
+        first, at = max(first, queue.locations[at].offset), at + 1
+    if bounds.until_ms:
+        last = min(last, queue.locations[at].offset)
+    elif bounds.until_ms == 0:
+        last = first
+    return max(first, bounds.from_offset), min(last, bounds.until_offset)
+
+
+def _by_offset(queue: QueueLocations) -> dict[int, Location]:
+    return {location.offset: location for location in queue.locations}

@@ -201,7 +201,13 @@ def test_a_unit_that_fails_its_checksum_is_named_and_nothing_of_it_believed() ->
     spoilt[placed.unit_start + 90 - store.queries.start] ^= 1
     with pytest.raises(Damaged) as caught:
         decode_units(spoilt, columns=("body",))
-    assert caught.value.detail == {"start": placed.unit_start, "end": placed.unit_end}
+    first = placed.unit_start - store.queries.start
+    assert caught.value.detail == {
+        "start": placed.unit_start,
+        "end": placed.unit_end,
+        "first_byte": first,
+        "last_byte": first + placed.unit_end - placed.unit_start,
+    }
     with pytest.raises(Damaged):
         decode_units(journal(store)[:-1], columns=("body",))
     with pytest.raises(Damaged):

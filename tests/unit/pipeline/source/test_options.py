@@ -39,7 +39,7 @@ from dmq.pipeline.source.offsets import (
     parse_offsets,
     renumbered,
 )
-from dmq.pipeline.source.options import SourceOptions, source_options, with_headers
+from dmq.pipeline.source.options import SourceOptions, StoreTimes, source_options, with_headers
 
 SERVERS = {"dmq.bootstrap.servers": "127.0.0.1:9611"}
 ORDERS = {**SERVERS, "subscribe": "orders"}
@@ -68,7 +68,15 @@ def test_names_are_taken_in_any_case() -> None:
             "path": "whatever Spark leaves there",
         }
     )
-    assert chosen == SourceOptions("a:1,b:2", (), "or.*", None, EARLIEST, LATEST, 12, 0, 5, 7, False)
+    assert chosen == SourceOptions(
+        "a:1,b:2",
+        pattern="or.*",
+        starting=StoreTimes(12),
+        ending=StoreTimes(0),
+        offsets_per_trigger=5,
+        partitions_min=7,
+        fail_on_data_loss=False,
+    )
 
 
 def test_topics_by_name_pattern_or_queue() -> None:

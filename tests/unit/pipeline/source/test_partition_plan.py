@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 
 from hypothesis import given
@@ -29,12 +30,50 @@ def test_queues_that_fill_the_journal_are_read_as_ranges_of_it() -> None:
         (205_000, 305_000),
         (305_000, 405_000),
     ]
-    assert all(isinstance(piece, JournalPiece) and len(piece.ranges) == 4 for piece in pieces)
+    assert all(
+        isinstance(piece, JournalPiece)
+        and not piece.ranges
+        and piece.whole_keys().tolist() == [7 << 8 | n for n in range(4)]
+        for piece in pieces
+    )
 
 
 def test_a_piece_knows_only_the_queues_that_reach_into_it() -> None:
     pieces = plan([wanted(0, 1000, 0, 100_000), wanted(1, 1000, 100_000, 200_000)], 2)
-    assert [[part.queue for part in piece.ranges] for piece in pieces if isinstance(piece, JournalPiece)] == [[0], [1]]
+    assert [(piece.whole_keys() & 255).tolist() for piece in pieces if isinstance(piece, JournalPiece)] == [[0], [1]]
+
+
+def test_a_queue_that_begins_or_ends_within_a_piece_is_bounded_there_alone() -> None:
+    pieces = plan([wanted(0, 1000, 0, 200_000, 200), wanted(1, 1000, 50_000, 150_000)], 4)
+    assert [
+        ((piece.whole_keys() & 255).tolist(), [part.queue for part in piece.ranges])
+        for piece in pieces
+        if isinstance(piece, JournalPiece)
+    ] == [([0], []), ([0, 1], []), ([0, 1], []), ([0], [])]
+    pieces = plan([wanted(0, 1000, 0, 200_000, 200), wanted(1, 1000, 60_000, 140_000)], 4)
+    assert [
+        ((piece.whole_keys() & 255).tolist(), [part.queue for part in piece.ranges])
+        for piece in pieces
+        if isinstance(piece, JournalPiece)
+    ] == [([0], []), ([0], [1]), ([0], [1]), ([0], [])]
+
+
+def test_one_topic_of_several_has_as_many_pieces_as_alone() -> None:
+    parts = [wanted(queue, 1000, 0, 400_000) for queue in range(4)]
+    among_others = [part._replace(journal_end=1_600_000) for part in parts]
+    assert len(plan(parts, piece_bytes=50_000)) == len(plan(among_others, piece_bytes=50_000)) == 8
+
+
+def test_a_plan_of_very_many_queues_is_small() -> None:
+    end = 10**12
+    parts = [
+        Wanted(QueueRange(f"t{topic}", topic + 3, queue, 5, 10**6), topic * 1000 + queue, end - queue, 1000.0)
+        for topic in range(100)
+        for queue in range(10)
+    ]
+    pieces = plan(parts)
+    assert len(pieces) == 10_000
+    assert sum(len(pickle.dumps(piece)) for piece in pieces) < 5_000_000
 
 
 def test_a_few_messages_far_apart_are_gathered_queue_by_queue() -> None:
@@ -53,9 +92,6 @@ def test_each_shard_is_divided_by_itself_and_has_its_part_of_the_pieces() -> Non
     others = [part._replace(range=part.range._replace(shard=2)) for part in parts]
     pieces = plan([*others, *parts], 6)
     assert [piece.shard for piece in pieces] == [0, 0, 0, 2, 2, 2]
-    assert all(
-        {part.shard for part in piece.ranges} == {piece.shard} for piece in pieces if isinstance(piece, JournalPiece)
-    )
     few = plan([wanted(0, 100, 0, 10**9), *others], 1)
     assert [(piece.shard, type(piece)) for piece in few] == [(0, QueuePiece), (2, JournalPiece)]
 
@@ -83,10 +119,16 @@ def test_every_offset_is_in_one_piece(shapes: list[tuple[int, int, int]], least:
             spans = sorted(
                 (piece.start, piece.end)
                 for piece in pieces
-                if isinstance(piece, JournalPiece) and part.range in piece.ranges
+                if isinstance(piece, JournalPiece)
+                and (part.range in piece.ranges or part.range.key in piece.whole_keys())
             )
-            assert spans[0][0] <= part.journal_start
-            assert spans[-1][1] >= part.journal_end
+            bounded = [piece for piece in pieces if isinstance(piece, JournalPiece) and part.range in piece.ranges]
+            for piece in pieces:
+                if isinstance(piece, JournalPiece) and part.range.key in piece.whole_keys():
+                    assert part.journal_start <= piece.start < piece.end <= part.journal_end
+                    assert piece not in bounded
+            assert spans[0][0] <= part.journal_start < spans[0][1]
+            assert spans[-1][0] < part.journal_end <= spans[-1][1]
             assert all(a[1] == b[0] for a, b in itertools.pairwise(spans)), "no gap and no overlap"
 
 
