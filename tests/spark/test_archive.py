@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 import dmq
 from dmq.errors import ArchiveConflict, OffsetGone
+from dmq.pipeline.archive import job as job_module
 from dmq.pipeline.archive import settlement_join
+from dmq.pipeline.archive.extraction import Extraction
 from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, app_id_of
 from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
@@ -123,6 +126,39 @@ def test_many_small_batches_have_the_same_rows_as_one(
     assert archive.table(MESSAGE).version() > 3
     check_archive(archive, log)
     assert outcomes(archive) == {("billing", "delivered", 1): 300, ("billing", "acked", 1): 300}
+
+
+def test_the_next_batch_is_extracted_while_the_last_is_committed_and_thrown_away_if_that_fails(
+    spark: SparkSession, broker: BrokerProcess, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    seen: list[tuple[str, int]] = []  # steps, and how many extractions had begun by then
+
+    class Counted(Extraction):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            begun.append(len(begun))
+            super().__init__(*given, **more)
+
+    def step(name: str) -> None:
+        seen.append((name, len(begun)))
+        if seen.count((name, 2)) and name == "committed copy":
+            raise Killed(name)
+
+    monkeypatch.setattr(job_module, "Extraction", Counted)
+    with dmq.connect(broker.url, app="shop") as client:
+        client.admin.create_topic("orders", queues=3)
+        log = send_logged(client, "orders", 600, seed=1)
+        consume_all(client, "orders", "billing", 600)
+    options = ArchiveOptions(batch_bytes=100_000)
+    with pytest.raises(Killed):
+        ArchiveJob(spark, archive, broker.url, options, step=step).run()
+    assert ("extracted", 1) in seen
+    assert ("committed message", 2) in seen  # the second batch had begun before the first was committed
+    staging = Path(archive.uri) / "_staging"
+    assert not staging.exists() or not list(staging.iterdir())
+    ArchiveJob(spark, archive, broker.url, options).run()
+    check_archive(archive, log)
+    assert outcomes(archive) == {("billing", "delivered", 1): 600, ("billing", "acked", 1): 600}
 
 
 def test_of_two_runs_at_once_one_is_refused_and_nothing_is_there_twice(

@@ -61,8 +61,8 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of a job, as in retain.days=90.")
     ] = None,
     batch_bytes: Annotated[
-        int, typer.Option(min=1 << 16, metavar="N", help="How much of the journal goes into one commit.")
-    ] = 256 << 20,
+        int | None, typer.Option(min=1 << 16, metavar="N", help="How much of the journal goes into one commit.")
+    ] = None,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on where retention took what was not archived.")
     ] = False,

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 
 from dmq.errors import DMQError
-from dmq.pipeline.archive.job import BATCH_BYTES
 from dmq.pipeline.archive.run import Run, RunOptions, progress_line, result_lines
 from dmq.pipeline.jobs.job import Progress
 
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--outbox", action="append", default=[], help="database to reconcile with")
     parser.add_argument("--continuous", action="store_true", help="go on until it is told to end")
     parser.add_argument("--accept-loss", action="store_true", help="go on where retention was quicker")
-    parser.add_argument("--batch-bytes", type=int, default=BATCH_BYTES, help="of the journal, in one commit")
+    parser.add_argument("--batch-bytes", type=int, help="of the journal, in one commit")
     asked = parser.parse_args(arguments)
     began = time.monotonic()
 

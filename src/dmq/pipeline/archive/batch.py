@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from dmq.errors import OffsetGone
 
-__all__ = ["Batch", "next_batch", "split"]
+__all__ = ["Batch", "after", "batch_size", "next_batch", "split"]
 
 RANGE_BYTES: Final = 64 << 20  # a task holds about six times as much in memory
-_RANGE_BYTES_MIN: Final = 4 << 20
+_RANGES_MIN: Final = 4
 
 
 class Batch(NamedTuple):
@@ -69,10 +69,19 @@ def next_batch(
     return Batch(start, stop if len(lagging) < len(places) else min(stop, start + size), lagging)
 
 
-def split(start: int, end: int, workers: int) -> list[tuple[int, int]]:
-    """A range as ranges for tasks: none too large, and where there is enough, one for every worker."""
+def batch_size(workers: int) -> int:
+    """How much of a journal makes a batch where nobody says: so much that every worker has a task."""
+    return RANGE_BYTES * max(_RANGES_MIN, workers)
+
+
+def after(versions: Mapping[str, int | None], batch: Batch) -> dict[str, int | None]:
+    """How far each table is once a batch is committed."""
+    return {name: batch.end if name in batch.after else version for name, version in versions.items()}
+
+
+def split(start: int, end: int) -> list[tuple[int, int]]:
+    """A range as ranges for tasks. Their size does not depend on who works on them, since they become files."""
     size = end - start
-    count = max(-(-size // RANGE_BYTES), min(workers, size // _RANGE_BYTES_MIN), 1)
-    count = -(-count // workers) * workers if count > workers else count  # the last round shall be a full one
+    count = max(-(-size // RANGE_BYTES), 1)
     bounds = [start + size * number // count for number in range(count + 1)]
     return list(pairwise(bounds))

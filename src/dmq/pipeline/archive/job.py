@@ -1,27 +1,30 @@
 """The archive job: the journal of a broker, or of a shard, batch by batch, into the tables.
 
-A batch is a range of the journal. Spark's tasks write its rows as files (`extract`); the driver commits them table by
-table, joins the settlements with the messages (`settlement_join`), commits those, and at last tells the broker how far
-the archive is. How far each table has come stands in its own log, written in the same commit as the files: the journal
-offset, under an app id that names the journal.
+A batch is a range of the journal. Spark's tasks write its rows as files (`extraction`); the driver commits them table
+by table, joins the settlements with the messages (`settlement_join`), commits those, and at last tells the broker how
+far the archive is. While it does that, the tasks of the next batch are at work. How far each table has come stands in
+its own log, written in the same commit as the files: the journal offset, under an app id that names the journal.
 
 What always holds: if the job is killed, anywhere, the next run finds by the tables' logs which range each table lacks,
 and gives it exactly that; no row is lost and none is there twice. Only what outlives a power loss of the broker is
-taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`.
+taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`. A batch is committed as a whole
+before the next one is; what was extracted ahead of a commit that failed is thrown away.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyarrow import fs
 
-from dmq.pipeline.archive.batch import Batch, next_batch, split
-from dmq.pipeline.archive.extract import Extracted, Task, extract
+from dmq.pipeline.archive.batch import Batch, after, batch_size, next_batch
+from dmq.pipeline.archive.extract import Extracted
+from dmq.pipeline.archive.extraction import STAGING, Extraction
 from dmq.pipeline.archive.settlement_join import resolved
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.jobs.job import JobResult, Progress, no_progress
@@ -34,14 +37,12 @@ if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
     from dmq.protocol.read import ArchivedReply
 
-__all__ = ["BATCH_BYTES", "TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "app_id_of"]
+__all__ = ["TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "app_id_of"]
 
 TABLES: Final = (MESSAGE, COPY, KEY_INDEX, CONSUME_EVENT)  # in the order of their commits
-BATCH_BYTES: Final = 256 << 20
 _IDLE_BYTES: Final = 16 << 20
 _CALL_SECONDS: Final = 60.0
 _NAME: Final = "archive"
-_STAGING: Final = "_staging"
 _STALE: Final = timedelta(days=1)
 
 
@@ -61,8 +62,9 @@ class BatchDone(NamedTuple):
 class ArchiveOptions(NamedTuple):
     """How a journal is archived."""
 
-    batch_bytes: int = BATCH_BYTES  # how much of the journal goes into one commit
+    batch_bytes: int | None = None  # how much of the journal goes into one commit; none is by the number of workers
     accept_loss: bool = False  # go on where retention took something before it was archived, instead of an error
+    committing: threading.Lock | None = None  # held during commits; jobs of one process share it, and lose no race
 
 
 class ArchiveJob:
@@ -87,7 +89,11 @@ class ArchiveJob:
         self._spark = spark
         self._archive = archive
         self._servers = servers
-        self._options = options or ArchiveOptions()
+        given = options or ArchiveOptions()
+        self._batch_bytes = given.batch_bytes or batch_size(spark.sparkContext.defaultParallelism)
+        self._accept_loss = given.accept_loss
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dmq-extraction")
+        self._committing = given.committing or threading.Lock()
         self._progress = progress
         self._step = step
         self._acknowledged: dict[int, int] = {}
@@ -112,21 +118,32 @@ class ArchiveJob:
         self._sweep()
         begin = last = self.archived_to(report.journal_id)
         self._acknowledge(report, begin)
-        while not is_over():
-            batch = self._next(report)
-            if batch is None:
-                break
-            done = self._run_batch(report.journal_id, batch, is_last=batch.end == report.flushed)
-            last = batch.end
-            if done is None:
-                self._idle_to = batch.end
-                break
-            for name, count in done.rows.items():
-                rows[name] = rows.get(name, 0) + count
-            dts |= done.dts
-            notes += [f"journal offsets {start} to {end} cannot be read: left out" for start, end in done.damaged]
-            self._acknowledge(report, self.archived_to(report.journal_id))
-            self._show("archived", report, begin, last, rows=sum(rows.values()))
+        ahead: Extraction | None = None  # the next batch, while the last one is committed
+        try:
+            while not is_over():
+                versions = self._versions(report.journal_id)
+                batch = self._next(report, versions)
+                if batch is None:
+                    break
+                current, ahead = self._taken(ahead, report.journal_id, batch), None
+                with current:
+                    found = current.result()
+                    self._step("extracted")
+                    ahead = self._ahead(report, after(versions, batch))
+                    done = self._commit_batch(report, batch, found)
+                last = batch.end
+                if done is None:
+                    self._idle_to = batch.end
+                    break
+                for name, count in done.rows.items():
+                    rows[name] = rows.get(name, 0) + count
+                dts |= done.dts
+                notes += [f"journal offsets {start} to {end} cannot be read: left out" for start, end in done.damaged]
+                self._acknowledge(report, self.archived_to(report.journal_id))
+                self._show("archived", report, begin, last, rows=sum(rows.values()))
+        finally:
+            if ahead is not None:
+                ahead.close()
         seconds = time.monotonic() - began
         left = max(0, report.flushed - last)
         if left and not is_over():
@@ -136,7 +153,7 @@ class ArchiveJob:
 
     def _sweep(self) -> None:
         """Delete what runs that were killed have staged, once it is old enough to be nobody's."""
-        staging = self._archive.folder.below(_STAGING)
+        staging = self._archive.folder.below(STAGING)
         for info in staging.files.get_file_info(fs.FileSelector(staging.path, allow_not_found=True)):
             if info.mtime is not None and info.mtime < datetime.now(UTC) - _STALE:
                 staging.files.delete_dir(info.path)
@@ -149,12 +166,23 @@ class ArchiveJob:
         app_id = app_id_of(journal_id)
         return {name: self._archive.table(name).version_of(app_id) for name in TABLES}
 
-    def _next(self, report: ArchivedReply) -> Batch | None:
-        versions = self._versions(report.journal_id)
-        size, accept_loss = self._options
-        batch = next_batch(versions, report.first, report.flushed, size, accept_loss=accept_loss)
+    def _next(self, report: ArchivedReply, versions: Mapping[str, int | None]) -> Batch | None:
+        batch = next_batch(versions, report.first, report.flushed, self._batch_bytes, accept_loss=self._accept_loss)
         is_idle = batch is not None and batch.end <= self._idle_to
         return None if is_idle else batch
+
+    def _ahead(self, report: ArchivedReply, versions: Mapping[str, int | None]) -> Extraction | None:
+        """Begin with the batch that follows, if there is one."""
+        batch = self._next(report, versions)
+        return None if batch is None else self._taken(None, report.journal_id, batch)
+
+    def _taken(self, ahead: Extraction | None, journal_id: int, batch: Batch) -> Extraction:
+        """The extraction of a batch: the one that has begun, if it is of this batch."""
+        if ahead is not None:
+            if ahead.batch == batch:
+                return ahead
+            ahead.close()  # another run has written one of the tables; its commits will say so
+        return Extraction(self._spark, self._archive, (self._servers, journal_id), batch, thread=self._thread)
 
     # --- the broker -------------------------------------------------------------------------------------------------
 
@@ -171,51 +199,33 @@ class ArchiveJob:
 
     # --- a batch ----------------------------------------------------------------------------------------------------
 
-    def _run_batch(self, journal_id: int, batch: Batch, *, is_last: bool) -> BatchDone | None:
-        """Archive one range; None if there was nothing in it, and nothing was committed."""
-        staging = self._archive.folder.below(_STAGING).below(uuid.uuid4().hex)
-        try:
-            found = self._extract(journal_id, batch, staging.uri)
-            self._step("extracted")
-            if is_last and self._is_idle(batch, found):
-                # The broker notes our own acknowledgement in the journal. To archive that would never end.
-                return None
-            rows: dict[str, int] = {}
-            dts: set[date] = set()
-            for name in TABLES[:-1]:
-                if name in batch.after:
-                    files = found.files.get(name, [])
-                    self._commit(name, files, journal_id, batch)
-                    rows[name] = sum(file.rows for file in files)
-                    dts |= {file.dt for file in files}
-            if CONSUME_EVENT in batch.after:
-                rows[CONSUME_EVENT], days = self._settle(journal_id, batch, found)
-                dts |= days
-            return BatchDone(rows, frozenset(dts), tuple(found.damaged))
-        finally:
-            if staging.files.get_file_info(staging.path).type.name == "Directory":
-                staging.files.delete_dir(staging.path)
+    def _commit_batch(self, report: ArchivedReply, batch: Batch, found: Extracted) -> BatchDone | None:
+        """Commit what was extracted; None if there was nothing in it, and nothing was committed."""
+        if batch.end == report.flushed and self._is_idle(batch, found):
+            # The broker notes our own acknowledgement in the journal. To archive that would never end.
+            return None
+        rows: dict[str, int] = {}
+        dts: set[date] = set()
+        for name in TABLES[:-1]:
+            if name in batch.after:
+                files = found.files.get(name, [])
+                self._commit(name, files, report.journal_id, batch)
+                rows[name] = sum(file.rows for file in files)
+                dts |= {file.dt for file in files}
+        if CONSUME_EVENT in batch.after:
+            rows[CONSUME_EVENT], days = self._settle(report.journal_id, batch, found)
+            dts |= days
+        return BatchDone(rows, frozenset(dts), tuple(found.damaged))
 
     @staticmethod
     def _is_idle(batch: Batch, found: Extracted) -> bool:
         is_whole = len(batch.after) == len(TABLES)
         return found.is_empty and is_whole and not found.damaged and batch.end - batch.start < _IDLE_BYTES
 
-    def _extract(self, journal_id: int, batch: Batch, staging: str) -> Extracted:
-        context = self._spark.sparkContext
-        tables = frozenset(batch.after)
-        tasks = [
-            Task(self._servers, journal_id, start, end, archive=self._archive.uri, tables=tables, staging=staging)
-            for start, end in split(batch.start, batch.end, context.defaultParallelism)
-        ]
-        found = Extracted()
-        for each in context.parallelize(tasks, len(tasks)).map(extract).collect():
-            found.add(each)
-        return found
-
     def _commit(self, name: str, files: list[Written], journal_id: int, batch: Batch) -> None:
-        app_id, after = app_id_of(journal_id), batch.after[name]
-        self._archive.table(name).commit(files, app_id=app_id, version=batch.end, after=after)
+        app_id, before = app_id_of(journal_id), batch.after[name]
+        with self._committing:
+            self._archive.table(name).commit(files, app_id=app_id, version=batch.end, after=before)
         self._step(f"committed {name}")
 
     def _settle(self, journal_id: int, batch: Batch, found: Extracted) -> tuple[int, set[date]]:

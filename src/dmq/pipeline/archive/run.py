@@ -1,7 +1,11 @@
 """A whole run: the archive job for every journal, then the jobs on its tables; once, or until it is told to end.
 
+Journals are archived side by side. A run that goes on makes the other tables beside the archive job, in a thread of
+their own and a scheduler pool of their own, so that they never hold archiving up.
+
 What always holds: a signal to end lets the current batch end, and nothing after it begins. The jobs are told which days
-changed, so that they need not look for them.
+changed, so that they need not look for them. Of the other jobs one runs at a time. An error of one journal, or of a
+job, ends the run once what runs beside it has come to an end of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from dmq.errors import InvalidSettings
-from dmq.pipeline.archive.job import BATCH_BYTES, ArchiveJob, ArchiveOptions
+from dmq.pipeline.archive.job import ArchiveJob, ArchiveOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.decode.cluster_reader import shard_servers
 from dmq.pipeline.jobs.job import Job, JobContext, JobResult, Progress, check_options, no_progress
@@ -31,6 +36,8 @@ __all__ = ["ARCHIVE", "Run", "RunOptions", "job_names", "progress_line", "result
 
 ARCHIVE: Final = "archive"
 _APP: Final = "dmq-archive"
+_JOURNALS_MAX: Final = 16  # at a time
+_POOL: Final = "spark.scheduler.pool"
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class RunOptions:
     is_continuous: bool = False
     every_seconds: float = 10.0  # how often a continuous run looks for more
     derive_seconds: float = 300.0  # how often it makes the other tables anew
-    batch_bytes: int = BATCH_BYTES
+    batch_bytes: int | None = None  # none is by the number of workers
     accept_loss: bool = False
 
 
@@ -81,6 +88,7 @@ class Run:
         self._options = options
         self._progress = progress
         self._archive = Archive.create(options.tables)
+        self._telling = threading.Lock()
         self._is_begun = False
 
     def run(self, over: threading.Event | None = None, *, spark: SparkSession | None = None) -> list[JobResult]:
@@ -106,24 +114,30 @@ class Run:
 
     def _run(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
         options = self._options
-        chosen = ArchiveOptions(options.batch_bytes, options.accept_loss)
-        archives: dict[str, ArchiveJob] = {}
+        archive = _Journals(spark, self._archive.uri, options, self._tell)
         derived_at = -options.derive_seconds
-        while True:
-            looked_at = time.monotonic()
-            if ARCHIVE in self._names:
-                every: dict[str, JobResult] = {}
-                for servers in self._journals():
-                    if servers not in archives:
-                        archives[servers] = ArchiveJob(spark, self._archive, servers, chosen, progress=self._progress)
-                    _add(every, archives[servers].run(over.is_set))
-                _add(results, every[ARCHIVE], keep_notes=False)
-            is_time = not options.is_continuous or looked_at - derived_at >= options.derive_seconds
-            if is_time and not over.is_set():
-                self._derive(spark, over, results)
-                derived_at = looked_at
-            if not options.is_continuous or over.wait(max(0.0, looked_at + options.every_seconds - time.monotonic())):
-                return
+        failed = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="dmq-derive") as thread:
+            deriving: Future[list[JobResult]] | None = None
+            try:
+                while True:
+                    looked_at = time.monotonic()
+                    if ARCHIVE in self._names:
+                        _add(results, archive.run(self._journals(), over), keep_notes=False)
+                    deriving = _ended(deriving, results)
+                    is_time = not options.is_continuous or looked_at - derived_at >= options.derive_seconds
+                    if is_time and deriving is None and not over.is_set():
+                        changed = results[ARCHIVE].dts if ARCHIVE in results else None
+                        deriving = thread.submit(self._derive, spark, changed, lambda: over.is_set() or failed.is_set())
+                        derived_at = looked_at
+                    pause = max(0.0, looked_at + options.every_seconds - time.monotonic())
+                    if not options.is_continuous or over.wait(pause):
+                        break
+            except BaseException:
+                failed.set()  # so that the other jobs end soon
+                raise
+            if deriving is not None:
+                _add_all(results, deriving.result())
 
     def _journals(self) -> list[str]:
         """Where each journal is: the brokers that were named, and all shards of the clusters that they belong to."""
@@ -132,21 +146,67 @@ class Run:
         self._is_begun = True
         return list(dict.fromkeys(where for shards in found for where in shards.values()))
 
-    def _derive(self, spark: SparkSession, over: threading.Event, results: dict[str, JobResult]) -> None:
-        changed: frozenset[date] | None = results[ARCHIVE].dts if ARCHIVE in results else None
+    def _derive(
+        self, spark: SparkSession, changed: frozenset[date] | None, is_over: Callable[[], bool]
+    ) -> list[JobResult]:
+        spark.sparkContext.setLocalProperty(_POOL, "derive")
+        archive = Archive.create(self._archive.uri)  # the archive job uses the other one at the same time
+        done: list[JobResult] = []
         for name, job in _jobs().items():
-            if name in self._names and not over.is_set():
-                self._progress(Progress(name, "begins"))
+            if name in self._names and not is_over():
+                self._tell(Progress(name, "begins"))
                 context = JobContext(
-                    self._archive.uri,
+                    archive.uri,
                     datetime.now(UTC),
                     changed,
                     self._options.brokers[0] if self._options.brokers else None,
                     outbox_urls=self._options.outbox_urls,
                     options=self._options.options,
-                    progress=self._progress,
+                    progress=self._tell,
                 )
-                _add(results, job(spark, self._archive, context), keep_notes=False)
+                done.append(job(spark, archive, context))
+        return done
+
+    def _tell(self, progress: Progress) -> None:
+        with self._telling:
+            self._progress(progress)
+
+
+class _Journals:
+    """The archive jobs of all journals, side by side."""
+
+    def __init__(
+        self, spark: SparkSession, tables: str, options: RunOptions, progress: Callable[[Progress], None]
+    ) -> None:
+        self._spark = spark
+        self._tables = tables
+        self._options = ArchiveOptions(options.batch_bytes, options.accept_loss, threading.Lock())
+        self._progress = progress
+        self._jobs: dict[str, ArchiveJob] = {}
+        self._threads = ThreadPoolExecutor(_JOURNALS_MAX, thread_name_prefix="dmq-archive")
+
+    def run(self, journals: list[str], over: threading.Event) -> JobResult:
+        """Archive what each of them has now."""
+        running = [self._threads.submit(self._job(servers).run, over.is_set) for servers in journals]
+        wait(running)
+        every: dict[str, JobResult] = {}
+        for one in running:
+            _add(every, one.result())
+        return every[ARCHIVE]
+
+    def _job(self, servers: str) -> ArchiveJob:
+        if servers not in self._jobs:
+            archive = Archive.create(self._tables)
+            self._jobs[servers] = ArchiveJob(self._spark, archive, servers, self._options, progress=self._progress)
+        return self._jobs[servers]
+
+
+def _ended(deriving: Future[list[JobResult]] | None, results: dict[str, JobResult]) -> Future[list[JobResult]] | None:
+    """Take what the other jobs did, once they have ended; what still runs."""
+    if deriving is None or not deriving.done():
+        return deriving
+    _add_all(results, deriving.result())
+    return None
 
 
 @contextmanager
@@ -166,6 +226,11 @@ def _stop(spark: SparkSession) -> None:
 
     with suppress(Py4JError, ConnectionError):  # it has ended before; what was done is committed
         spark.stop()
+
+
+def _add_all(results: dict[str, JobResult], every: list[JobResult]) -> None:
+    for more in every:
+        _add(results, more, keep_notes=False)
 
 
 def _add(results: dict[str, JobResult], more: JobResult, *, keep_notes: bool = True) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from dmq.errors import OffsetGone
-from dmq.pipeline.archive.batch import RANGE_BYTES, next_batch, split
+from dmq.pipeline.archive.batch import RANGE_BYTES, after, batch_size, next_batch, split
 
 
 def test_an_archive_without_anything_begins_where_the_journal_does() -> None:
@@ -58,12 +58,29 @@ def test_a_journal_that_is_shorter_than_what_was_archived_of_it_is_an_error() ->
         next_batch({"a": 100, "b": 1000}, 0, 900, 1000)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7])
-@pytest.mark.parametrize("size", [1, 4 << 20, 100 << 20, 1 << 30])
-def test_parts_cover_a_range_without_gaps_and_none_is_too_large(size: int, workers: int) -> None:
-    parts = split(10, 10 + size, workers)
+@pytest.mark.parametrize("size", [1, 4 << 20, 64 << 20, 100 << 20, 1 << 30])
+def test_parts_cover_a_range_without_gaps_and_none_is_too_large(size: int) -> None:
+    parts = split(10, 10 + size)
     assert parts[0][0] == 10
     assert parts[-1][1] == 10 + size
     assert all(before[1] == after[0] for before, after in pairwise(parts))
     assert all(0 < end - start <= RANGE_BYTES for start, end in parts)
-    assert len(parts) <= workers or len(parts) % workers == 0
+    assert len(parts) == -(-size // RANGE_BYTES)
+
+
+def test_a_batch_has_a_task_for_every_worker() -> None:
+    for workers in (1, 4, 100):
+        assert len(split(0, batch_size(workers))) == max(4, workers)
+
+
+def test_what_follows_a_batch_is_the_same_before_and_after_its_commit() -> None:
+    versions: dict[str, int | None] = {"a": 800, "b": 100, "c": None}
+    while True:
+        batch = next_batch(versions, 50, 5000, 700)
+        if batch is None:
+            break
+        ahead = after(versions, batch)
+        for name in batch.after:
+            versions[name] = batch.end
+        assert ahead == versions
+    assert set(versions.values()) == {5000}

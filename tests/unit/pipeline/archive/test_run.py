@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from dmq.errors import Damaged, InvalidSettings
+from dmq.errors import Damaged, InvalidSettings, NotConnected
 from dmq.model import Message
 from dmq.pipeline.archive import run as running
 from dmq.pipeline.archive.run import Run, RunOptions, progress_line, result_lines
@@ -65,6 +67,92 @@ def test_a_run_ends_well_if_java_ended_with_it_and_not_if_java_died(
     monkeypatch.setattr(run, "_run", work)
     with contextlib.nullcontext() if is_over else pytest.raises(Py4JNetworkError):
         assert run.run(over) == [JobResult("compact")]
+
+
+def continuous_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    archive_job: Callable[[str], JobResult],
+    compact_job: Callable[[], JobResult],
+) -> Run:
+    """A run of two jobs over two journals that never pauses."""
+
+    class FakeJob:
+        def __init__(self, spark: object, archive: object, servers: str, *_: object, **__: object) -> None:
+            self._servers = servers
+
+        def run(self, is_over: object) -> JobResult:
+            return archive_job(self._servers)
+
+    monkeypatch.setattr(running, "ArchiveJob", FakeJob)
+    monkeypatch.setattr(running, "_jobs", lambda: {"compact": lambda *_: compact_job()})
+    monkeypatch.setattr(running, "spark_session", lambda *_, **__: MagicMock())
+    monkeypatch.setattr(running, "shard_servers", lambda broker, *_, **__: {1: broker})
+    return Run(RunOptions(str(tmp_path), ("one", "two"), is_continuous=True, every_seconds=0.0, derive_seconds=0.0))
+
+
+def test_archiving_goes_on_while_other_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, begun, enough = threading.Event(), threading.Event(), threading.Event()
+    archived: list[str] = []
+
+    def archive_job(servers: str) -> JobResult:
+        if begun.is_set():
+            archived.append(servers)
+            if len(archived) >= 10:
+                enough.set()
+        return JobResult("archive", {"message": 1})
+
+    def compact_job() -> JobResult:
+        begun.set()
+        assert enough.wait(30), "nothing was archived meanwhile"
+        over.set()
+        return JobResult("compact", {"message": 5})
+
+    results = continuous_run(tmp_path, monkeypatch, archive_job, compact_job).run(over)
+    assert {result.job: dict(result.rows) for result in results}["compact"] == {"message": 5}
+    assert {"one", "two"} == set(archived)
+
+
+def test_journals_are_archived_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, both = threading.Event(), threading.Barrier(2, timeout=30)
+
+    def archive_job(servers: str) -> JobResult:
+        both.wait()  # each waits for the other
+        over.set()
+        return JobResult("archive", {"message": 1})
+
+    results = continuous_run(tmp_path, monkeypatch, archive_job, lambda: JobResult("compact")).run(over)
+    assert dict(results[0].rows) == {"message": 2}
+
+
+def test_a_journal_that_fails_ends_the_run_and_the_job_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    jobs = 0
+
+    def archive_job(servers: str) -> JobResult:
+        if servers == "two" and begun.is_set():
+            raise NotConnected("it is away")
+        return JobResult("archive", {"message": 1})
+
+    def compact_job() -> JobResult:
+        nonlocal jobs
+        jobs += 1
+        begun.set()
+        return JobResult("compact")
+
+    with pytest.raises(NotConnected, match="it is away"):
+        continuous_run(tmp_path, monkeypatch, archive_job, compact_job).run(threading.Event())
+    assert jobs >= 1
+
+
+def test_a_job_that_fails_beside_the_archive_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compact_job() -> JobResult:
+        raise InvalidSettings("no such thing")
+
+    with pytest.raises(InvalidSettings, match="no such thing"):
+        continuous_run(tmp_path, monkeypatch, lambda _: JobResult("archive"), compact_job).run(threading.Event())
 
 
 def test_a_damaged_unit_is_passed_over_and_said() -> None:
