@@ -23,7 +23,7 @@ from dmq.broker.leader_links import LeaderLinks
 from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
-from dmq.errors import BrokerStopping, DMQError, InvalidSettings, RegistryDown
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidSettings, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
@@ -56,6 +56,8 @@ __all__ = ["ShardProcess", "ShardWays"]
 log = EventLog(__name__)
 
 _AGAIN_SECONDS: Final = 0.5
+_AGAIN_MS: Final = 100
+_ROUTES_SECONDS: Final = 1.0  # that a question for routes waits until the registry was read
 _LOOK_SECONDS: Final = 1.0
 _FETCH_BYTES: Final = 4 << 20  # in one answer to FETCH
 _ARRIVAL_SECONDS: Final = 0.05  # until a FETCH that waits looks again
@@ -254,12 +256,19 @@ class ShardProcess:
                     log.debug("leader not announced", error=error)
                     await asyncio.sleep(_AGAIN_SECONDS)
 
-    def routes(self, topics: Sequence[str]) -> RouteReply:
-        """The shards of the cluster, and where these topics are."""
+    async def routes(self, topics: Sequence[str]) -> RouteReply:
+        """The shards of the cluster, and where these topics are.
+
+        Raises:
+            Busy: the registry was not read in time. Who asks must not take this shard for the whole cluster.
+        """
+        deadline = self._dispatcher.clock.monotonic() + _ROUTES_SECONDS
+        while not (self.cluster and self.cluster.is_known) and self._dispatcher.clock.monotonic() < deadline:
+            await asyncio.sleep(_ARRIVAL_SECONDS)
+        if self.cluster is None or not self.cluster.is_known:
+            raise Busy("this broker has not read the registry yet: ask again, or another one", retry_after_ms=_AGAIN_MS)
         info, broker = self.info(), self._dispatcher.broker
         own = ShardRoute(info.number, info.shard, info.epoch, leader=info.leader, members=info.members)
-        if self.cluster is None:
-            return RouteReply(0, [own])
         reply = self.cluster.reply(topics, own if info.number else None)
         if broker is not None:  # a topic that is only in our journal yet
             known = {row.topic for row in reply.topics}

@@ -76,11 +76,11 @@ class Contexts:
             InvalidName: the name cannot be used, or is taken by another URL.
             InvalidSettings: the URL is none.
         """
-        from dmq.client.connection.url import parse_url
+        from dmq.client.connection.url import check_url
 
         if not _NAME.fullmatch(name):
             raise InvalidName(f"{name!r} is no name for a context: use up to 64 letters, digits, '.', '_' and '-'")
-        parse_url(url)
+        check_url(url)
         if not replace and self.urls.get(name, url) != url:
             raise InvalidName(f"context {name!r} is {self.urls[name]}: say --replace to change it")
         self.urls[name] = url

@@ -18,9 +18,9 @@ from dmq.client.admin.admin import Admin
 from dmq.client.admin.registry import Registry
 from dmq.client.arguments import check_timeout
 from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, Router, RouteTable
+from dmq.client.connection.router import Listeners, OnEvent, OnException, Router, RouteTable
 from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import parse_url
+from dmq.client.connection.url import OneBroker
 from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.message import T
 from dmq.client.consumer.options import ConsumerOptions, Strategy, SubscribeOptions
@@ -57,8 +57,9 @@ def connect(
     """Connect to a broker.
 
     Parameters:
-        url: `dmq://host:port`, several hosts separated by commas. Of a shard, any of its members: the client finds
-            the leader from there, and follows it.
+        url: `dmq://host:port`, several hosts separated by commas. Of a cluster, any of its brokers or name servers:
+            the client finds the leaders of all shards from there, and follows them. `zk://host:2181/dmq` takes the
+            brokers that are registered in ZooKeeper below that path; it needs `dmq[zookeeper]`.
         app: the name of this application.
         client_id: the name of this process, if it has one that lasts.
         reconnect: come back by itself when the connection breaks; without it, a broken connection closes the client.
@@ -74,13 +75,14 @@ def connect(
 
     Raises:
         NotConnected: nobody answers.
-        InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
+        InvalidSettings, InvalidName: the URL or a name cannot be used.
         VersionMismatch, NotAuthenticated: the broker refused us.
     """
     settings = PoolSettings(
         make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout), any_member=any_member
     )
-    return Client(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed)).open()
+    listeners = Listeners(on_exception, on_interrupted, on_resumed)
+    return Client(OneBroker.at(url, settings.timeout), settings, listeners).open()
 
 
 class Client:

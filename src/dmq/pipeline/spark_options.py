@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from dmq.client.connection.url import parse_url
+from dmq.client.connection.url import check_url
 from dmq.duration import parse_duration
 from dmq.errors import InvalidSettings, Unsupported
 from dmq.pipeline.decode.journal_reader import server_url
@@ -74,7 +74,7 @@ def servers(given: Mapping[str, str]) -> str:
         raise InvalidSettings(f'option {SERVERS!r} is missing: give the broker\'s address, such as "127.0.0.1:9611"')
     if found.lower().startswith("dmqs://"):
         raise Unsupported(f"{found!r} asks for TLS, which is not available yet: use dmq:// in a network that you trust")
-    parse_url(server_url(found))
+    check_url(server_url(found))
     return found
 
 

@@ -57,7 +57,7 @@ class FaceOfStarting:
     def figures(self) -> dict[str, float]:
         return {}
 
-    def routes(self, topics: Sequence[str]) -> RouteReply:
+    async def routes(self, topics: Sequence[str]) -> RouteReply:
         return RouteReply(0, [])
 
 

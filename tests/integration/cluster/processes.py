@@ -73,16 +73,26 @@ class ClusterProcesses:
 
     def _add_members(self, shard: str) -> list[str]:
         names = [f"{shard}{'abcdefg'[at]}" for at in range(self.replicas)]
-        for at, name in enumerate(names):
-            folder, port = self.folder / name, free_port()
-            ports = ("--port", str(port), "--metrics-port", "0", "--telnet-port", "none")
-            place = ("--registry", self.registry, "--shard", shard, "--replication-port", str(free_port()))
-            set_size = ("--replicas", str(self.replicas), "--min-in-sync", str(min(2, self.replicas)))
-            address = f"shard.address={self.hosts[at % len(self.hosts)]}:{port}"
-            pairs = [argument for setting in (*self.settings, address) for argument in ("--set", setting)]
-            arguments = ["broker", "--data", str(folder), "--name", name, *ports, *place, *set_size, *pairs]
-            self.members[name] = ForkedProcess(arguments, port, folder.with_suffix(".log"), tree=self._tree)
+        for name in names:
+            self._add_member(name)
         return names
+
+    def _add_member(self, name: str) -> None:
+        folder, port, shard = self.folder / name, free_port(), name[:-1]
+        ports = ("--port", str(port), "--metrics-port", "0", "--telnet-port", "none")
+        place = ("--registry", self.registry, "--shard", shard, "--replication-port", str(free_port()))
+        set_size = ("--replicas", str(self.replicas), "--min-in-sync", str(min(2, self.replicas)))
+        host = self.hosts["abcdefg".index(name[-1]) % len(self.hosts)]
+        settings = (*self.settings, f"shard.address={host}:{port}")
+        pairs = [argument for setting in settings for argument in ("--set", setting)]
+        arguments = ["broker", "--data", str(folder), "--name", name, *ports, *place, *set_size, *pairs]
+        self.members[name] = ForkedProcess(arguments, port, folder.with_suffix(".log"), tree=self._tree)
+
+    def move(self, name: str) -> None:
+        """Start a member that is stopped on other ports than it had."""
+        self.members[name].__exit__(None, None, None)
+        self._add_member(name)
+        self.members[name].start()
 
     @property
     def url(self) -> str:

@@ -49,7 +49,7 @@ class FollowersFace:
     def figures(self) -> dict[str, float]:
         return {}
 
-    def routes(self, topics: Sequence[str]) -> RouteReply:
+    async def routes(self, topics: Sequence[str]) -> RouteReply:
         return RouteReply(1, [ShardRoute(1, "s", leader="127.0.0.1:1")])
 
     async def committed_units(self, asked: Fetch) -> tuple[FetchReply, list[Buffer]]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from dmq.client.connection.link import Link
 from dmq.client.connection.pool import BrokerAt, PoolSettings
-from dmq.client.connection.router import AnyRouter, OneBroker
+from dmq.client.connection.router import AnyRouter
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.shard_health import ShardHealth
-from dmq.client.connection.url import Address
+from dmq.client.connection.url import Address, OneBroker
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.subscription import Subscriptions

@@ -92,11 +92,11 @@ def cluster(dispatcher: Dispatcher, session: Session, frame: Frame, asked: heade
     session.answer(frame, headers.ClusterReply([me, *others]))
 
 
-def route(dispatcher: Dispatcher, session: Session, frame: Frame, asked: Route) -> None:
+async def route(dispatcher: Dispatcher, session: Session, frame: Frame, asked: Route) -> None:
     if asked.is_watched:
         dispatcher.route_watchers.add(session)
     face = dispatcher.face
-    session.answer(frame, _lone_routes(dispatcher, asked) if face is None else face.routes(asked.topics))
+    session.answer(frame, _lone_routes(dispatcher, asked) if face is None else await face.routes(asked.topics))
 
 
 def _lone_routes(dispatcher: Dispatcher, asked: Route) -> RouteReply:

@@ -81,7 +81,7 @@ class ShardFace(Protocol):
         """Gauges and counters, by name."""
         ...
 
-    def routes(self, topics: Sequence[str]) -> RouteReply:
+    async def routes(self, topics: Sequence[str]) -> RouteReply:
         """The shards of the cluster, and where these topics are."""
         ...
 

@@ -265,9 +265,9 @@ def _rebuilt(registry: str | None, url: str, *, dry_run: bool, accept_loss: bool
 
 def _states(url: str) -> Iterator[MemberState]:
     """What each broker of a URL says of itself; who does not answer is told, and left out."""
-    from dmq.client.connection.url import parse_url
+    from dmq.client.connection.url import OneBroker
 
-    for address in parse_url(url):
+    for address in OneBroker.at(url).url:
         try:
             with connected(f"dmq://{address}", any_member=True) as client:
                 yield client.admin.member_state()

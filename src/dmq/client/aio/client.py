@@ -6,6 +6,7 @@ their way arrive.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
@@ -20,9 +21,9 @@ from dmq.client.aio.registry import AioRegistry
 from dmq.client.aio.router import AioRouter
 from dmq.client.arguments import check_timeout
 from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import Listeners, OneBroker, OnEvent, OnException, RouteTable
+from dmq.client.connection.router import Listeners, OnEvent, OnException, RouteTable
 from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import parse_url
+from dmq.client.connection.url import OneBroker, check_url, names_registry, parse_url
 from dmq.client.consumer.message import T
 from dmq.client.consumer.options import ConsumerOptions, Strategy, SubscribeOptions
 from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOptions
@@ -52,14 +53,18 @@ class AioClosable(Protocol):
 class _Connecting:
     """What `connect` returns: to be awaited, or entered with `async with`. The client is made then, on its loop."""
 
-    def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners) -> None:
-        self._table = table
+    def __init__(self, url: str, settings: PoolSettings, listeners: Listeners) -> None:
+        self._url = url
         self._settings = settings
         self._listeners = listeners
         self._client: AioClient | None = None
 
     async def _open(self) -> AioClient:
-        self._client = AioClient(self._table, self._settings, self._listeners)
+        if names_registry(self._url):
+            table = await asyncio.to_thread(OneBroker.at, self._url, self._settings.timeout)
+        else:
+            table = OneBroker(parse_url(self._url))
+        self._client = AioClient(table, self._settings, self._listeners)
         return await self._client.open()
 
     def __await__(self) -> Generator[Any, None, AioClient]:
@@ -95,7 +100,8 @@ def connect(
     settings = PoolSettings(
         make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout), any_member=any_member
     )
-    return _Connecting(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed))
+    check_url(url)
+    return _Connecting(url, settings, Listeners(on_exception, on_interrupted, on_resumed))
 
 
 # twin: blocking
@@ -115,8 +121,9 @@ def connect(
 #     """Connect to a broker.
 #
 #     Parameters:
-#         url: `dmq://host:port`, several hosts separated by commas. Of a shard, any of its members: the client finds
-#             the leader from there, and follows it.
+#         url: `dmq://host:port`, several hosts separated by commas. Of a cluster, any of its brokers or name servers:
+#             the client finds the leaders of all shards from there, and follows them. `zk://host:2181/dmq` takes the
+#             brokers that are registered in ZooKeeper below that path; it needs `dmq[zookeeper]`.
 #         app: the name of this application.
 #         client_id: the name of this process, if it has one that lasts.
 #         reconnect: come back by itself when the connection breaks; without it, a broken connection closes the client.
@@ -132,13 +139,14 @@ def connect(
 #
 #     Raises:
 #         NotConnected: nobody answers.
-#         InvalidSettings, InvalidName, Unsupported: the URL or a name cannot be used.
+#         InvalidSettings, InvalidName: the URL or a name cannot be used.
 #         VersionMismatch, NotAuthenticated: the broker refused us.
 #     """
 #     settings = PoolSettings(
 #         make_hello(app, client_id), clock or SystemClock(), reconnect, check_timeout(timeout), any_member=any_member
 #     )
-#     return Client(OneBroker(parse_url(url)), settings, Listeners(on_exception, on_interrupted, on_resumed)).open()
+#     listeners = Listeners(on_exception, on_interrupted, on_resumed)
+#     return Client(OneBroker.at(url, settings.timeout), settings, listeners).open()
 #
 #
 # twin: end

@@ -19,6 +19,7 @@ from dmq.client.connection.pool import BrokerAt, PoolSettings
 from dmq.client.connection.router import (
     LEARN_SECONDS,
     LEARN_TRIES,
+    NAME_SERVER,
     SCOUT_SECONDS,
     AnyRouter,
     Listeners,
@@ -90,10 +91,14 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
     async def open(self) -> None:
         """Connect for the first time; as `dmq.client.connection.router.Router.open`."""
         deadline = self._loop.time() + (self.timeout or 0.0)
-        is_asked = self._only is not None and not self._settings.any_member
+        routes_of = _routes_past if self._settings.any_member else _routes_of
         try:
-            found = await self.home.open(routes=_routes_of if is_asked else None)
-            if found is not None:
+            found = await self.home.open(routes=None if self._only is None else routes_of)
+            if found is not None and self._settings.any_member:
+                self._go_past(found[0], self.home)
+                found[1].close(NotConnected("the brokers are known"))
+                await self.home.open()
+            elif found is not None:
                 await self._open_any(self._join(found[0], found[1].reply), found[1], deadline)
         except DMQError:
             await self.close()
@@ -149,8 +154,9 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
     async def _scout(self, asked: Route) -> None:
         keeper = self._keeper
         assert keeper is not None
-        pool = AioPool(BrokerAt(0, self._url), self._settings, self)
-        for address in self._url:
+        url = await asyncio.to_thread(self._look_up)
+        pool = AioPool(BrokerAt(0, url), self._settings, self)
+        for address in url:
             if self._is_closed:
                 return
             try:
@@ -212,3 +218,8 @@ async def _routes_of(connection: AioConnection, asked: Route | None = None) -> R
     except DMQError as error:
         connection.close(error)
         raise
+
+
+async def _routes_past(connection: AioConnection) -> RouteReply | None:
+    """The routes that a name server answers with; as of the blocking router."""
+    return await _routes_of(connection) if connection.reply.broker == NAME_SERVER else None

@@ -22,8 +22,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from dmq.client.connection.url import Address, parse_address
-from dmq.errors import DMQError, InvalidSettings, NotConnected, NotLeader
+from dmq.client.connection.url import Address, parsed_address
+from dmq.errors import DMQError, NotConnected, NotLeader
 from dmq.event_log import EventLog
 from dmq.protocol.session import ShardInfo
 
@@ -169,7 +169,7 @@ class Failover:
                 address=str(address),
             )
         for member in told.members:
-            if (found := _parsed(member)) is not None:
+            if (found := parsed_address(member)) is not None:
                 self._learn(found)
         # A shard that was made anew begins with the first epoch: nobody of a higher one answers then.
         is_old = told.epoch < self.epoch and self._rounds <= FORGET_ROUNDS
@@ -203,7 +203,7 @@ class Failover:
             return
         if epoch > self.epoch:
             self.epoch, self._lost = epoch, None
-        found = self.leader = _parsed(leader)
+        found = self.leader = parsed_address(leader)
         if found is None or found in self._tried or found == self._lost:
             return
         self._learn(found)
@@ -238,10 +238,7 @@ class Failover:
         """A broker may be used again; which of ours it is, if any."""
         found = self._names.get(broker)
         if found is None and address:
-            try:
-                found = parse_address(address)
-            except InvalidSettings:
-                return None
+            found = parsed_address(address)
         if found is None or found not in self._known:
             return None
         self._out.discard(found)
@@ -249,14 +246,6 @@ class Failover:
 
     def is_in_use(self, address: Address) -> bool:
         return address not in self._out
-
-
-def _parsed(address: str) -> Address | None:
-    """An address that a broker told; None if it is none."""
-    try:
-        return parse_address(address)
-    except InvalidSettings:
-        return None
 
 
 def nobody_answers(errors: Mapping[Address, DMQError], shard: str = "", leader: Address | None = None) -> DMQError:

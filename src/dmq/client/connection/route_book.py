@@ -19,8 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from dmq.client.connection.url import Address, parse_address
-from dmq.errors import InvalidSettings
+from dmq.client.connection.url import Address, parsed_address
 from dmq.model import SYSTEM_PREFIX, place_of, place_shard
 from dmq.protocol.cluster.route import TOPICS_MAX, RouteReply, ShardRoute, SlotRoute, TopicRoute
 
@@ -86,7 +85,7 @@ class RouteBook:
         if known is not None and (row.epoch < known.epoch or row == known):
             return False
         self._shards[row.number] = row
-        named = [address for text in (row.leader, *row.members) if (address := _parsed(text)) is not None]
+        named = [address for text in (row.leader, *row.members) if (address := parsed_address(text)) is not None]
         self._addresses[row.number] = tuple(dict.fromkeys(named))
         return True
 
@@ -149,11 +148,3 @@ class RouteBook:
         if row is None:
             return []
         return [place_of(queue, slot.shard) for slot in row.slots if slot.is_writable for queue in range(slot.queues)]
-
-
-def _parsed(address: str) -> Address | None:
-    """An address that a broker told; None if it is none."""
-    try:
-        return parse_address(address) if address else None
-    except InvalidSettings:
-        return None

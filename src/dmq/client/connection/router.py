@@ -36,7 +36,7 @@ from dmq.client.connection.route_book import BrokerAddresses, RouteBook, RouteCh
 from dmq.client.connection.route_keeper import RouteKeeper
 from dmq.client.connection.shard_health import ShardHealth
 from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
-from dmq.client.connection.url import Address
+from dmq.client.connection.url import OneBroker, parsed_address
 from dmq.errors import Busy, DMQError, NotConnected, TimedOut, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.protocol import Command, Frame, Header, decode_response
@@ -90,24 +90,6 @@ class RouteTable(Protocol):
     def addresses(self, broker: int) -> BrokerAddresses:
         """Where a broker answers."""
         ...
-
-
-class OneBroker:
-    """The table of a URL: everything is at one broker, under any of its addresses."""
-
-    home: Final = 0
-
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        self.url: Final = tuple(addresses)
-
-    def brokers(self, topic: str) -> Sequence[int]:
-        return (0,)
-
-    def broker(self, topic: str, place: int) -> int:
-        return 0
-
-    def addresses(self, broker: int) -> BrokerAddresses:
-        return self.url
 
 
 class Listeners:
@@ -197,6 +179,7 @@ class AnyRouter(Generic[P, L]):
         self._settings = settings
         self.timeout: Final = settings.timeout
         self.listeners = listeners or Listeners()
+        self._first = table if isinstance(table, OneBroker) else None
         self._url = table.addresses(table.home)
         self._keeper: RouteKeeper | None = None  # in a cluster
         self._choice = PlaceChoice()
@@ -269,6 +252,19 @@ class AnyRouter(Generic[P, L]):
         """Where a broker is. One of which no member is known is looked for where the URL says."""
         row = None if self._keeper is None else self._keeper.book.shard(broker)
         return BrokerAt(broker, self._table.addresses(broker) or self._url, "" if row is None else row.name)
+
+    def _look_up(self) -> BrokerAddresses:
+        """The addresses of the URL as they are now; where a registry names them, this blocks for a while."""
+        if self._first is not None:
+            self._url = self._first.look_up()
+        return self._url
+
+    def _go_past(self, reply: RouteReply, pool: P) -> None:
+        """A name server answered who is to stay with any member: look for one where it says."""
+        named = [address for row in reply.shards for text in row.members if (address := parsed_address(text))]
+        if not named:
+            raise NotConnected("the name server knows of no broker that runs: start one with dmq broker --registry")
+        pool.aim(tuple(dict.fromkeys(named)), "", 0)
 
     def any_link(self) -> Link | None:
         """A connection to any broker; None while there is none."""
@@ -535,10 +531,15 @@ class Router(AnyRouter[Pool, Connection]):
             DMQError: as of `Pool.open`.
         """
         deadline = time.monotonic() + (self.timeout or 0.0)
-        is_asked = self._only is not None and not self._settings.any_member and self._settings.is_routed
+        is_asked = self._only is not None and self._settings.is_routed
         try:
-            found = self.home.open(routes=_routes_of if is_asked else None)
-            if found is not None:
+            routes_of = _routes_past if self._settings.any_member else _routes_of
+            found = self.home.open(routes=routes_of if is_asked else None)
+            if found is not None and self._settings.any_member:
+                self._go_past(found[0], self.home)
+                found[1].close(NotConnected("the brokers are known"))
+                self.home.open()
+            elif found is not None:
                 self._open_any(self._join(found[0], found[1].reply), found[1], deadline)
         except DMQError:
             self.close()
@@ -598,8 +599,9 @@ class Router(AnyRouter[Pool, Connection]):
     def _scout(self, asked: Route) -> None:
         keeper = self._keeper
         assert keeper is not None
-        pool = Pool(BrokerAt(0, self._url), self._settings, self)
-        for address in self._url:
+        url = self._look_up()
+        pool = Pool(BrokerAt(0, url), self._settings, self)
+        for address in url:
             if self.closed_by is not None:
                 return
             try:
@@ -675,6 +677,11 @@ def _routes_of(connection: Connection, asked: Route | None = None) -> RouteReply
     except DMQError as error:
         connection.close(error)
         raise
+
+
+def _routes_past(connection: Connection) -> RouteReply | None:
+    """The routes that a name server answers with, for who wants any member of a shard; None of all others."""
+    return _routes_of(connection) if connection.reply.broker == NAME_SERVER else None
 
 
 def has_routes(hello: HelloReply) -> bool:

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import OneBroker, Router
+from dmq.client.connection.router import Router
 from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import parse_url
+from dmq.client.connection.url import OneBroker
 from dmq.clock import Clock, SystemClock
 from dmq.errors import OffsetGone
 from dmq.pipeline.decode.journal_reader import TIMEOUT, JournalReader, Patience, server_url
@@ -54,11 +54,10 @@ class ClusterReader:
         self._patience = timeout if isinstance(timeout, Patience) else Patience(timeout)
         self._timeout = self._patience.timeout
         self._clock = clock or SystemClock()
+        first = self._timeout if is_patient else None
         self._guide: Router | None = Router(
-            OneBroker(parse_url(server_url(servers))),
-            PoolSettings(
-                make_hello(app, None), self._clock, timeout=self._timeout if is_patient else None, any_member=True
-            ),
+            OneBroker.at(server_url(servers), first),
+            PoolSettings(make_hello(app, None), self._clock, timeout=first, any_member=True),
         )
         self._guide.open()
         self._readers: dict[int, JournalReader] = {}

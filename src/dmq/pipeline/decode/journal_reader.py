@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import OneBroker, Router
+from dmq.client.connection.router import Router
 from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import parse_url
+from dmq.client.connection.url import OneBroker, parse_url
 from dmq.clock import Clock, SystemClock
 from dmq.errors import DMQError, NotConnected, OffsetGone, TimedOut, UnknownCommand
 from dmq.pipeline.decode.older_broker import OlderBroker

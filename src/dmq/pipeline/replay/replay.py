@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import OneBroker, Router
+from dmq.client.connection.router import Router
 from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import parse_url
+from dmq.client.connection.url import OneBroker
 from dmq.clock import SystemClock
 from dmq.errors import InvalidRequest
 from dmq.pipeline.archive.table_store import Archive
@@ -89,7 +89,8 @@ def execute(
         if plans.done() is not None:
             return Outcome(plan, 0, plan.total)
     router = Router(
-        OneBroker(parse_url(server_url(broker))), PoolSettings(make_hello(APP, None), clock, timeout=_TIMEOUT_SECONDS)
+        OneBroker.at(server_url(broker), _TIMEOUT_SECONDS),
+        PoolSettings(make_hello(APP, None), clock, timeout=_TIMEOUT_SECONDS),
     )
     router.open()
     try:
