@@ -54,6 +54,7 @@ __all__ = ["Broker"]
 
 log = EventLog(__name__)
 
+_CLOCK_SET_MS: Final = 5000  # the wall clock moved by more than this against ours: it was set
 _TICK_SECONDS: Final = 0.05
 _LATE_SECONDS: Final = 1.0
 _UNSURE_SECONDS: Final = 2.0  # without the right to serve; its end is already seconds behind what was heard last
@@ -126,7 +127,9 @@ class Broker:
         self.stop_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ticked_at = self._loop.time()
+        self._suspended = self.clock.suspended
         self._clients_at = 0.0
+        self._behind_ms = 0  # our time, behind the wall clock, when it was told last
         self._paused_at: float | None = None  # we lead, and may not serve
         self._is_sent_away = False
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
@@ -154,7 +157,8 @@ class Broker:
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
         before, self._ticked_at = self._ticked_at, self._loop.time()
-        late = self._ticked_at - before
+        suspended, self._suspended = self._suspended, self.clock.suspended
+        late = self._ticked_at - before + self._suspended - suspended
         if late > _LATE_SECONDS:
             # We stood still: what came meanwhile is to be read before any client is late.
             self._clients_at = self._ticked_at + min(late, _CATCH_UP_SECONDS)
@@ -162,6 +166,7 @@ class Broker:
         if self.leadership is not None and not self._may_serve(self.leadership):
             return
         now_ms = self.clock.now_ms
+        self._compare_clocks()
         if self.leadership is None or self._may_write(self.leadership):
             self.delays.tick(now_ms)
             self.transactions.tick(now_ms)
@@ -172,6 +177,17 @@ class Broker:
         self.times.mark(self.queries.end, now_ms)
         if (lags := self.queries.lags).is_behind:
             lags.catch_up(_CATCH_UP_PAIRS)
+
+    def _compare_clocks(self) -> None:
+        """Say so when the machine's clock was set: delays go by the time from before, until another broker leads."""
+        behind_ms = self.clock.behind_ms
+        if abs(behind_ms - self._behind_ms) > _CLOCK_SET_MS:
+            self._behind_ms = behind_ms
+            log.warning(
+                "the machine's clock was set: delays and expiries go on by the time from before; restart the broker, "
+                "or hand its shard over, to go by the new one",
+                behind_seconds=round(behind_ms / 1000, 1),
+            )
 
     def _may_serve(self, leadership: Leadership) -> bool:
         """Whether time passes for a shard's leader: without the right to serve nothing ends, falls due or goes out.

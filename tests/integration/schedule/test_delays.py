@@ -121,6 +121,27 @@ def test_more_than_two_years_is_refused_by_client_and_broker(broker: TestBroker,
         producer.send("orders", b"x", delay=500 * 86_400.0)
 
 
+def test_the_time_in_which_the_machine_was_suspended_counts(broker: TestBroker, client: Client) -> None:
+    client.producer().send("orders", b"x", delay=3600.0)
+    broker.clock.suspend(3601.0)
+    eventually(lambda: bodies(client) == [b"x"])
+    assert round(client.admin.stats("broker_clock")["broker_clock_behind_seconds"]) == 0
+
+
+def test_a_clock_that_is_set_while_the_broker_runs_is_told(
+    broker: TestBroker, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.producer().send("orders", b"x", delay=60.0)
+    broker.clock.set_wall_ms(broker.clock.now_ms() + 3_600_000)
+    eventually(lambda: "the machine's clock was set" in caplog.text)
+    assert bodies(client) == [], "nothing comes early by that"
+    assert round(client.admin.stats("broker_clock")["broker_clock_behind_seconds"]) == 3600
+    broker.clock.set_wall_ms(broker.clock.now_ms() - 3_600_000)
+    eventually(lambda: caplog.text.count("the machine's clock was set") == 2)
+    broker.clock.advance(61.0)
+    eventually(lambda: bodies(client) == [b"x"])
+
+
 def test_many_at_once_are_delayed_alike(broker: TestBroker, client: Client) -> None:
     receipts = client.producer().send_many("orders", [dmq.Message(b"%d" % n) for n in range(5000)], delay=10.0)
     assert len({receipt.id for receipt in receipts}) == 5000

@@ -16,7 +16,6 @@ import pytest
 
 import dmq
 from tests.integration.shard.torture import PATIENCE, REGISTRY, Torture, between
-from tests.patience import eventually
 from tests.sampling import sample_size
 
 pytestmark = pytest.mark.uncounted
@@ -119,8 +118,7 @@ def follower_starts_without_a_registry(torture: Torture) -> None:
     torture.zookeeper.kill()
     torture.shard.members[follower].kill()
     torture.shard.members[follower].start()
-    log = torture.shard.folders[follower].with_suffix(".log")
-    eventually(lambda: "the registry does not answer: this member waits for it" in log.read_text())
+    torture.until_told(follower, "the registry does not answer: this member waits for it")
     with (
         dmq.connect(torture.shard.members[follower].url, app="test", any_member=True, timeout=5) as client,
         pytest.raises(dmq.NotLeader, match="does not lead it"),
@@ -246,6 +244,9 @@ def test_no_delay_fires_early_when_clocks_of_followers_are_set(tmp_path: Path) -
             torture.shard.step_clock(wrong, 0)
             torture.shard.members[leader].start()
             torture.mended()
+            if torture.shard.leader() == wrong:  # it goes by the time from before, and its log says what to do
+                torture.until_told(wrong, "the machine's clock was set")
+                torture.hand_over(leader)
         print(torture.finish())
 
 

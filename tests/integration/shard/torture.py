@@ -276,6 +276,16 @@ class Torture:
     def epoch(self) -> int:
         return self.shard.until_whole().epoch
 
+    def until_told(self, number: int, sentence: str) -> None:
+        """A member says so in its log."""
+        log = self.shard.folders[number].with_suffix(".log")
+        eventually(lambda: sentence in log.read_text())
+
+    def hand_over(self, number: int) -> None:
+        """Let a member lead, as an operator does."""
+        with dmq.connect(self.shard.url, app="checker", timeout=PATIENCE) as client:
+            client.admin.hand_over(to=f"b{number}")
+
     def others(self, number: int) -> list[int]:
         return [one for one in range(len(self.shard.members)) if one != number]
 

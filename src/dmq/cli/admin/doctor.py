@@ -23,6 +23,7 @@ __all__ = ["app"]
 app = make_app("Find what is wrong here, and how to mend it.")
 
 _SKEW_MS_MAX = 1000
+_SET_SECONDS = 5.0
 
 
 @app.command()
@@ -99,6 +100,11 @@ def _broker(url: str) -> Iterator[Finding]:
         yield Finding("clock", State.WARNING, what, "have both machines keep time with NTP")
     else:
         yield Finding("clock", State.OK, what)
+    behind = seen.stats.get("broker_clock_behind_seconds", 0.0)
+    if abs(behind) > _SET_SECONDS:
+        where = "behind" if behind > 0 else "ahead of"
+        what = f"delays and expiries go by a time {abs(behind):.0f} s {where} its clock, which was set while it ran"
+        yield Finding("clock", State.WARNING, what, "restart the broker, or hand its shard over to another member")
     if seen.state != "standby":
         yield from _store(seen.stats)
     if seen.shard is not None:
