@@ -12,11 +12,13 @@ Rows:
     query     by id, key and business id over ten million archived messages in ten thousand files of the index, warm;
               the first one of a process; and the command line
     beside    a producer at 30 % of its maximum, alone and while the archive job reads the same broker
+    steady    a producer at 5,000 messages a second, alone and beside a continuous run that keeps up with it
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import random
@@ -25,8 +27,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,8 @@ ARCHIVED = 10_000_000
 ARCHIVE_FILES = 10_000
 LOOKUPS = 100
 BESIDE_SECONDS = 20.0
+STEADY_RATE = 5000.0
+STEADY_EVERY = 5.0  # seconds between two looks of the continuous run
 READ_WARM_ROUNDS = 3  # until the JVM has compiled what it does with each row
 Row = dict[str, Any]
 
@@ -293,12 +299,48 @@ def beside(rig: Rig) -> Row:
     }
 
 
+def steady(rig: Rig) -> Row:
+    """A producer of a moderate rate beside a continuous run."""
+    from dmq.pipeline.archive.run import Run, RunOptions
+    from dmq.pipeline.archive.table_store import Archive
+    from dmq.pipeline.tables import MESSAGE
+
+    url, spark = rig.broker.url, rig.spark
+    seconds = max(3.0, BESIDE_SECONDS * min(1.0, rig.scale * 4))
+    tables = str(rig.new_folder("steady"))
+    once = RunOptions(tables, (url,), ("archive",))
+    Run(once).run(spark=spark)  # what is there; only what comes is archived beside the producer
+    commits = Archive(tables).table(MESSAGE).version()
+    alone, together = [], []
+    for _ in range(rig.rounds):
+        alone.append(producer_at(url, STEADY_RATE, seconds).wait())
+        Run(once).run(spark=spark)
+        over = threading.Event()
+        run = Run(dataclasses.replace(once, is_continuous=True, every_seconds=STEADY_EVERY))
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(run.run, over, spark=spark)
+            together.append(producer_at(url, STEADY_RATE, seconds).wait())
+            over.set()
+            running.result()
+    p99 = [statistics.median(each["p99_ms"] for each in found) for found in (alone, together)]
+    return {
+        "asked_per_second": STEADY_RATE,
+        "alone": alone,
+        "beside_a_continuous_run": together,
+        "commits": Archive(tables).table(MESSAGE).version() - commits,
+        "of_asked": min(each["per_second"] for each in together) / STEADY_RATE,
+        "p99_of_alone": p99[1] / p99[0],
+        "bar": "p99 <= 3 x alone",
+    }
+
+
 ROWS: dict[str, Callable[[Rig], Row]] = {
     "read": read,
     "archive": archive,
     "write": write,
     "query": query,
     "beside": beside,
+    "steady": steady,
 }
 
 
