@@ -7,6 +7,9 @@ both up. Memory is the most that was resident, looked at twice a second.
 Rows:
     read      `spark.read.format("dmq")` with three columns, counted; beside decoding the same journal from files with
               numpy in two processes, and beside a source of Spark's whose rows are ready
+    columns   Kafka's seven columns, all of them taken; beside Spark reading the same rows out of Parquet files
+    topic     one topic of four that were filled at the same time; beside the same topic in a broker of its own
+    plan      the plan of a read of 1,000 queues and 1 TB: seconds and bytes
     archive   the archive job into empty tables; beside Spark rewriting its table `message` from Parquet to Parquet
     write     a DataFrame into a topic
     query     by id, key and business id over ten million archived messages in ten thousand files of the index, warm;
@@ -35,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import dmq
+from bench import pipeline_read
 from bench.pipeline_load import (
     TOPIC,
     Memory,
@@ -336,6 +340,9 @@ def steady(rig: Rig) -> Row:
 
 ROWS: dict[str, Callable[[Rig], Row]] = {
     "read": read,
+    "columns": pipeline_read.columns,
+    "topic": pipeline_read.topic,
+    "plan": pipeline_read.plan,
     "archive": archive,
     "write": write,
     "query": query,

@@ -347,12 +347,12 @@ class Queries:
         if low >= high:
             return self.visible, 0, 0
         columns = self.healed(lambda: [*self.derived.queues.columns(key, low, high)])
-        places = np.concatenate([part.offsets for part in columns])
-        lengths = np.concatenate([part.lengths for part in columns])
+        places = [place for part in columns for place in part.offsets.tolist()]
+        lengths = [length for part in columns for length in part.lengths.tolist()]
         at = offset - low
-        start = int(places[at]) if offset < high else self.visible
-        end = int(places[at - 1]) + max(1, int(lengths[at - 1])) if at > 0 else 0
-        return start, end, round(float(lengths.mean()))
+        start = places[at] if offset < high else self.visible
+        end = places[at - 1] + max(1, lengths[at - 1]) if at > 0 else 0
+        return start, end, sum(lengths) // len(lengths)
 
     def raw_record(self, found: Found) -> memoryview:
         """The bytes of a record that was found."""

@@ -113,7 +113,8 @@ class Reader:
         try:
             for first in range(0, len(queues), _LOCATED_AT_ONCE):
                 some = queues[first : first + _LOCATED_AT_ONCE]
-                rows += await asyncio.gather(*(self._reads.ask(partial(look, queue)) for queue in some))
+                rows += await self._reads.ask_many([partial(look, queue) for queue in some])
+                await asyncio.sleep(0)  # others want to be served, too
             self._check_incarnation(topic)
         except UnknownTopic:  # deleted meanwhile, and perhaps created again
             return await self._located(asked)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from dmq.errors import Busy, DMQError, NotConnected
 from dmq.storage.file_pool import NeedsDisk, Prepared
@@ -130,6 +130,32 @@ class DiskReads:
             self.check_serving()
         return answer
 
+    async def ask_many(self, questions: Sequence[Callable[[], T]]) -> list[T]:
+        """The answers to some small questions: what any of them needs is read in one go, by one thread.
+
+        Raises:
+            NotLeader: we may not answer any more.
+        """
+        prepared: Prepared = {}
+        answers: dict[int, T] = {}
+        for _ in range(_ATTEMPTS_MAX):
+            missing: dict[Any, NeedsDisk] = {}
+            with self._queries.deferring(prepared):
+                for number, question in enumerate(questions):
+                    if number not in answers:
+                        try:
+                            answers[number] = question()
+                        except NeedsDisk as need:
+                            missing[need.key] = need
+            if not missing:
+                break
+            prepared |= zip(missing, await self._read_all([*missing.values()]), strict=True)
+        else:
+            answers = {number: question() for number, question in enumerate(questions)}
+        if self.check_serving is not None:
+            self.check_serving()
+        return [answers[number] for number in range(len(questions))]
+
     async def work(self, task: Callable[[], T]) -> T:
         """Do something in a thread that takes long and touches nothing of the store."""
         return await self._loop.run_in_executor(self._threads, task)
@@ -137,10 +163,18 @@ class DiskReads:
     async def _read(self, need: NeedsDisk) -> bytes | Exception:
         self.reads += 1
         with self._queries.lending():
-            try:
-                return await self._loop.run_in_executor(self._threads, self._queries.fetch, need)
-            except Exception as error:  # the question decides what it means
-                return error
+            return await self._loop.run_in_executor(self._threads, self._fetched, need)
+
+    async def _read_all(self, needs: list[NeedsDisk]) -> list[bytes | Exception]:
+        self.reads += len(needs)
+        with self._queries.lending():
+            return await self._loop.run_in_executor(self._threads, lambda: [*map(self._fetched, needs)])
+
+    def _fetched(self, need: NeedsDisk) -> bytes | Exception:
+        try:
+            return self._queries.fetch(need)
+        except Exception as error:  # the question decides what it means
+            return error
 
     def drop(self, refusal: DMQError) -> None:
         """Nothing is answered any more: every question fails with this error."""

@@ -18,6 +18,7 @@ from dmq.storage.read.topic_units import units_of
 __all__ = ["LOOKED_MAX", "UnitFetch", "fetch_units"]
 
 LOOKED_MAX: Final = 32 << 20
+_HEADER_BYTES: Final = 4096
 
 ReadUnits = Callable[[int, int], Awaitable[tuple[Buffer, int]]]
 """Whole units from the one on that holds an offset, about so many bytes of them; and where they end."""
@@ -45,15 +46,18 @@ async def fetch_units(asked: Fetch, size: int, visible: int, read: ReadUnits) ->
         return UnitFetch(start, end, [units])
     topic_ids = frozenset(asked.topic_ids)
     pieces: list[Buffer] = []
-    taken = 0
+    taken, window = 0, size
     while True:
         kept = units_of(units, topic_ids)
+        if pieces and taken + len(kept) > 2 * size - _HEADER_BYTES:
+            return UnitFetch(start, end - len(units), pieces)  # the next answer has room for it
         pieces.append(kept)
         taken += len(kept)
         if taken >= size or end >= stop or end - start >= LOOKED_MAX:
             return UnitFetch(start, end, pieces)
+        if 2 * len(kept) < len(units):
+            window = 2 * size  # fewer questions to the disk for as much of an answer
         await asyncio.sleep(0)  # others want to be served, too
-        units, following = await read(end, min(size, stop - end))
-        if not len(units) or taken + len(units) > 2 * size:
+        units, end = await read(end, min(window, stop - end))
+        if not len(units):
             return UnitFetch(start, end, pieces)
-        end = following
