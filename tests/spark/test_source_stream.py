@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dmq
+from dmq.pipeline.source.stream_lag import StreamLagListener, stream_lag
 from dmq.testing.processes import BrokerProcess, free_port
+from tests.patience import eventually
 from tests.spark.sample_messages import reading
 
 if TYPE_CHECKING:
@@ -62,6 +64,41 @@ def send(client: dmq.Client, topic: str, numbers: range) -> list[str]:
 def client(shared_broker: BrokerProcess) -> Iterator[dmq.Client]:
     with dmq.connect(shared_broker.url) as client:
         yield client
+
+
+def test_a_micro_batch_waits_for_enough_messages_and_the_lag_is_known(
+    spark: SparkSession, shared_broker: BrokerProcess, client: dmq.Client, tmp_path: Path
+) -> None:
+    client.admin.create_topic("stream.min", queues=2)
+    send(client, "stream.min", range(10))
+    collected = Collected()
+    listener = StreamLagListener()
+    spark.streams.addListener(listener)
+    limits = {"minOffsetsPerTrigger": 50, "maxTriggerDelay": "1h", "startingOffsets": "earliest"}
+    frame = reading(spark, shared_broker.url, stream=True, subscribe="stream.min", **limits).load()
+    query = (
+        frame.writeStream.foreachBatch(collected.take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        eventually(lambda: len(collected.all()) == 10, seconds=WAIT)
+        for first in range(10, 90, 10):
+            send(client, "stream.min", range(first, first + 10))
+        eventually(lambda: len(collected.all()) >= 60, seconds=WAIT)
+        eventually(lambda: sum(lag.offsets_behind_latest for lag in listener.of(query)) <= 30, seconds=WAIT)
+        eventually(lambda: any(lag.processed_rows_per_second > 0 for lag in listener.of(query)), seconds=WAIT)
+        progress = query.lastProgress
+        assert progress is not None
+        assert stream_lag(progress)[0].max_offsets_behind_latest <= 30
+    finally:
+        query.stop()
+        query.awaitTermination(WAIT)
+        spark.streams.removeListener(listener)
+    sizes = [len(bodies) for bodies in collected.batches.values()]
+    assert sizes[0] == 10, "the first does not wait"
+    assert sizes[1:]
+    assert min(sizes[1:]) >= 50
 
 
 def test_a_limit_is_kept_and_the_checkpoint_resumed(

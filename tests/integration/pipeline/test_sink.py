@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
 from collections import Counter
@@ -10,15 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructField, StructType
 
 import dmq
 from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import DMQError, InvalidMessage, SequenceConflict, StaleEpoch, TimedOut, UnknownTopic
+from dmq.pipeline import DmqDataSource
 from dmq.pipeline.sink.data_writer import write_rows
 from dmq.pipeline.sink.options import SinkOptions, sink_options
 from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Writer
 from dmq.pipeline.sink.row_blocks import BLOCK_ROWS
+from dmq.pipeline.source.columns import column_kind
+from dmq.pipeline.source.data_source import BatchReader
 from dmq.testing.processes import BrokerProcess, free_port
 
 ROWS = 5 * BLOCK_ROWS + 700
@@ -92,6 +97,47 @@ def test_rows_are_stored_once_and_in_the_order_of_their_block(
     for queue in range(3):
         numbers = [int(message.body.split()[1]) for message in found if message.queue == queue]
         assert numbers == sorted(numbers)
+
+
+def test_keys_and_headers_of_any_kind_come_back_through_the_source(
+    broker: BrokerProcess, client: Client, topic: str
+) -> None:
+    headers = [
+        None,
+        [("a", b"1"), ("a", b"2")],
+        [("trace", bytes(range(256))), ("a", "grün".encode())],
+        [("a", b"1")],
+    ]
+    keys = [b"plain", bytes(range(250, 256)), b"base64:AAAA", None]
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    values = [b"%d" % number for number in range(4)]
+    made = batches(
+        values,
+        key=pa.array(keys, pa.binary()),
+        headers=pa.array(
+            [row and [{"key": name, "value": value} for name, value in row] for row in headers],  # type: ignore[misc]
+            pairs,
+        ),
+        partition=pa.array([2, 2, None, 1], pa.int32()),
+    )
+    assert write_rows(made, WRITER, options(broker, topic)) == (4, 0)
+    assert write_rows(made, WRITER, options(broker, topic)) == (4, 4), "they are recognised"
+    columns = ("value", "key", "headers", "partition")
+    schema = StructType([StructField(name, column_kind(name)) for name in columns])
+    reader = DmqDataSource({"dmq.bootstrap.servers": broker.url, "subscribe": topic}).reader(schema)
+    assert isinstance(reader, BatchReader)
+    rows = sorted(
+        (row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()),
+        key=lambda row: row["value"],
+    )
+    assert [row["value"] for row in rows] == values
+    assert [row["key"] for row in rows] == keys
+    assert [row["headers"] and [(pair["key"], pair["value"]) for pair in row["headers"]] for row in rows] == headers
+    assert [rows[number]["partition"] for number in (0, 1, 3)] == [2, 2, 1]
+    found = {message.body: message for message in stored(client, topic, 4)}
+    assert (found[b"0"].key, dict(found[b"3"].properties)) == ("plain", {"a": "1"})
+    assert found[b"1"].key == "base64:" + base64.b64encode(keys[1] or b"").decode()
+    assert found[b"1"].properties["a"] == "2"
 
 
 @pytest.mark.parametrize("after", [1, 4, 9])
@@ -258,15 +304,16 @@ def test_topics_priorities_and_what_belongs_to_a_row(broker: BrokerProcess, clie
     rows = batches(
         bodies(count),
         key=pa.array([None if number % 5 == 0 else f"k-{number}" for number in range(count)]),
-        topic=pa.array([f"{topic}-urgent" if number % 2 else None for number in range(count)]),
+        topic=pa.array([f"{topic}-urgent" if number % 2 else topic for number in range(count)]),
         tag=pa.array([("red", None, "blue")[number % 3] for number in range(count)]),
         business_id=pa.array([f"u-{number % 7}" for number in range(count)]),
         priority=pa.array([None if number % 4 == 0 else number % 10 for number in range(count)], pa.int32()),
         headers=headers,
     )
+    by_column = sink_options({"dmq.bootstrap.servers": broker.url})
     with pytest.raises(Died):
-        write_rows(dying(rows, 5), WRITER, options(broker, topic))
-    write_rows(rows, WRITER, options(broker, topic))
+        write_rows(dying(rows, 5), WRITER, by_column)
+    write_rows(rows, WRITER, by_column)
     found = stored(client, topic, count // 2) + stored(client, f"{topic}-urgent", count // 2)
     assert Counter(message.body for message in found) == Counter(bodies(count))
     for message in found:

@@ -112,6 +112,34 @@ def test_times_from_and_to(published: Published) -> None:
     assert none == []
 
 
+def test_times_for_each_partition(published: Published) -> None:
+    late, never = published.middle_ms, 4_000_000_000_000
+
+    def at(*times_ms: int) -> str:
+        return json.dumps({"src.orders": {str(queue): time_ms for queue, time_ms in enumerate(times_ms)}})
+
+    everything = read(published.url, subscribe="src.orders")
+    rows = read(published.url, subscribe="src.orders", startingOffsetsByTimestamp=at(0, late, never, 0))
+    moment = datetime.fromtimestamp(late / 1000, UTC)
+    assert sorted((row["queue"], row["offset"]) for row in rows) == sorted(
+        (row["queue"], row["offset"])
+        for row in everything
+        if row["queue"] in (0, 3) or (row["queue"] == 1 and row["stored_at"] >= moment)
+    )
+    early = read(published.url, subscribe="src.orders", endingOffsetsByTimestamp=at(late, 0, never, 0))
+    assert sorted((row["queue"], row["offset"]) for row in early) == sorted(
+        (row["queue"], row["offset"])
+        for row in everything
+        if row["queue"] == 2 or (row["queue"] == 0 and row["stored_at"] < moment)
+    )
+    strict = {"subscribe": "src.orders", "startingOffsetsByTimestampStrategy": "error"}
+    assert len(read(published.url, **strict, startingOffsetsByTimestamp=at(0, 0, 0, 0))) == len(everything)
+    with pytest.raises(OffsetGone, match=r"partition 2 of topic 'src\.orders' has no message of the starting time"):
+        read(published.url, **strict, startingOffsetsByTimestamp=at(0, 0, never, 0))
+    with pytest.raises(InvalidSettings, match=r"has no offset for src\.orders 3"):
+        read(published.url, subscribe="src.orders", startingOffsetsByTimestamp=at(0, 0, 0))
+
+
 def test_topics_by_pattern_leave_out_those_of_the_broker_itself(published: Published) -> None:
     assert {row["topic"] for row in read(published.url, subscribePattern=".*")} == {"src.orders", "src.large"}
     assert read(published.url, subscribePattern="nothing like it") == []

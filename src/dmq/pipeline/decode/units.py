@@ -189,6 +189,10 @@ class UnitRows:
         """Some of the rows in their order, by a mask, a slice or rising numbers; without the events."""
         return type(self)(self.buffer, self._spans.select(index), self.batches, self.columns, self._read)
 
+    def for_columns(self, *names: str) -> Self:
+        """The same rows, to ask for other columns."""
+        return type(self)(self.buffer, self._spans, self.batches, frozenset(names), self._read)
+
     # --- the batch tables -------------------------------------------------------------------------------------------
 
     def topic_id(self) -> npt.NDArray[np.uint32]:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from dmq.client.producer.routes import Route
 from dmq.errors import InvalidMessage, StaleRoute
 from dmq.model import DEFAULT_PRIORITY, Message, place_of, place_shard
+from dmq.pipeline.binary_values import KEY_MARK, as_key, as_properties
 from dmq.pipeline.sink.row_blocks import Block
 from dmq.records import Attributes, Compressor, EncodedBatch, business_hash, encode_attributes, encode_batch
 from dmq.records.encoder import encode_plain
@@ -29,6 +30,7 @@ __all__ = ["Encoder", "Place", "RowRun", "divide", "runs"]
 
 PIECE_BYTES: Final = 1 << 20
 _PLACE_BITS: Final = 40
+_NAMED: Final = 20  # partitions in an error message
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -64,10 +66,11 @@ def runs(
     rows = block.rows
     is_delayed = _later(rows)
     turn = partition + block.number
+    is_chosen = "partition" in rows.schema.names and rows.column("partition").null_count < rows.num_rows
     if "topic" not in rows.schema.names:
         assert topic is not None
         route = route_of(topic)
-        if is_delayed is None and not ordered and not route.is_priority:
+        if is_delayed is None and not ordered and not route.is_priority and not is_chosen:
             yield RowRun(Place(topic, _in_turn(route, turn)), rows)
             return
         topics, codes = [topic], np.zeros(rows.num_rows, np.int64)
@@ -81,8 +84,30 @@ def runs(
         if is_delayed is not None:
             # One shard for the whole partition, since each has a number of its own to go on with.
             queues[mine[is_delayed[mine]]] = place_of(0, place_shard(_in_turn(route_of(name), partition)))
+        if is_chosen:
+            _choose(rows.column("partition"), mine, route_of(name), queues, is_delayed=is_delayed)
     later = np.zeros(rows.num_rows, np.int64) if is_delayed is None else is_delayed.astype(np.int64)
     yield from _sorted(rows, codes << _PLACE_BITS + 1 | later << _PLACE_BITS | queues, topics)
+
+
+def _choose(
+    partitions: pa.Array, mine: _Numbers, route: Route, queues: _Numbers, *, is_delayed: npt.NDArray[np.bool_] | None
+) -> None:
+    """Put rows of a topic where their column `partition` says.
+
+    Raises:
+        InvalidMessage: there is no such partition, or the row is due later.
+    """
+    valid = partitions.is_valid().to_numpy(zero_copy_only=False)
+    chosen = mine[valid[mine]]
+    wanted = partitions.fill_null(-1).to_numpy(zero_copy_only=False)[chosen]
+    absent = set(wanted.tolist()) - set(route.all_places)
+    if absent:
+        there = ", ".join(map(str, route.all_places[:_NAMED]))
+        raise InvalidMessage(f"partition {min(absent)} takes no messages of its topic: there are {there}")
+    if is_delayed is not None and is_delayed[chosen].any():
+        raise InvalidMessage("a row has a delay and a partition, and a delayed message gets its queue when it is due")
+    queues[chosen] = wanted
 
 
 def _in_turn(route: Route, turn: int) -> int:
@@ -198,6 +223,8 @@ class Encoder:
     def _like(self, rows: pa.RecordBatch) -> Message | None:
         """What all rows have beside body and key; None if they differ in it."""
         same: dict[str, Any] = {}
+        if "key" in rows.schema.names and pa.types.is_binary(rows.schema.field("key").type):
+            return None
         for name in ("tag", "business_id", "priority", "headers"):
             if name in rows.schema.names:
                 column = rows.column(name)
@@ -214,8 +241,16 @@ class Encoder:
         nothing = [None] * count
         columns.setdefault("priority", [DEFAULT_PRIORITY] * count)
         headers = [*map(_properties, columns.get("headers", nothing))]
+        if "key" in columns and pa.types.is_binary(rows.schema.field("key").type):  # not all of them are texts
+            for number, raw in enumerate(columns["key"]):
+                if raw is not None:
+                    columns["key"][number], is_binary = as_key(raw)
+                    if is_binary:
+                        headers[number][KEY_MARK] = "base64"
         return [
-            Message(body, key, tag, business_id, ordered=self._ordered, priority=priority, properties=properties)
+            Message(
+                body, key, tag, business_id, ordered=self._ordered, priority=priority, properties=properties or None
+            )
             for body, key, tag, business_id, priority, properties in zip(
                 columns["value"],
                 *(columns.get(name, nothing) for name in ("key", "tag", "business_id")),
@@ -226,17 +261,9 @@ class Encoder:
         ]
 
 
-def _properties(headers: Any) -> dict[str, str] | None:
-    if not headers:
-        return None
-    pairs = [(pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in headers]
-    try:
-        found = {key: value.decode() if isinstance(value, bytes) else value or "" for key, value in pairs}
-    except UnicodeDecodeError:
-        raise InvalidMessage("the value of a header is not UTF-8 text: encode it, in base64 for example") from None
-    if len(found) < len(pairs):
-        raise InvalidMessage("a header occurs twice in one row: leave one of them")
-    return found
+def _properties(headers: Any) -> dict[str, str]:
+    pairs = [(pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in headers or ()]
+    return as_properties([(name, value.encode() if isinstance(value, str) else value) for name, value in pairs])
 
 
 def _join(most: EncodedBatch, end: EncodedBatch) -> EncodedBatch:

@@ -15,15 +15,16 @@ from pyspark.sql import types
 from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import DURABILITIES, Durability, check_name
 from dmq.pipeline.decode.journal_reader import server_url
-from dmq.pipeline.spark_options import SERVERS, flag, known_options, servers
+from dmq.pipeline.spark_options import SERVERS, TIMEOUT_OPTION, flag, known_options, seconds_option, servers
 
 __all__ = ["COLUMNS", "SinkOptions", "check_columns", "sink_options"]
 
 _NAMES: Final = (
-    SERVERS, "topic", "durability", "ordered", "app", "compression", "dmq.producer.id", "dmq.timeout",
+    SERVERS, "topic", "durability", "ordered", "app", "compression", "dmq.producer.id", TIMEOUT_OPTION,
 )  # fmt: skip
 # What Spark itself leaves among the options of a writer.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+TIMEOUT: Final = 120.0
 _DURABILITIES: Final = ("stored", "flushed", "replicated")
 _COMPRESSIONS: Final = ("auto", "none", "lz4", "zstd")
 
@@ -43,7 +44,7 @@ class SinkOptions:
     app: str = "spark"
     compression: str = "auto"
     producer_id: str | None = None
-    timeout: float = 120.0
+    timeout: float = TIMEOUT
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -64,7 +65,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         app=check_name(given.get("app", "spark"), "app"),
         compression=_one_of("compression", given.get("compression", "auto"), _COMPRESSIONS),
         producer_id=given.get("dmq.producer.id") or None,
-        timeout=_seconds("dmq.timeout", given.get("dmq.timeout", "120")),
+        timeout=seconds_option(TIMEOUT_OPTION, given, TIMEOUT),
     )
 
 
@@ -72,16 +73,6 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value.lower() not in allowed:
         raise InvalidSettings(f"option {name!r} is {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r}")
     return value.lower()
-
-
-def _seconds(name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise InvalidSettings(f"option {name!r} is a time above 0 in seconds, not {value!r}")
-    return seconds
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -108,6 +99,7 @@ COLUMNS: Final[dict[str, tuple[Callable[[types.DataType], bool], str]]] = {
     "value": (_is(*_BYTES), "binary or string"),
     "key": (_is(*_BYTES), "string or binary"),
     "topic": (_is(*_TEXT), "string"),
+    "partition": (_is(*_WHOLE), "int"),
     "tag": (_is(*_TEXT), "string"),
     "business_id": (_is(*_TEXT), "string"),
     "headers": (_is_headers, "array<struct<key:string,value:binary>> or map<string,string>"),

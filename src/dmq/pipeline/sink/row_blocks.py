@@ -25,6 +25,7 @@ _TYPES: Final = {
     "topic": pa.string(),
     "tag": pa.string(),
     "business_id": pa.string(),
+    "partition": pa.int64(),
     "priority": pa.int64(),
     "delay": pa.float64(),
 }
@@ -41,7 +42,7 @@ def blocks(batches: Iterable[pa.RecordBatch], topic: str | None, *, ordered: boo
     """Divide the rows of a partition.
 
     Parameters:
-        topic: of rows that name none.
+        topic: of all rows, whatever topics they name; None leaves each its own.
         ordered: every row needs a business id.
 
     Raises:
@@ -84,14 +85,15 @@ def _columns(rows: pa.RecordBatch, first_row: int, topic: str | None) -> dict[st
             try:
                 column = column.cast(_TYPES[name])
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InvalidMessage(f"column {name} has what is no {_TYPES[name]} in UTF-8 ({error})") from error
+                if name != "key":  # keys may be any bytes
+                    raise InvalidMessage(f"column {name} has what is no {_TYPES[name]} in UTF-8 ({error})") from error
         found[name] = column
     _refuse_nulls(found["value"], "value", first_row, "which becomes the body")
     if "topic" in found:
         if topic is None:
             _refuse_nulls(found["topic"], "topic", first_row, "and there is no option 'topic'")
-        elif found["topic"].null_count:
-            found["topic"] = found["topic"].fill_null(topic)
+        else:
+            del found["topic"]
     if "priority" in found:
         found["priority"] = _within(
             found["priority"].fill_null(DEFAULT_PRIORITY), 0, 9, "priority", first_row=first_row

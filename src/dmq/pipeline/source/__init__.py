@@ -2,5 +2,5 @@
 
 In reading order: `data_source` is what Spark calls; `options` are the user's; `offsets` are Kafka's JSON; `resolver`
 asks the broker which offsets are meant; `filters` narrow them; `partition_plan` divides them among tasks;
-`partition_reader` is what a task does; `columns` are those of the result.
+`partition_reader` is what a task does; `columns` are those of the result; `stream_lag` says how far streams are behind.
 """

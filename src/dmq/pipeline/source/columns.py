@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
 
 from dmq.errors import InvalidSettings
 from dmq.model import place_of
+from dmq.pipeline.binary_values import HEADERS_MARK, KEY_MARK, KEY_PREFIX, binary_key, given_headers
 from dmq.pipeline.decode import rows as made
 from dmq.pipeline.decode.arrow import numbers
 from dmq.pipeline.decode.units import UnitRows
@@ -62,17 +64,44 @@ def _timestamp_type(rows: UnitRows, shard: int) -> pa.Array:
     return numbers(np.full(len(rows), _LOG_APPEND_TIME, np.int32), pa.int32())
 
 
+def _keys(rows: UnitRows) -> pa.Array:
+    """Keys as bytes; those that the sink had to write as text are the bytes that it was given."""
+    keys = made.keys(rows)
+    may_be = pc.starts_with(keys, KEY_PREFIX).fill_null(False).to_numpy(zero_copy_only=False)
+    if not may_be.any():
+        return keys
+    properties = made.COLUMNS["headers"](rows.for_columns("headers").select(may_be)).to_pylist()
+    values = keys.to_pylist()
+    for row, pairs in zip(np.flatnonzero(may_be).tolist(), properties, strict=True):
+        if any(pair["key"] == KEY_MARK for pair in pairs or ()):
+            values[row] = binary_key(values[row])
+    return pa.array(values, pa.binary())
+
+
+def _headers(rows: UnitRows) -> pa.Array:
+    """The properties, or the headers that the sink was given."""
+    headers = made.COLUMNS["headers"](rows)
+    names = headers.flatten().field("key")
+    if not pc.any(pc.is_in(names, pa.array([KEY_MARK, HEADERS_MARK]))).as_py():
+        return headers
+    values = headers.to_pylist()
+    for row, pairs in enumerate(values):
+        found = given_headers([(pair["key"], pair["value"]) for pair in pairs or ()])
+        values[row] = None if found is None else [{"key": name, "value": value} for name, value in found]
+    return pa.array(values, headers.type)
+
+
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _KAFKA: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 _COLUMNS: Final[dict[str, _Column]] = {
-    "key": _Column(BinaryType(), "key", _of_rows(made.keys)),
+    "key": _Column(BinaryType(), "key", _of_rows(_keys)),
     "value": _Column(BinaryType(), "body", _of_rows(made.COLUMNS["body"])),
     "topic": _same("topic", StringType()),
     "partition": _Column(IntegerType(), "queue", _partition),
     "offset": _Column(LongType(), "queue_offset", _of_rows(made.COLUMNS["queue_offset"])),
     "timestamp": _Column(TimestampType(), "stored_at", _of_rows(made.COLUMNS["stored_at"])),
     "timestampType": _Column(IntegerType(), "flags", _timestamp_type),
-    "headers": _same("headers", _HEADERS),
+    "headers": _Column(_HEADERS, "headers", _of_rows(_headers)),
     "tag": _same("tag", StringType()),
     "business_id": _same("business_id", StringType()),
     "app": _same("app", StringType()),

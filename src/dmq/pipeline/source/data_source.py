@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +32,13 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from dmq.pipeline.decode.cluster_reader import ClusterReader
@@ -42,7 +50,7 @@ from dmq.pipeline.source.partition_plan import Piece, share_out
 from dmq.pipeline.source.partition_reader import read_piece
 from dmq.pipeline.source.resolver import Resolver
 
-__all__ = ["BatchReader", "DmqDataSource", "PiecePartition", "StreamReader", "read_partition"]
+__all__ = ["BatchReader", "DmqDataSource", "PiecePartition", "StreamReader", "TriggerDelay", "read_partition"]
 
 
 class PiecePartition(InputPartition):
@@ -144,6 +152,28 @@ class DmqDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
+class TriggerDelay:
+    """Whether a micro-batch waits until enough messages have come, as `minOffsetsPerTrigger` asks for.
+
+    The first one does not, nor one that has waited for `maxTriggerDelay`.
+    """
+
+    def __init__(self, options: SourceOptions, now: Callable[[], float] = time.monotonic) -> None:
+        self._least = options.offsets_per_trigger_min
+        self._seconds = options.trigger_delay
+        self._now = now
+        self._last = -math.inf
+
+    def holds(self, waiting: int) -> bool:
+        """Whether that many messages are too few to begin now; if not, the time counts anew."""
+        if self._least is None:
+            return False
+        if waiting < self._least and self._now() - self._last < self._seconds:
+            return True
+        self._last = self._now()
+        return False
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The driver's side keeps a connection while the query runs; pickled, it goes without."""
 
@@ -152,6 +182,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._target: StreamOffsets | None = None  # how far an AvailableNow query reads
         self._reader: ClusterReader | None = None
+        self._delay = TriggerDelay(options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
@@ -176,14 +207,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._resolver().ends()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        limit = self._options.offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        most, least = self._options.offsets_per_trigger, self._options.offsets_per_trigger_min
+        if most is not None:  # the minimum is looked at as well: Spark hands over one limit only
+            return ReadMaxRows(most)
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         resolver = self._resolver()
         begun = resolver.adopted(parse_offsets(start, "the checkpoint"))
         ends = resolver.ends() if self._target is None else self._target
         starts = resolver.existing_starts(begun, ends)
+        if self._target is None and not isinstance(limit, ReadAllAvailable):
+            waiting = sum(max(0, end - starts.get(place, 0)) for place, end in ends.places.items())
+            if self._delay.holds(waiting):
+                return start
         if isinstance(limit, ReadMaxRows):
             ends = ends._replace(places=share_out(starts, ends.places, limit.max_rows))
         return offsets_dict(ends)

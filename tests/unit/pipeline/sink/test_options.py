@@ -48,9 +48,11 @@ def test_options_are_read_whatever_their_case() -> None:
         ),
         ({**SERVERS, "durability": "none"}, "'durability' is stored, flushed or replicated, not 'none'"),
         ({**SERVERS, "ordered": "yes"}, "'ordered' is true or false, not 'yes'"),
-        ({**SERVERS, "dmq.timeout": "soon"}, "'dmq.timeout' is a time above 0 in seconds, not 'soon'"),
+        ({**SERVERS, "dmq.timeout": "soon"}, "'dmq.timeout' is a time above 0, such as 30, 500ms or 15m, not 'soon'"),
         ({**SERVERS, "dmq.timeout": "nan"}, "'dmq.timeout' is a time above 0"),
         ({**SERVERS, "topic": "%SCHEDULE%"}, "%SCHEDULE%"),
+        ({**SERVERS, "dmq.security.protocol": "TLS"}, "'dmq.security.protocol' is not available yet"),
+        ({"dmq.bootstrap.servers": "dmqs://a:1"}, "'dmqs://a:1' asks for TLS, which is not available yet"),
     ],
 )
 def test_a_bad_option_is_named(given: dict[str, str], told: str) -> None:
@@ -66,7 +68,7 @@ def test_a_bad_option_is_named(given: dict[str, str], told: str) -> None:
         "VALUE string, Key binary",
         "value string, key string, topic string, tag string, business_id string, priority int, delay double, "
         "headers map",
-        "value string, headers pairs, priority long, delay int",
+        "value string, headers pairs, priority long, delay int, partition int",
     ],
 )
 def test_these_columns_can_be_written(columns: str) -> None:
@@ -77,7 +79,8 @@ def test_these_columns_can_be_written(columns: str) -> None:
     ("columns", "told"),
     [
         ("key string", "there is no column value"),
-        ("value string, partition int, offset long", "columns partition, offset cannot be written: select value, key"),
+        ("value string, shard int, offset long", "columns shard, offset cannot be written: select value, key"),
+        ("value string, partition string", "column partition is string: cast it to int"),
         ("value int", "column value is int: cast it to binary or string"),
         ("value string, priority double", "column priority is double: cast it to int"),
         ("value string, headers strings", "column headers is array<string>: cast it to array<struct<"),

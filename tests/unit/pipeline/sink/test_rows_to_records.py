@@ -84,14 +84,14 @@ def test_other_rows_are_sorted_by_their_place_and_keep_their_order() -> None:
     rows = pa.record_batch(
         {
             "value": pa.array([b"%d" % number for number in range(count)]),
-            "topic": pa.array([("a", "b", None)[number % 3] for number in range(count)]),
+            "topic": pa.array([("a", "b", "c")[number % 3] for number in range(count)]),
             "delay": pa.array([1.0 if number % 10 == 0 else None for number in range(count)]),
             "priority": pa.array([number % 10 for number in range(count)]),
         }
     )
-    (block,) = blocks([rows], "c")
+    (block,) = blocks([rows], None)
     seen = []
-    for place, mine in runs(block, 0, "c", False, route(10, priority=True)):
+    for place, mine in runs(block, 0, None, False, route(10, priority=True)):
         numbers = [int(body) for body in mine.column("value").to_pylist()]
         assert numbers == sorted(numbers)
         for number in numbers:
@@ -99,6 +99,36 @@ def test_other_rows_are_sorted_by_their_place_and_keep_their_order() -> None:
             assert place == (Place(topic, 0, True) if number % 10 == 0 else Place(topic, number % 10))
         seen += numbers
     assert sorted(seen) == [*range(count)]
+
+
+def test_the_topic_of_the_options_goes_before_the_column() -> None:
+    rows = pa.record_batch({"value": pa.array([b"a", b"b"]), "topic": pa.array(["x", None])})
+    (block,) = blocks([rows], "t")
+    assert [place.topic for place, _ in runs(block, 0, "t", False, route(1))] == ["t"]
+    with pytest.raises(InvalidMessage, match="topic is null"):
+        [*blocks([rows], None)]
+
+
+def test_rows_go_to_the_partition_that_they_name() -> None:
+    def places(partitions: list[int | None], *, ordered: bool = False, **columns: pa.Array) -> list[tuple[int, bytes]]:
+        values = [b"%d" % number for number in range(len(partitions))]
+        made = {"value": pa.array(values), "partition": pa.array(partitions, pa.int32()), **columns}
+        (block,) = blocks([pa.record_batch(made)], "t", ordered=ordered)
+        found = runs(block, 0, "t", ordered, route(4))
+        return [(place.queue, body) for place, rows in found for body in rows.column("value").to_pylist()]
+
+    assert places([2, None, 3, 2]) == [(0, b"1"), (2, b"0"), (2, b"3"), (3, b"2")]
+    assert places([None, None]) == [(0, b"0"), (0, b"1")]
+    same = pa.array(["u", "u"])
+    assert places([1, 3], ordered=True, business_id=same) == [(1, b"0"), (3, b"1")]
+    for wrong in (4, -1):
+        with pytest.raises(
+            InvalidMessage, match=f"partition {wrong} takes no messages of its topic: there are 0, 1, 2"
+        ):
+            places([0, wrong])
+    with pytest.raises(InvalidMessage, match="a delay and a partition"):
+        places([0, None], delay=pa.array([1.0, 0.0]))
+    assert [body for _, body in places([0, None], delay=pa.array([0.0, 1.0]))] == [b"0", b"1"]
 
 
 def test_in_a_cluster_rows_go_to_the_places_of_all_shards() -> None:
@@ -166,13 +196,7 @@ def test_a_row_that_cannot_be_sent_is_named() -> None:
     fails("row 1 of the partition: value is null", value=pa.array([b"a", None]))
     fails("row 1 of the partition: delay is from 0 to", delay=pa.array([1.0, -2.0]))
     fails("row 0 of the partition: business_id is null", business_id=pa.array([None, "u"]))
-    fails("column key has what is no string in UTF-8", key=pa.array([b"\xff", b"k"]))
-    fails(
-        "of a header is not UTF-8 text", headers=pa.array([[("a", b"\xff")], None], pa.map_(pa.string(), pa.binary()))
-    )
-    pair = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
-    twice = [{"key": "a", "value": "1"}, {"key": "a", "value": "2"}]
-    fails("a header occurs twice", headers=pa.array([twice, None], pair))
+    fails("column tag has what is no string in UTF-8", tag=pa.array([b"\xff", b"k"]))
 
 
 class Remembering:

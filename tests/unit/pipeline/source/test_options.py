@@ -24,10 +24,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from dmq.errors import InvalidSettings
+from dmq.errors import InvalidSettings, Unsupported
 from dmq.model import place_of, place_queue, place_shard
 from dmq.pipeline import DmqDataSource
 from dmq.pipeline.source.columns import ALL_COLUMNS, check_schema, column_kind, default_schema
+from dmq.pipeline.source.data_source import TriggerDelay
 from dmq.pipeline.source.filters import FilterBounds, bounds_of
 from dmq.pipeline.source.offsets import (
     EARLIEST,
@@ -79,6 +80,45 @@ def test_names_are_taken_in_any_case() -> None:
     )
 
 
+def test_times_for_each_partition_and_one_for_all_which_goes_before() -> None:
+    each = {**ORDERS, "startingOffsetsByTimestamp": '{"orders": {"0": 5, "257": 7}}'}
+    assert options(each).starting == StoreTimes(
+        None, {TopicPartition("orders", 0): 5, TopicPartition("orders", 257): 7}
+    )
+    assert options({**each, "startingTimestamp": "9"}).starting == StoreTimes(9)
+    assert not options(each).needs_start
+    assert options({**each, "startingOffsetsByTimestampStrategy": "error"}).needs_start
+    with pytest.raises(InvalidSettings, match="a stream has no end"):
+        options({**ORDERS, "endingOffsetsByTimestamp": "{}"}, is_stream=True)
+
+
+def test_how_long_a_broker_is_waited_for() -> None:
+    assert options(ORDERS).patience == (60.0, 60.0, 0)
+    given = {**ORDERS, "dmq.timeout": "2m", "dmq.request.timeout": "1.5", "dmq.retries": "3"}
+    assert options(given).patience == (120.0, 1.5, 3)
+
+
+def test_authentication_is_kept_for_later() -> None:
+    for more in ({"dmq.security.user": "me"}, {"dmq.bootstrap.servers": "dmqs://a:1"}):
+        with pytest.raises(Unsupported, match="not available yet"):
+            options({**ORDERS, **more})
+
+
+def test_a_micro_batch_waits_for_its_minimum_but_not_for_ever() -> None:
+    now = 100.0
+    chosen = options({**ORDERS, "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}, is_stream=True)
+    delay = TriggerDelay(chosen, lambda: now)
+    assert not delay.holds(1), "the first does not wait"
+    assert delay.holds(9)
+    assert not delay.holds(10)
+    now += 29
+    assert delay.holds(9)
+    now += 1
+    assert not delay.holds(9)
+    assert delay.holds(0)
+    assert not TriggerDelay(options(ORDERS, is_stream=True)).holds(0)
+
+
 def test_topics_by_name_pattern_or_queue() -> None:
     assert options({**SERVERS, "subscribe": " a, b,,a"}).topics == ("a", "b")
     assert options({**SERVERS, "assign": '{"a": [2, 0, 2]}'}).assigned == {"a": (0, 2)}
@@ -108,6 +148,13 @@ def test_topics_by_name_pattern_or_queue() -> None:
         ({**ORDERS, "startingTimestamp": "today"}, "in ms since 1970"),
         ({**ORDERS, "failOnDataLoss": "maybe"}, "'failOnDataLoss' is true or false"),
         ({**ORDERS, "dmq.bootstrap.servers": "dmq://"}, "dmq://"),
+        ({**ORDERS, "startingOffsetsByTimestamp": "5"}, "has another shape"),
+        ({**ORDERS, "startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "'0': -1 of topic 'orders' is not a time"),
+        ({**ORDERS, "endingOffsetsByTimestamp": "x"}, "endingOffsetsByTimestamp is JSON such as"),
+        ({**ORDERS, "startingOffsetsByTimestampStrategy": "no"}, "Strategy is latest or error, not 'no'"),
+        ({**ORDERS, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "9 is more than maxOffsetsPerTrigger 5"),
+        ({**ORDERS, "maxTriggerDelay": "soon"}, "'maxTriggerDelay' is a time above 0"),
+        ({**ORDERS, "dmq.retries": "-1"}, "'dmq.retries' is a whole number from 0"),
     ],
 )
 def test_mistakes_are_named(given: dict[str, str], words: str) -> None:
