@@ -94,7 +94,7 @@ class Admin:
             result: T = stop.value
             return result
 
-    def _gather(self, make: Callable[[], Call[T]], topic: str = "") -> ShardAnswers[T]:
+    def _gather(self, make: Callable[[], Call[T]], topic: str = "", *, is_change: bool = False) -> ShardAnswers[T]:
         """Hold a conversation with each shard that may have a topic, or with all of them; with a lone broker, that one.
 
         A shard without a leader is waited for a moment, once in a while.
@@ -102,7 +102,7 @@ class Admin:
         Raises:
             DMQError: no shard has an answer, or all would refuse.
         """
-        answers: ShardAnswers[T] = ShardAnswers()
+        answers: ShardAnswers[T] = ShardAnswers(is_change=is_change)
         if self._router.is_single:
             answers.found.append((0, self._converse(make())))
             return answers
@@ -318,8 +318,9 @@ class Admin:
 
         Raises:
             UnknownMessage: no delayed message has this id: it was delivered or cancelled, or was never delayed.
+            NotConnected, TimedOut: a shard did not answer: it may have cancelled the message.
         """
-        self._gather(lambda: calls.cancel_delay(id))
+        self._gather(lambda: calls.cancel_delay(id), is_change=True)
 
     def transactions(self, topic: str = "", *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""

@@ -59,12 +59,16 @@ class ShardRows(list[T], Generic[T]):
 class ShardAnswers(Generic[T]):
     """The answers of some shards to one question.
 
+    Parameters:
+        is_change: a shard that did not answer may have done what it was asked for.
+
     Attributes:
         found: the answers with the numbers of their shards.
         missing: the names of shards that did not answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_change: bool = False) -> None:
+        self._is_change = is_change
         self.found: list[tuple[int, T]] = []
         self.missing: list[str] = []
         self._unknown: DMQError | None = None
@@ -88,9 +92,9 @@ class ShardAnswers(Generic[T]):
         """Raise what all shards together say, if none has an answer."""
         if self.found:
             return
-        error = self._unknown or self._away
+        error = self._away if self._is_change and self._away is not None else self._unknown or self._away
         assert error is not None, "somebody was asked"
-        if self._unknown is not None and self.missing:
+        if error is self._unknown and self.missing:
             away = f"shard {', '.join(self.missing)} did not answer, and may know more: try again later"
             raise type(error)(f"{error.message}; {away}", **error.detail)
         raise error

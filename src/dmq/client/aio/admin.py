@@ -94,7 +94,9 @@ class AioAdmin:
             result: T = stop.value
             return result
 
-    async def _gather(self, make: Callable[[], Call[T]], topic: str = "") -> ShardAnswers[T]:
+    async def _gather(
+        self, make: Callable[[], Call[T]], topic: str = "", *, is_change: bool = False
+    ) -> ShardAnswers[T]:
         """Hold a conversation with each shard that may have a topic, or with all of them; with a lone broker, that one.
 
         A shard without a leader is waited for a moment, once in a while.
@@ -102,7 +104,7 @@ class AioAdmin:
         Raises:
             DMQError: no shard has an answer, or all would refuse.
         """
-        answers: ShardAnswers[T] = ShardAnswers()
+        answers: ShardAnswers[T] = ShardAnswers(is_change=is_change)
         if self._router.is_single:
             answers.found.append((0, await self._converse(make())))
             return answers
@@ -318,8 +320,9 @@ class AioAdmin:
 
         Raises:
             UnknownMessage: no delayed message has this id: it was delivered or cancelled, or was never delayed.
+            NotConnected, TimedOut: a shard did not answer: it may have cancelled the message.
         """
-        await self._gather(lambda: calls.cancel_delay(id))
+        await self._gather(lambda: calls.cancel_delay(id), is_change=True)
 
     async def transactions(self, topic: str = "", *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
