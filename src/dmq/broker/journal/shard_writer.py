@@ -34,6 +34,7 @@ __all__ = ["ShardWriter", "unanswered"]
 log = EventLog(__name__)
 
 _HELD_SECONDS: Final = 0.002
+_PATIENT_SECONDS: Final = 0.05  # until settles alone are flushed; the followers have them at once
 
 
 def unanswered() -> NotConnected:
@@ -77,6 +78,8 @@ class ShardWriter(JournalWriter):
         self._is_held = False  # by a hand-over
         self._sent = 0  # up to where the leadership knows what was written
         self._is_turn_waiting = False  # until what is written is committed, or the hand-over is off
+        self._is_hurried = False  # somebody waits for settles after all
+        self._patient_flush: asyncio.TimerHandle | None = None
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -219,8 +222,34 @@ class ShardWriter(JournalWriter):
         if self.store.checkpoint_due and not self._checkpointing and not self._is_held:
             self._start_checkpoint()
         queries = self.store.queries
-        if queries.flushed < queries.end and not self._failed:
+        if queries.flushed == queries.end or self._failed:
+            return
+        if not self._is_patient():
             self._start_flush()
+        elif self._patient_flush is None:
+            self._patient_flush = self._loop.call_later(_PATIENT_SECONDS, self._flush_late)
+
+    def _is_patient(self) -> bool:
+        """Whether all that is to be flushed are settles that nobody waits for: a flush costs more than all else that
+        they cost."""
+        if self._is_hurried or self._is_held or self._is_turn_waiting or not self._waiting:
+            return False
+        return all(one[1].is_nobodys for one in self._waiting)
+
+    def _flush_late(self) -> None:
+        self._patient_flush = None
+        self._is_hurried = True
+        self._work_on()
+
+    def _start_flush(self) -> None:
+        self._is_hurried = False
+        super()._start_flush()
+
+    def hurry(self) -> None:
+        self._is_hurried = True
+        super().hurry()
+        if self._patient_flush is not None and not self._turn_planned:
+            self._work_on()
 
     def _keep_up(self, now: float) -> None:
         """A leader that may not serve, or that hands over, leaves the store alone."""

@@ -91,6 +91,11 @@ class Submission:
         self.size = size
         self.atomic = atomic
 
+    @property
+    def is_nobodys(self) -> bool:
+        """Nobody waits for it."""
+        return False
+
     def done(self, placements: list[Placement], error: DMQError | None) -> None:
         raise NotImplementedError
 

@@ -305,3 +305,27 @@ async def test_says_why_nothing_was_written() -> None:
             await rig.broker.writer.write([KeyPut("n", "k", b"v")])
         assert isinstance(refused.value, DMQError)
         assert refused.value.detail["leader"] == "127.0.0.1:1"
+
+
+@on_a_loop
+async def test_settles_alone_go_to_the_followers_at_once_and_are_flushed_in_a_while() -> None:
+    async with leading() as rig:
+        (peer,) = await rig.connect(1, has_crc=True)
+        queries, writer = rig.store.queries, rig.broker.writer
+        await rig.until(lambda: queries.flushed == queries.end)
+        flushes, sent = writer.flushes, rig.leadership.writes
+        writer.write_lazily([KeyPut("n", "k", b"1", 0)])
+        await rig.until(lambda: rig.leadership.writes > sent)
+        assert (writer.flushes, queries.flushed < queries.end) == (flushes, True)
+        await rig.until(lambda: queries.flushed == queries.end)
+        assert writer.flushes == flushes + 1
+        # Who waits for something has all of it flushed at once.
+        writer.write_lazily([KeyPut("n", "k", b"2", 0)])
+        peer.send([b"one"], durability=FLUSHED)
+        await rig.until(lambda: peer.wire.frames)
+        assert queries.flushed == queries.end
+        writer.write_lazily([KeyPut("n", "k", b"3", 0)])
+        flushes = writer.flushes
+        writer.hurry()
+        await rig.turn()
+        assert writer.flushes == flushes + 1
