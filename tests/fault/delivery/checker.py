@@ -191,7 +191,7 @@ def _again(ledger: Ledger) -> list[str]:
             if any(_follows(before, call) for before in earlier):
                 continue
             # In place, attempts are known by heart: a broker that begins anew begins to count anew.
-            forgotten = group.in_place and ledger.explains(group.name, earlier[-1].began_at, call.began_at)
+            forgotten = group.in_place and ledger.explains(group.name, earlier[-1].began_at, call.began_at, call.shard)
             if not forgotten and not any(map(ledger.may_come_again, earlier)):
                 wrong.append(f"{name} came again to {reader} for no reason: {_history(calls)}")
                 break
@@ -226,7 +226,7 @@ def _attempts(ledger: Ledger) -> list[str]:
             if (
                 not 1
                 <= call.attempt
-                <= min(group.attempts_max, 1 + failures + ledger.losses(group.name, call.began_at))
+                <= min(group.attempts_max, 1 + failures + ledger.losses(group.name, call.began_at, call.shard))
             ):
                 wrong.append(f"{name} came to {reader} as attempt {call.attempt}: {_history(calls)}")
     return wrong
@@ -263,11 +263,11 @@ def _order(ledger: Ledger) -> list[str]:
             wrong.append(f"{_tell(call)} was done after {last[stream]}")
         last[stream] = max(number, last[stream])
     placed = {(c.name, *c.facts["place"]) for c in ledger.calls if c.facts["said"][2] is not None}
-    behind: dict[str, int] = defaultdict(lambda: -1)
-    for (stream, number), queue, offset in sorted(placed, key=lambda found: found[1:]):
-        if number <= behind[stream]:
-            wrong.append(f"{stream} {number} is stored behind {behind[stream]}, at {queue}/{offset}")
-        behind[stream] = number
+    behind: dict[tuple[str, int], int] = defaultdict(lambda: -1)  # a key goes elsewhere when slots change
+    for (stream, number), place, offset in sorted(placed, key=lambda found: found[1:]):
+        if number <= behind[stream, place]:
+            wrong.append(f"{stream} {number} is stored behind {behind[stream, place]}, at {place}/{offset}")
+        behind[stream, place] = number
     return wrong
 
 

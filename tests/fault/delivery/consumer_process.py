@@ -15,6 +15,7 @@ from typing import Any
 
 import dmq
 from dmq.client.consumer.message import ReceivedMessage
+from dmq.model import place_of
 from tests.fault.delivery import plan
 from tests.fault.delivery.plan import GROUPS, content, name_of
 from tests.fault.delivery.process_log import Log, begin
@@ -48,7 +49,7 @@ class Handler:
             is_whole=body == content(*name),
             id=str(message.id),
             attempt=message.attempt,
-            place=(message.queue, message.offset),
+            place=(place_of(message.queue, message.shard), message.offset),
             said=(message.key, message.tag, message.business_id, message.priority),
             stored=message.stored_at.timestamp(),
             topic=message.topic,

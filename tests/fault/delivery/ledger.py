@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dmq.client.admin.dead_letters import DeadLetter
+from dmq.model import place_shard
 from tests.fault.delivery import plan
 from tests.fault.delivery.plan import GROUPS, Name, name_of
 
@@ -71,6 +72,10 @@ class Call:
         return int(self.facts["attempt"])
 
     @property
+    def shard(self) -> int:
+        return place_shard(self.facts["place"][0])
+
+    @property
     def failed(self) -> bool:
         return self.word in ("raise", "retry")
 
@@ -80,13 +85,19 @@ class Break:
     """Something that explains why a message comes again."""
 
     kind: str
-    who: str  # "*" is the broker, or the machine
+    who: str  # "*" is the broker, or the machine; "*3" a shard
     since: float
     until: float
 
     @property
     def is_brokers(self) -> bool:
-        return self.who == "*"
+        return self.who.startswith("*")
+
+    def concerns(self, group: str, shard: int | None = None) -> bool:
+        """Whether a group may have felt it, in one shard or in any."""
+        if self.is_brokers:
+            return shard is None or self.who in ("*", f"*{shard}")
+        return self.who.rpartition("-")[0] == group
 
 
 class Ledger:
@@ -95,9 +106,17 @@ class Ledger:
     Parameters:
         events: by the name of a process (who-count), and of the run itself.
         letters: what was found among the dead letters.
+        is_replicated: brokers were members of shards: one that dies may lose what was only stored.
     """
 
-    def __init__(self, events: Mapping[str, Iterable[dict[str, Any]]], letters: Iterable[DeadLetter]) -> None:
+    def __init__(
+        self,
+        events: Mapping[str, Iterable[dict[str, Any]]],
+        letters: Iterable[DeadLetter],
+        *,
+        is_replicated: bool = False,
+    ) -> None:
+        self._unpromised = ("none", "stored") if is_replicated else ("none",)
         self.sent: dict[Name, Sent] = {}
         self.transactions: dict[str, Transaction] = {}
         self.calls: list[Call] = []
@@ -183,7 +202,7 @@ class Ledger:
         if key is not None:
             transaction = self.transactions[key]
             return transaction.outcome == "commit" and transaction.end == "ended"
-        return sent.answer == "ok" and sent.facts["durability"] != "none" and not sent.is_cancelled
+        return sent.answer == "ok" and sent.facts["durability"] not in self._unpromised and not sent.is_cancelled
 
     def readers_of(self, sent: Sent) -> list[tuple[str, str]]:
         """Who must get it: group, and reader."""
@@ -199,25 +218,21 @@ class Ledger:
                 found.append((group.name, group.name))
         return found
 
-    def explains(self, group: str, since: float, until: float) -> bool:
-        """Whether anything broke in this time that a group felt."""
+    def explains(self, group: str, since: float, until: float, shard: int) -> bool:
+        """Whether anything broke in this time that a group felt in a shard."""
         return any(
-            found.since <= until and found.until >= since
-            for found in self.breaks
-            if found.is_brokers or found.who.rpartition("-")[0] == group
+            found.since <= until and found.until >= since for found in self.breaks if found.concerns(group, shard)
         )
 
     def may_come_again(self, call: Call) -> bool:
         """Whether what was handled may be handed out again: something broke while the message was out, here or, for no
         longer than a lease before, elsewhere; or before what was said of it was written."""
         end = call.ended_at + SAID_S
-        return self.explains(call.group, call.began_at - plan.LEASE_S - SAID_S, end)
+        return self.explains(call.group, call.began_at - plan.LEASE_S - SAID_S, end, call.shard)
 
-    def losses(self, group: str, until: float = _FOREVER) -> int:
+    def losses(self, group: str, until: float = _FOREVER, shard: int | None = None) -> int:
         """How often leases of a group may have been lost, each of which is an attempt."""
-        return sum(
-            found.is_brokers or found.who.rpartition("-")[0] == group for found in self.breaks if found.since <= until
-        )
+        return sum(found.concerns(group, shard) for found in self.breaks if found.since <= until)
 
 
 def _name(line: dict[str, Any]) -> Name:

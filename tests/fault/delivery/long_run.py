@@ -1,6 +1,6 @@
 """All delivery features at once, with real processes that are killed, frozen and started again.
 
-A broker process, producer processes, and two members of every group, each a process; then trouble in rounds, a calm
+Brokers (`site`), producer processes, and two members of every group, each a process; then trouble in rounds, a calm
 time, and a wait until everything has settled. Everything is written down; `checker` knows what must be true.
 """
 
@@ -13,7 +13,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,11 +22,11 @@ from typing import Any, Final, Self
 import dmq
 from dmq.client.admin.dead_letters import DeadLetter
 from dmq.model import broadcast_name
-from tests.fault.broker.nursery import ForkedBroker
 from tests.fault.delivery import plan
 from tests.fault.delivery.consumer_process import consume
 from tests.fault.delivery.process_log import STALL_S, TICK_S, Log
 from tests.fault.delivery.producer_process import produce
+from tests.fault.delivery.site import Site, Way
 
 __all__ = ["Life"]
 
@@ -39,17 +38,18 @@ class Life:
     """One run.
 
     Parameters:
-        folder: for the broker's data and everybody's log.
+        folder: for everybody's log.
         seed: what happens when follows from it, as far as processes let it.
+        site: the brokers.
     """
 
-    def __init__(self, folder: Path, seed: str) -> None:
+    def __init__(self, folder: Path, seed: str, site: Site) -> None:
         self._seed = seed
         self._rng = random.Random(seed)
         self._logs = folder / "logs"
         self._logs.mkdir()
         self._log = Log(self._logs / "life")
-        self._broker = ForkedBroker(folder / "data", plan.SETTINGS)
+        self._site = site
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["dmq.aio", "tests.fault.delivery.consumer_process", "tests.fault.delivery.producer_process"]
@@ -59,7 +59,6 @@ class Life:
         self._version = 0
         self._is_watched = threading.Event()
         self._watch = threading.Thread(target=self._note_stalls)
-        self.kills = 0
         self.done: list[str] = []
 
     def __enter__(self) -> Self:
@@ -72,8 +71,8 @@ class Life:
         return self
 
     def _begin(self) -> None:
-        self._broker.start()
-        with dmq.connect(self._broker.url, app="life", timeout=60.0) as client:
+        self._site.start(self._rng, self._break)
+        with dmq.connect(self._site.url, app="life", timeout=60.0) as client:
             client.admin.create_topic(plan.TOPIC, queues=plan.QUEUES)
             client.admin.create_topic(plan.URGENT, priority=True)
             for group in plan.GROUPS.values():
@@ -93,13 +92,13 @@ class Life:
             process.kill()
             process.join()
         self._watch.join()
-        self._broker.__exit__(kind, error, trace)
+        self._site.end(kind, error, trace)
 
     def _start(self, who: str) -> None:
         role, _, number = who.rpartition("-")
         self._starts[who] = count = self._starts.get(who, 0) + 1
         path = self._logs / f"{who}-{count}"
-        url = self._broker.url
+        url = self._site.url
         if role == "producer":
             process: BaseProcess = self._context.Process(target=produce, args=(url, path, self._seed), daemon=True)
         else:
@@ -124,27 +123,6 @@ class Life:
 
     def _break(self, kind: str, who: str, since: float) -> None:
         self._log("break", kind=kind, who=who, since=since)
-
-    def _kill_broker(self) -> None:
-        since = time.monotonic()
-        self._broker.kill()
-        self.kills += 1
-        self._pause(0.0, 0.3)
-        self._broker.start()
-        self._break("kill", "*", since)
-
-    def _stop_broker(self) -> None:
-        since = time.monotonic()
-        assert self._broker.stop() == 0
-        self._broker.start()
-        self._break("stop", "*", since)
-
-    def _freeze_broker(self) -> None:
-        since = time.monotonic()
-        os.kill(self._broker.pid, signal.SIGSTOP)
-        self._pause(0.1, 1.0)
-        os.kill(self._broker.pid, signal.SIGCONT)
-        self._break("freeze", "*", since)
 
     def _choose(self, role: str = "") -> str:
         """One of the processes; of all roles but the producers if none is given."""
@@ -179,11 +157,20 @@ class Life:
         try:
             self._pause(0.1, 1.5)
             if self._rng.random() < 0.3:
-                self._kill_broker()
+                self._site.kill()
             self._pause(0.0, plan.LEASE_S)
         finally:
             os.kill(process.pid, signal.SIGCONT)
         self._break("freeze", who, since)
+
+    def _freeze_producer(self) -> None:
+        """What it knows of the brokers is old when it goes on."""
+        who = self._choose("producer")
+        self._signal(who, signal.SIGSTOP)
+        try:
+            self._rng.choice([*self._site.ways()])()
+        finally:
+            self._signal(who, signal.SIGCONT)
 
     def _deploy(self) -> None:
         """Members of the group that filters come with other tags and a higher version, one after the other."""
@@ -193,18 +180,19 @@ class Life:
             self._pause(0.0, 0.5)
 
     def _replay(self) -> None:
-        with dmq.connect(self._broker.url, app="life", timeout=60.0) as client:
+        with dmq.connect(self._site.url, app="life", timeout=60.0) as client:
             client.admin.reset(plan.TOPIC, "replay", "earliest", queue=self._rng.randrange(plan.QUEUES))
 
     def trouble(self, rounds: int) -> None:
         """Have things go wrong, one after the other."""
-        ways: list[Callable[[], None]] = [
-            self._kill_broker, self._stop_broker, self._freeze_broker, self._kill_consumer, self._restart_consumer,
-            self._kill_producer, self._freeze_consumer, self._replay,
-        ]  # fmt: skip
+        ways: dict[Way, int] = {
+            **self._site.ways(), self._kill_consumer: 4, self._restart_consumer: 2, self._kill_producer: 2,
+            self._freeze_producer: 1, self._freeze_consumer: 2, self._replay: 2,
+        }  # fmt: skip
         for number in range(rounds):
-            way = self._deploy if number == rounds // 2 else self._rng.choices(ways, [6, 1, 1, 4, 2, 2, 2, 2])[0]
+            way = self._deploy if number == rounds // 2 else self._rng.choices([*ways], [*ways.values()])[0]
             self.done.append(way.__name__.strip("_"))
+            self._log("way", name=self.done[-1])
             way()
             self._revive()
             self._pause(0.0, self._rng.choice((0.3, 1.0, 1.0, 4.0)))
@@ -238,7 +226,7 @@ class Life:
     def settle(self) -> list[DeadLetter]:
         """Wait until nothing is left to be done, and end everybody; the dead letters then."""
         deadline = time.monotonic() + PATIENCE_S
-        with dmq.connect(self._broker.url, app="life", timeout=60.0) as client:
+        with dmq.connect(self._site.url, app="life", timeout=60.0) as client:
             is_quiet = 0
             while is_quiet < 3:
                 left = self._left(client)
@@ -263,8 +251,8 @@ class Life:
                 names = [broadcast_name("all", f"all-{member}") for member in range(group.members)]
             for name in names:
                 lag = admin.lag(group.topic, name)
-                if lag.total or lag.retrying:
-                    left[name] = (lag.total, lag.retrying)
+                if lag.total or lag.retrying or lag.missing:
+                    left[name] = (lag.total, lag.retrying, lag.missing)
         for topic in admin.topics("%RETRY%", system=True):
             try:
                 waiting = admin.lag(topic.name, topic.name.removeprefix("%RETRY%").rpartition("%")[0]).total
@@ -276,7 +264,7 @@ class Life:
             left["delays"] = delays
         if transactions := admin.transactions(limit=5):
             left["transactions"] = transactions
-        if undrained := admin.stats("broker_dead_letters_waiting")["broker_dead_letters_waiting"]:
+        if undrained := sum(map(_undrained, self._site.leader_urls)):
             left["dead letters"] = undrained
         for who in self._processes:
             if who.startswith("producer"):
@@ -288,6 +276,12 @@ class Life:
     def events(self) -> dict[str, list[dict[str, Any]]]:
         """What everybody wrote down, by who it was."""
         return {path.name: read(path) for path in self._logs.iterdir()}
+
+
+def _undrained(url: str) -> float:
+    """Dead letters of a broker that are not in the database yet."""
+    with dmq.connect(url, app="life", timeout=60.0) as client:
+        return client.admin.stats("broker_dead_letters_waiting")["broker_dead_letters_waiting"]
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import dmq
+from dmq.model import place_of
 from tests.fault.delivery import plan
 from tests.fault.delivery.plan import content
 from tests.fault.delivery.process_log import begin
@@ -91,9 +92,7 @@ class Producing:
             self._log("failed", name=name, error=type(error).__name__, retriable=error.retriable)
         else:
             is_consumed = options.get("durability") == "consumed"
-            self._log(
-                "ok", name=name, id=str(receipt.id), place=(receipt.queue, receipt.offset), was_consumed=is_consumed
-            )
+            self._log("ok", name=name, id=str(receipt.id), place=_place(receipt), was_consumed=is_consumed)
             return receipt
         return None
 
@@ -152,7 +151,7 @@ class Producing:
                 self._log("failed", name=name, error=type(error).__name__, retriable=True)
         else:
             for (name, _), receipt in zip(pairs, receipts, strict=True):
-                self._log("ok", name=name, id=str(receipt.id), place=(receipt.queue, receipt.offset))
+                self._log("ok", name=name, id=str(receipt.id), place=_place(receipt))
 
     def _refused(self, producer: dmq.Producer, rng: random.Random, stream: str) -> None:
         """What must be refused, and never be seen."""
@@ -190,6 +189,10 @@ class Producing:
             self._log("end failed", transaction=key, error=repr(error))
         else:
             self._log("ended", transaction=key)
+
+
+def _place(receipt: dmq.Receipt) -> tuple[int, int]:
+    return place_of(receipt.queue, receipt.shard), receipt.offset
 
 
 def produce(url: str, path: Path, seed: str) -> None:

@@ -8,37 +8,56 @@ from typing import Any
 
 import pytest
 
+from tests.databases import DatabaseServers
 from tests.fault.delivery import plan
 from tests.fault.delivery.checker import check
 from tests.fault.delivery.ledger import Ledger, lacks, report
 from tests.fault.delivery.long_run import Life
+from tests.fault.delivery.site import ClusterSite, LoneSite, Site
 from tests.sampling import SEED, sample_size
 
 ROUNDS = sample_size(share=6, whole=60)
 LIVES = sample_size(share=1, whole=8)
+CLUSTER_ROUNDS = sample_size(share=4, whole=40)
+CLUSTER_LIVES = sample_size(share=1, whole=3)
 CALM_S = sample_size(share=3, whole=6)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", range(LIVES))
 def test_all_delivery_features_hold_while_processes_are_killed(tmp_path: Path, number: int) -> None:
-    seed = f"{SEED} delivery {number}"
-    with Life(tmp_path, seed) as life:
+    live(tmp_path, f"{SEED} delivery {number}", LoneSite(tmp_path / "data"), ROUNDS)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("number", range(CLUSTER_LIVES))
+def test_all_delivery_features_hold_over_a_cluster(
+    tmp_path: Path, number: int, database_servers: DatabaseServers
+) -> None:
+    """Three shards of two: leaders, followers and whole shards are killed, stopped, frozen, and slots come and go."""
+    server = database_servers.get("postgresql")
+    server.empty()
+    site = ClusterSite(tmp_path / "cluster", server.url)
+    live(tmp_path, f"{SEED} cluster {number}", site, CLUSTER_ROUNDS, is_replicated=True)
+
+
+def live(folder: Path, seed: str, site: Site, rounds: int, *, is_replicated: bool = False) -> None:
+    with Life(folder, seed, site) as life:
         try:
-            life.trouble(ROUNDS)
+            life.trouble(rounds)
             life.calm(CALM_S)
             letters = life.settle()
         except BaseException as error:
-            error.add_note(f"DMQ_SEED={SEED}, life {number}, last: {life.done[-8:]}")
+            error.add_note(f"DMQ_SEED={SEED}, {seed}, last: {life.done[-8:]}")
             raise
-    ledger = Ledger(life.events(), letters)
+    ledger = Ledger(life.events(), letters, is_replicated=is_replicated)
     try:
         check(ledger)
         assert not lacks(ledger), f"of this the run says nothing: {lacks(ledger)}"
     except AssertionError as error:
-        error.add_note(f"DMQ_SEED={SEED}, life {number}, {life.done}\n{report(ledger)}")
+        error.add_note(f"DMQ_SEED={SEED}, {seed}, {life.done}\n{report(ledger)}")
         raise
-    print(f"DMQ_SEED={SEED}, life {number}, {life.kills} kills of the broker:", report(ledger))
+    print(f"DMQ_SEED={SEED}, {seed}, {site.kills} kills of brokers:", report(ledger))
 
 
 # --- the checker itself -----------------------------------------------------------------------------------------------

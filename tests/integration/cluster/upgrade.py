@@ -13,7 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -25,6 +25,7 @@ from tests.patience import PATIENCE_S, eventually
 
 __all__ = ["LoadProcess", "Pause", "RollingUpgrade"]
 
+_AGAIN_S = 5.0
 _AFTER_S = 2.0  # of a step, in which its senders may still wait for it
 
 
@@ -133,12 +134,21 @@ class RollingUpgrade:
                 self._change(name, tree)
         for shard in self.cluster.shards:
             leader = self.cluster.leader(shard)
+            (other,) = (name for name in members if name[:-1] == shard and name != leader)
             with self._step("handover"):
-                admin.hand_over(shard)
-                eventually(lambda: self.cluster.leader(shard) != leader)  # noqa: B023
+                self._hand_over(shard, other)
             self._change(leader, tree)
         for shard in self.cluster.shards:
             admin.set_shard(shard, min_in_sync=2)
+
+    def _hand_over(self, shard: str, to: str) -> None:
+        """Until the other member leads: one that is slow to stand may lose to the old leader."""
+        while self.cluster.leader(shard) != to:
+            with suppress(dmq.DMQError):
+                self._client.admin.hand_over(shard, to=to)
+            deadline = time.monotonic() + _AGAIN_S
+            while self.cluster.leader(shard) != to and time.monotonic() < deadline:
+                time.sleep(0.02)
 
     def _change(self, name: str, tree: Path | None) -> None:
         member = self.cluster.members[name]
