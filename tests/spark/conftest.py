@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dmq.testing.processes import BrokerProcess
-from tests.object_store import StorePort
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, store_port: StorePort) -> Iterator[SparkSession]:
-    """A session on two cores, where `format("dmq")` is found by itself, and filters are pushed down.
-
-    Where an object store listens is known before: workers have the environment that the JVM was started with.
-    """
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores, where `format("dmq")` is found by itself, and filters are pushed down."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

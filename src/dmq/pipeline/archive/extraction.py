@@ -62,7 +62,8 @@ class Extraction:
             with suppress(Exception):  # the JVM may have ended, and then there is nothing to cancel
                 self._context.cancelJobGroup(self._group)
             wait([self._running])
-        self._staging.delete()
+        if self._staging.files.get_file_info(self._staging.path).type.name == "Directory":
+            self._staging.files.delete_dir(self._staging.path)
 
     def _run(self) -> Extracted:
         self._context.setLocalProperty("spark.scheduler.pool", "archive")

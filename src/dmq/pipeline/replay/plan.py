@@ -147,7 +147,9 @@ class Plans:
 
     def drop(self, folder: str) -> None:
         """Delete rows that are not needed."""
-        self.folder.delete(folder)
+        place = self.folder.below(folder)
+        if place.files.get_file_info(place.path).type == fs.FileType.Directory:
+            place.files.delete_dir(place.path)
 
     def _read(self, name: str) -> bytes | None:
         path = f"{self.folder.path}/{name}"
@@ -159,7 +161,7 @@ class Plans:
     def _create(self, name: str, raw: bytes) -> bool:
         """Write a file that is there whole or not at all; False if it was there already."""
         path = f"{self.folder.path}/{name}"
-        self.folder.make()
+        self.folder.files.create_dir(self.folder.path, recursive=True)
         if not self.folder.is_local:
             if self._read(name) is not None:
                 return False

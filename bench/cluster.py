@@ -1,0 +1,311 @@
+"""What clients and brokers pay for many shards: CPU time a message over three of them, beside a lone broker.
+
+    python -m bench.cluster [--only produce,consume,topics] [--rounds N] [--durability stored] [--json FILE]
+
+The three shards have one member each, so that what is compared is routes and not replication. All run on one machine
+and share its cores: CPU time is compared, not throughput. Each round measures the lone broker, the cluster, and the
+lone broker again, whose two figures show how far the same code is from itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import dmq
+from bench.cluster_load import ClusterLoad
+from bench.loads import Spread, machine
+from bench.rows import Row, verdict
+from dmq.protocol.cluster.route import Route, RouteReply
+from dmq.protocol.commands import Command, decode_response
+from dmq.testing.processes import BrokerProcess, DevClusterProcess, cpu_seconds, resident_bytes
+from tests.integration.frame_client import RawClient
+
+_BAR: Final = 1.15
+_SHARDS: Final = 3
+_QUEUES: Final = 4
+_MAKERS: Final = 8
+
+
+class ClusterBench(NamedTuple):
+    """What all rows share."""
+
+    folder: Path
+    rounds: int
+    durability: str
+    topics: int
+    clients: int
+
+
+class Contestant(NamedTuple):
+    """Brokers, by their processes, and a client of theirs."""
+
+    load: ClusterLoad
+    brokers: list[int]
+
+    def run(self, do: str, **arguments: Any) -> Cost:
+        before = sum(map(cpu_seconds, self.brokers))
+        found = self.load.do(do, **arguments)
+        brokers = sum(map(cpu_seconds, self.brokers)) - before
+        return Cost(found["cpu"] * 1e6 / found["messages"], brokers * 1e6 / found["messages"])
+
+
+class Cost(NamedTuple):
+    """Microseconds of CPU a message."""
+
+    client: float
+    brokers: float
+
+    @property
+    def both(self) -> float:
+        return self.client + self.brokers
+
+
+class Round(NamedTuple):
+    """A lone broker, three shards, and the lone broker again."""
+
+    lone: Cost
+    cluster: Cost
+    again: Cost
+
+    def ratio(self, figure: Callable[[Cost], float]) -> float:
+        return 2 * figure(self.cluster) / (figure(self.lone) + figure(self.again))
+
+
+def row(what: str, rounds: list[Round]) -> Row:
+    """The line of a comparison."""
+    both = Spread([one.ratio(lambda cost: cost.both) for one in rounds])
+    client = Spread([one.ratio(lambda cost: cost.client) for one in rounds])
+    brokers = Spread([one.ratio(lambda cost: cost.brokers) for one in rounds])
+    own = Spread([one.again.both / one.lone.both for one in rounds])
+
+    def middle(which: Callable[[Round], float]) -> str:
+        return f"{statistics.median(map(which, rounds)):.3g}"
+
+    reached = f"{both}, client {client}, brokers {brokers}; A/A {own}; us: client "
+    reached += f"{middle(lambda r: r.cluster.client)} beside {middle(lambda r: r.lone.client)}, brokers "
+    reached += f"{middle(lambda r: r.cluster.brokers)} beside {middle(lambda r: r.lone.brokers)}"
+    figures = {"both": both.plain(), "own": own.plain(), "rounds": [one._asdict() for one in rounds]}
+    return Row(what, f"<= {_BAR}", reached, verdict(both.median <= _BAR, both.values[0] <= _BAR), figures)
+
+
+class Field:
+    """A lone broker and a cluster, with a client process each."""
+
+    def __init__(self, bench: ClusterBench) -> None:
+        self._bench = bench
+        self._lone = BrokerProcess(bench.folder / "lone", wait=60.0)
+        self._cluster = DevClusterProcess(bench.folder / "cluster", shards=_SHARDS, replicas=1)
+
+    def __enter__(self) -> Field:
+        self._lone.start()
+        self._cluster.start()
+        self.lone = Contestant(ClusterLoad(self._lone.url), [self._lone.pid])
+        self.cluster = Contestant(ClusterLoad(self._cluster.url), [line["pid"] for line in self._cluster.rows])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self.lone, self.cluster):
+            one.load.__exit__()
+        self._lone.kill()
+        self._cluster.stop()
+
+    def make(self, topic: str) -> None:
+        for url in (self._lone.url, self._cluster.url):
+            with dmq.connect(url, app="bench", timeout=60.0) as client:
+                client.admin.create_topic(topic, queues=_QUEUES)
+
+    def compare(self, do: str, **arguments: Any) -> list[Round]:
+        """Turn by turn; the first turn warms up."""
+        found = []
+        for turn in range(self._bench.rounds + 1):
+            lone = self.lone.run(do, **arguments)
+            cluster = self.cluster.run(do, **arguments)
+            one = Round(lone, cluster, self.lone.run(do, **arguments))
+            if turn:
+                found.append(one)
+        return found
+
+
+def producing(bench: ClusterBench) -> list[Row]:
+    rows = []
+    with Field(bench) as field:
+        field.make("load")
+        for do, what, count in (
+            ("send_many", "send_many by 500", 200_000),
+            ("send_async", "send_async", 40_000),
+            ("send_lone", "send, one by one", 2_000),
+        ):
+            rounds = field.compare(do, topic="load", count=count, durability=bench.durability)
+            rows.append(row(f"{what}, {bench.durability}", rounds))
+    return rows
+
+
+def consuming(bench: ClusterBench) -> list[Row]:
+    """Of a backlog that each group consumes from its first message on."""
+    rows = []
+    with Field(bench) as field:
+        for do, what, count in (("pull", "pull and ack by 500", 100_000), ("push", "a handler for each", 20_000)):
+            field.make(do)
+            for one in (field.lone, field.cluster):
+                one.load.do("send_many", topic=do, count=count)
+            rows.append(row(what, field.compare(do, topic=do, count=count)))
+    return rows
+
+
+# --- many topics, many clients ----------------------------------------------------------------------------------------
+
+
+def refresh_bytes(port: int, topics: int) -> tuple[int, int]:
+    """Of a ROUTE over so many topics, and of its answer."""
+    with RawClient(port) as client:
+        asked = Route([f"t-{number}" for number in range(topics)])
+        frame = client.ask(Command.ROUTE, asked)
+        assert isinstance(decode_response(frame), RouteReply)
+        return sum(len(name) + 1 for name in asked.topics), len(frame.header) + len(frame.body)
+
+
+def many(bench: ClusterBench) -> list[Row]:
+    """So many topics over three shards, and so many clients in five processes, each of which knows 20 topics."""
+    rows: list[Row] = []
+
+    def tell(what: str, reached: str, **figures: Any) -> None:
+        rows.append(Row(what, "", reached, "", figures))
+
+    with DevClusterProcess(bench.folder / "many", shards=_SHARDS, replicas=1) as cluster:
+        pids = [line["pid"] for line in cluster.rows]
+        port = cluster.rows[0]["port"]
+        empty = [resident_bytes(pid) for pid in pids]
+        before, began = sum(map(cpu_seconds, pids)), time.perf_counter()
+        _make_topics(cluster.url, bench.topics)
+        took, cpu = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - before
+        grown = statistics.mean(resident_bytes(pid) - was for pid, was in zip(pids, empty, strict=True))
+        tell(
+            f"{bench.topics:,} topics of {_QUEUES} queues a shard, made one by one",
+            f"{took:.0f} s, {cpu * 1e3 / bench.topics:.2f} ms of CPU a topic of all brokers; a broker grows by "
+            f"{grown / 1e6:.0f} MB, {grown / bench.topics:.0f} bytes a topic",
+            seconds=took, cpu=cpu, bytes=grown,
+        )  # fmt: skip
+        with ClusterLoad(cluster.url) as load:
+            found = load.do("touch", topics=bench.topics)
+            tell(
+                f"a client that sends to all {bench.topics:,}",
+                f"grows by {found['bytes'] / 1e6:.0f} MB, {found['bytes'] / bench.topics:.0f} bytes a topic",
+                **found,
+            )
+            asked, answered = refresh_bytes(port, 20)
+            tell("ROUTE of 20 topics: a refresh of such a client", f"{asked} bytes, answer {answered}", bytes=answered)
+        rows += _crowd(bench, cluster, pids)
+    return rows
+
+
+def _make_topics(url: str, topics: int) -> None:
+    def make(first: int) -> None:
+        with dmq.connect(url, app="bench", timeout=120.0) as client:
+            for number in range(first, topics, _MAKERS):
+                client.admin.create_topic(f"t-{number}", queues=_QUEUES)
+
+    with ThreadPoolExecutor(_MAKERS) as makers:
+        list(makers.map(make, range(_MAKERS)))
+
+
+def _crowd(bench: ClusterBench, cluster: DevClusterProcess, pids: list[int]) -> list[Row]:
+    """Many clients: memory, what they cost at rest, and how soon all of them know a change."""
+    loads = [ClusterLoad(cluster.url) for _ in range(5)]
+    each = bench.clients // len(loads)
+    memory = [resident_bytes(pid) for pid in pids]
+    for load in loads:
+        load.begin("connect", count=each, topics=20)
+    made = [load.end() for load in loads]
+    grown = statistics.mean(resident_bytes(pid) - was for pid, was in zip(pids, memory, strict=True))
+    own = statistics.mean(one["bytes"] for one in made) / each
+    rows = [
+        Row(
+            f"{bench.clients} clients of 20 topics each", "",
+            f"{own / 1e3:.0f} kB a client, {grown / bench.clients / 1e3:.0f} kB of each broker a client", "",
+            {"client": own, "broker": grown / bench.clients},
+        )
+    ]  # fmt: skip
+    seconds = 60.0
+    before = sum(map(cpu_seconds, pids))
+    for load in loads:
+        load.begin("rest", seconds=seconds)
+    rest = [load.end() for load in loads]
+    brokers, clients = sum(map(cpu_seconds, pids)) - before, sum(one["cpu"] for one in rest)
+    rows.append(
+        Row(
+            f"{seconds:g} s in which nothing changes: refreshes every 30 s, keep-alives", "",
+            f"clients {clients * 1e3 / bench.clients / seconds * 30:.2f} ms of CPU each in 30 s, all brokers together "
+            f"{brokers * 1e3 / bench.clients / seconds * 30:.2f} ms a client", "",
+            {"clients": clients, "brokers": brokers},
+        )
+    )  # fmt: skip
+    seen = []
+    with dmq.connect(cluster.url, app="bench", timeout=60.0) as client:
+        for turn in range(5):
+            shard = cluster.rows[-1]["shard"]
+            before = sum(map(cpu_seconds, pids))
+            client_cpu = sum(cpu_seconds(load.pid) for load in loads)
+            began = time.monotonic()
+            changed = client.admin.place_topic("t-0", **{"add" if turn % 2 else "remove": shard})
+            answered = time.monotonic() - began
+            for load in loads:
+                load.begin("know", topic="t-0", version=changed.slots_version)
+            known = max(load.end()["at"] for load in loads) - began
+            cpu = sum(map(cpu_seconds, pids)) - before, sum(cpu_seconds(load.pid) for load in loads) - client_cpu
+            seen.append({"known": known, "answered": answered, "brokers": cpu[0], "clients": cpu[1]})
+            time.sleep(2.0)
+    spread = {key: Spread([one[key] for one in seen]) for key in ("known", "brokers", "clients")}
+    rows.append(
+        Row(
+            f"a topic's slots change: until all {bench.clients} clients know", "",
+            f"{spread['known']} s; CPU of all brokers {spread['brokers']} s, of all clients {spread['clients']} s", "",
+            {"rounds": seen},
+        )
+    )  # fmt: skip
+    for load in loads:
+        load.__exit__()
+    return rows
+
+
+ROWS: dict[str, Callable[[ClusterBench], list[Row]]] = {"produce": producing, "consume": consuming, "topics": many}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(ROWS), help=f"some of {','.join(ROWS)}")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of each comparison")
+    parser.add_argument("--durability", default="flushed", help="of sends")
+    parser.add_argument("--topics", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    options = parser.parse_args()
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"there is no row {unknown[0]}: choose from {', '.join(ROWS)}")
+    folder = Path(tempfile.mkdtemp(prefix="dmq-bench-"))
+    facts, rows = machine(), []
+    print(" ".join(f"{name}={value}" for name, value in facts.items()))
+    try:
+        for name in names:
+            bench = ClusterBench(folder / name, options.rounds, options.durability, options.topics, options.clients)
+            bench.folder.mkdir()
+            for one in ROWS[name](bench):
+                print(f"| {one.what} | {one.bar} | {one.reached} | {one.verdict} |", flush=True)
+                rows.append(one)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        options.json.write_text(json.dumps({**facts, "rows": [one._asdict() for one in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
