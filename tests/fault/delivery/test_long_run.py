@@ -18,7 +18,7 @@ from tests.sampling import SEED, sample_size
 
 ROUNDS = sample_size(share=6, whole=60)
 LIVES = sample_size(share=1, whole=8)
-CLUSTER_ROUNDS = sample_size(share=4, whole=40)
+CLUSTER_ROUNDS = sample_size(share=3, whole=40)
 CLUSTER_LIVES = sample_size(share=1, whole=3)
 CALM_S = sample_size(share=3, whole=6)
 
