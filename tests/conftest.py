@@ -16,11 +16,12 @@ import dmq.deadletters.store  # noqa: F401  first by the main thread: CPython 3.
 from dmq.testing.fixtures import dmq_broker
 from tests.databases import database_servers
 from tests.folder_times import FolderTimes
+from tests.object_store import object_store, store_port
 from tests.sampling import IS_SOAK, SEED, SOAK, sample_size
 from tests.termination import end_in_order
 from tests.zookeepers import zookeeper, zookeeper_ensemble
 
-__all__ = ["database_servers", "dmq_broker", "zookeeper", "zookeeper_ensemble"]
+__all__ = ["database_servers", "dmq_broker", "object_store", "store_port", "zookeeper", "zookeeper_ensemble"]
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # contexts of whoever runs the tests are not theirs

@@ -104,6 +104,11 @@ class Cluster:
         """What `master`, `worker-0` and so on have said."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
+    def processes(self, word: str) -> list[int]:
+        """Processes below the workers whose command line has a word, as `CoarseGrainedExecutorBackend`."""
+        every = [pid for process in self._processes for pid in descendants(process.pid)]
+        return [pid for pid in every if word in _command_line(pid)]
+
     def _start(self, name: str, *arguments: str) -> None:
         kind = name.partition("-")[0]
         command = [
@@ -160,3 +165,19 @@ class Cluster:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._processes.clear()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in task.read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dmq.testing.processes import BrokerProcess
+from tests.object_store import StorePort
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,8 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two cores, where `format("dmq")` is found by itself, and filters are pushed down."""
+def spark(tmp_path_factory: pytest.TempPathFactory, store_port: StorePort) -> Iterator[SparkSession]:
+    """A session on two cores, where `format("dmq")` is found by itself, and filters are pushed down.
+
+    Where an object store listens is known before: workers have the environment that the JVM was started with.
+    """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

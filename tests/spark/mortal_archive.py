@@ -11,25 +11,31 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
+
+from pyarrow import fs
 
 from dmq.pipeline.archive import settlement_join
+from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.job import ArchiveJob, ArchiveOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.spark_session import spark_session
 from tests.spark.conftest import JAVA_OPTIONS
 
 # Where a first file shows that the middle of a step is reached.
-MIDDLES = {"task": "message/dt=*/*", "resolve": "consume_event/_staging/*/*"}
+MIDDLES = {"task": "message", "resolve": "consume_event"}  # tables
 
 
 def die() -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def die_at_first(folder: Path, pattern: str) -> None:
-    before = set(folder.glob(pattern))
-    while not set(folder.glob(pattern)) - before:
+def die_at_first(folder: Folder) -> None:
+    def files() -> set[str]:
+        chosen = fs.FileSelector(folder.path, recursive=True, allow_not_found=True)
+        return {info.path for info in folder.files.get_file_info(chosen) if info.path.endswith(".parquet")}
+
+    before = files()
+    while not files() - before:
         time.sleep(0.001)
     die()
 
@@ -43,7 +49,7 @@ def main(url: str, tables: str, point: str) -> None:
     settlement_join.SMALL = 0  # so that it is Spark that resolves
     spark = spark_session("local[2]", conf)
     if point in MIDDLES:
-        threading.Thread(target=die_at_first, args=(Path(tables), MIDDLES[point]), daemon=True).start()
+        threading.Thread(target=die_at_first, args=(Archive(tables).table(MIDDLES[point]).folder,), daemon=True).start()
 
     def step(name: str) -> None:
         if name == point:

@@ -10,12 +10,12 @@ import random
 from collections import Counter
 from typing import Any, NamedTuple
 
-import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dmq.client.client import Client
 from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.lookup.engine import Engine
+from dmq.pipeline.object_store import open_parquet
 from dmq.pipeline.tables import CONSUME_EVENT, KEY_INDEX, MESSAGE
 
 
@@ -50,7 +50,7 @@ def send_logged(client: Client, topic: str, count: int, seed: int) -> list[Sent]
 def rows_of(archive: Archive, table: str) -> pa.Table:
     """All rows of a table, as any reader of its files sees them."""
     found = archive.table(table)
-    parts = [pq.ParquetFile(file).read() for file in found.files()]
+    parts = [open_parquet(file).read() for file in found.files()]
     return pa.concat_tables(parts) if parts else found.schema.empty_table()
 
 
@@ -82,10 +82,13 @@ def outcomes(archive: Archive) -> dict[tuple[Any, ...], int]:
     files = archive.table(CONSUME_EVENT).files()
     if not files:
         return {}
-    rows = duckdb.execute(
-        'SELECT "group", outcome, attempt, count(*), count(DISTINCT message_id) '
-        f"FROM read_parquet({files!r}) GROUP BY 1, 2, 3"
-    ).fetchall()
+    with Engine() as engine:
+        engine.reach(*files)
+        rows = engine.tuples(
+            'SELECT "group", outcome, attempt, count(*), count(DISTINCT message_id) '
+            "FROM read_parquet($files) GROUP BY 1, 2, 3",
+            {"files": files},
+        )
     assert all(times == distinct for *_, times, distinct in rows), rows
     return {(group, outcome, attempt): times for group, outcome, attempt, times, _ in rows}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -52,6 +54,42 @@ def test_a_cluster_archives_everything_once_while_the_broker_restarts_and_a_topi
         ended = cluster.submit(Path(program.__file__), *arguments)
         assert ended.returncode == 0, ended.stderr
     assert len(log) == MESSAGES + 500, "nothing was disturbed"
+    archive = Archive(str(tables))
+    check_archive(archive, log)
+    assert outcomes(archive) == {("billing", "delivered", 1): MESSAGES, ("billing", "acked", 1): MESSAGES}
+
+
+@pytest.mark.soak
+def test_each_row_is_there_once_though_executors_and_python_workers_are_killed(tmp_path: Path) -> None:
+    tables = tmp_path / "archive"
+    killed: list[str] = []
+    with BrokerProcess(tmp_path / "data") as broker, Cluster(tmp_path / "cluster") as cluster:
+        with dmq.connect(broker.url, app="shop") as client:
+            client.admin.create_topic("orders", queues=4)
+            log = send_logged(client, "orders", MESSAGES, seed=1)
+            consume_all(client, "orders", "billing", MESSAGES)
+
+        def kill() -> None:
+            files = 0
+            # One after the other, each while tasks are at work: when files have appeared since the last one.
+            for word in ("pyspark.daemon", "CoarseGrainedExecutorBackend") * 2:
+                while (now := len(list(tables.glob("message/dt=*/*.parquet")))) <= files:
+                    if over.wait(0.01):
+                        return
+                files = now
+                for pid in cluster.processes(word)[-1:]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(word)
+
+        over = threading.Event()
+        killing = threading.Thread(target=kill)
+        killing.start()
+        arguments = ("--broker", broker.url, "--tables", str(tables), "--job", "archive")
+        ended = cluster.submit(Path(program.__file__), *arguments, "--batch-bytes", str(1 << 20))
+        over.set()
+        killing.join()
+        assert ended.returncode == 0, ended.stderr
+    assert set(killed) == {"pyspark.daemon", "CoarseGrainedExecutorBackend"}
     archive = Archive(str(tables))
     check_archive(archive, log)
     assert outcomes(archive) == {("billing", "delivered", 1): MESSAGES, ("billing", "acked", 1): MESSAGES}

@@ -10,6 +10,7 @@ import dmq
 from dmq.pipeline.archive.job import TABLES, app_id_of
 from dmq.pipeline.archive.table_store import Archive
 from dmq.testing.processes import BrokerProcess
+from tests.object_store import ObjectStore
 from tests.spark.driver_process import run_driver
 from tests.spark.producer_logs import Sent, check_archive, consume_all, outcomes, send_logged
 
@@ -18,20 +19,24 @@ MESSAGES = 4000  # a round: some megabytes, so that there are several tasks
 
 
 @pytest.mark.soak
-def test_each_row_is_there_once_though_driver_and_jvm_are_killed_at_five_points(tmp_path: Path) -> None:
-    tables, scratch = tmp_path / "archive", tmp_path / "scratch"
+@pytest.mark.parametrize("place", ["folder", "object store"])
+def test_each_row_is_there_once_though_driver_and_jvm_are_killed_at_five_points(
+    tmp_path: Path, object_store: ObjectStore, place: str
+) -> None:
+    scratch = tmp_path / "scratch"
+    tables = str(tmp_path / "archive") if place == "folder" else f"{object_store.bucket()}/archive"
     log: list[Sent] = []
     with BrokerProcess(tmp_path / "data") as broker, dmq.connect(broker.url, app="shop") as client:
         client.admin.create_topic("orders", queues=3)
         for number, point in enumerate(POINTS):
             log += send_logged(client, "orders", MESSAGES, seed=number)
             consume_all(client, "orders", f"group-{number}", len(log))
-            killed = run_driver(scratch, "tests.spark.mortal_archive", broker.url, str(tables), point)
+            killed = run_driver(scratch, "tests.spark.mortal_archive", broker.url, tables, point)
             assert killed.returncode == -9, (point, killed.stdout, killed.stderr)
-        ended = run_driver(scratch, "tests.spark.mortal_archive", broker.url, str(tables), "never")
+        ended = run_driver(scratch, "tests.spark.mortal_archive", broker.url, tables, "never")
         assert ended.stdout == "ended\n", ended.stderr
         told = client.admin.archived()
-    archive = Archive(str(tables))
+    archive = Archive(tables)
     check_archive(archive, log)
     expected = {
         (f"group-{number}", outcome, 1): MESSAGES * (number + 1)

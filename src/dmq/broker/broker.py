@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dmq.broker.catalog.catalog import Catalog
+from dmq.broker.catalog.cluster_access import ClusterAccess
 from dmq.broker.catalog.cluster_keys import ClusterKeys
-from dmq.broker.catalog.cluster_topics import ClusterAccess, ClusterTopics
+from dmq.broker.catalog.cluster_topics import ClusterTopics
 from dmq.broker.catalog.key_values import KeyValues
 from dmq.broker.dead_letters.dead_letters import DeadLetters
 from dmq.broker.dead_letters.letter_thread import open_letters

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dmq.broker.catalog.cluster_topics import ClusterAccess, GroupChange
+from dmq.broker.catalog.cluster_access import ClusterAccess, GroupChange
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.journal.unit_fetch import fetch_units
 from dmq.broker.leader_links import LeaderLinks

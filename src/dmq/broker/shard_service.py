@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dmq.broker.broker import Broker
-from dmq.broker.catalog.cluster_topics import ClusterAccess
+from dmq.broker.catalog.cluster_access import ClusterAccess
 from dmq.broker.journal.shard_writer import ShardWriter
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.errors import DatabaseDown

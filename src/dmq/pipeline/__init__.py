@@ -1,8 +1,9 @@
 """Messages in bulk: Spark's source and sink, the archive and the jobs on it. Needs `pip install "dmq[spark]"`.
 
 In reading order: `decode` turns units of the journal into rows; `source` and `sink` are Spark's `format("dmq")`, with
-`spark_options` and `binary_values` for both; `tables` are those of the archive, `archive` fills them, `jobs` derive
-from them, `lookup` finds in them, `report` shows them and `replay` sends from them. `spark_session` starts Spark.
+`spark_options` and `binary_values` for both; `tables` are those of the archive, `object_store` says where they can
+lie; `archive` fills them, `jobs` derive from them, `lookup` finds in them, `report` shows them and `replay` sends from
+them. `spark_session` starts Spark.
 """
 
 from __future__ import annotations

@@ -183,6 +183,7 @@ class ConsumerContent(Content, frozen=True, kw_only=True):
     """`/dmq/topic/<topic>/<client>`: a group that may consume the topic (D-01)."""
 
     policies: dict[str, Any] = {}
+    incarnation: str = ""  # of the topic in which it has positions; "" if that was not noted
 
 
 class LimitContent(Content, frozen=True, kw_only=True):

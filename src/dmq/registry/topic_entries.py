@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dmq.errors import Busy, DMQError, RegistryConflict, SessionExpired, WriteUnknown
+from dmq.errors import Busy, DMQError, RegistryConflict, SessionExpired, UnknownEntry, WriteUnknown
 from dmq.registry.cluster_view import ClusterView
 from dmq.registry.contents import (
     ConsumerContent,
@@ -24,6 +24,7 @@ from dmq.registry.contents import (
     encode_content,
 )
 from dmq.registry.metadata import Metadata
+from dmq.registry.paths import name_of
 from dmq.registry.registry import Check, Create, Delete, Operation, Put, needs_registry
 
 __all__ = ["TopicEntries"]
@@ -155,11 +156,35 @@ class TopicEntries:
         path = self._paths.consumer(topic, group)
         for _ in range(_ATTEMPTS):
             entry, above = await self._registry.read(path), await self._registry.read(self._paths.topic(topic))
-            if above is None or (entry is None) == is_gone:
+            if above is None or (entry is None and is_gone):
                 return
-            operation = Delete(path, None) if is_gone else Create(path, encode_content(ConsumerContent()))
+            incarnation = decode_content(TopicContent, above.value, above.path).incarnation
+            before = ConsumerContent() if entry is None else decode_content(ConsumerContent, entry.value, path)
+            noted = encode_content(msgspec.structs.replace(before, incarnation=incarnation))
+            if entry is None:
+                operation: Operation = Create(path, noted)
+            elif is_gone:
+                operation = Delete(path, None)
+            elif before.incarnation == incarnation:
+                return
+            else:
+                operation = Put(path, noted, entry.version)
             if await self._write([operation], path):
                 return
+
+    async def groups(self, topic: str, incarnation: str) -> list[str]:
+        """The groups that have positions in an incarnation of a topic, as far as the registry names them.
+
+        Raises:
+            RegistryDown: the registry does not answer.
+        """
+        try:
+            with needs_registry():
+                entries = await self._registry.children(self._paths.topic(topic))
+        except UnknownEntry:
+            return []
+        found = [(entry.path, decode_content(ConsumerContent, entry.value, entry.path)) for entry in entries]
+        return [name_of(path) for path, content in found if content.incarnation == incarnation]
 
     async def forget(self, name: str, shard: str) -> None:
         """A shard has nothing of a deleted topic any more; the last one takes the tombstone away.

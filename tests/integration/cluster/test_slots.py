@@ -1,121 +1,84 @@
-"""The slots of a topic change under load: keys keep their order, nothing is lost, and a removed slot empties."""
+"""Slots that are added to a topic, and the groups and limits that it has."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from random import getrandbits
 
 import pytest
 
 import dmq
-from dmq.protocol.cluster.route import SlotRoute
-from tests.integration.cli.test_commands import dmq as run
+from dmq.protocol.batch import pack_batch
+from dmq.protocol.commands import Command
+from dmq.protocol.produce import Produce
+from dmq.records import encode_batch
 from tests.integration.cluster.processes import ClusterProcesses
+from tests.integration.cluster.questions import ask
+from tests.integration.cluster.test_consumers import pulled
 from tests.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.uncounted, pytest.mark.xdist_group("cluster")]
 
-TOPIC = "moving"
-KEYS = 24
+
+def test_a_group_misses_nothing_of_a_slot_that_is_added_while_it_is_away(cluster: ClusterProcesses) -> None:
+    with dmq.connect(cluster.url, client_id="alone", timeout=PATIENCE_S) as client:
+        client.admin.create_topic("widened", queues=1)
+        for shard in ("s2", "s3"):
+            client.admin.place_topic("widened", remove=shard, force=True)
+        with (
+            client.consumer("widened", "away", start_from="latest") as consumer,
+            client.consumer("widened", "all", broadcast=True, start_from="latest") as everybody,
+        ):
+            assert not consumer.pull(wait=0.01)
+            assert not everybody.pull(wait=0.01)
+        eventually(lambda: len(named(cluster)) == 2)
+        for shard in ("s2", "s3"):
+            client.admin.place_topic("widened", add=shard)
+        producer, sent = client.producer(), set[bytes]()
+        shards: set[int] = set()
+        while len(shards) < 3:  # until the producer has heard of the new slots
+            bodies = [b"%d" % number for number in range(len(sent), len(sent) + 30)]
+            shards |= {receipt.shard for receipt in producer.send_many("widened", [*map(dmq.Message, bodies)])}
+            sent.update(bodies)
+        with client.consumer("widened", "away", start_from="latest") as consumer:
+            assert {message.body for message in pulled(consumer, len(sent))} == sent
+        with client.consumer("widened", "all", broadcast=True, start_from="latest") as everybody:
+            assert {message.body for message in pulled(everybody, len(sent))} == sent
+        client.admin.delete_topic("widened")
 
 
-class Walk:
-    """Senders of ordered messages, each with a client and its own idea of the routes; one of messages in no order; and
-    an ordered group that notes what it gets."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._is_over = threading.Event()
-        self.sent = [0] * KEYS
-        self.any_sent = 0
-        self.errors: list[BaseException] = []
-        self.seen: dict[str, list[int]] = {str(key): [] for key in range(KEYS)}
-        self.any_seen: set[int] = set()
-        self.shards: set[int] = set()
-        kinds = [self._send_in_order] * 2 + [self._send_any]
-        self._threads = [threading.Thread(target=self._run, args=(kind, at)) for at, kind in enumerate(kinds)]
-
-    def _run(self, kind: object, at: int) -> None:
-        try:
-            with dmq.connect(self._url, timeout=PATIENCE_S) as client, client.producer(timeout=PATIENCE_S) as producer:
-                assert callable(kind)
-                while not self._is_over.is_set():
-                    kind(producer, at)
-        except BaseException as error:
-            self.errors.append(error)
-
-    def _send_in_order(self, producer: dmq.Producer, at: int) -> None:
-        futures = []
-        for key in range(at, KEYS, 2):
-            body = b"%d %d" % (key, self.sent[key])
-            futures.append(producer.send_async(TOPIC, body, business_id=f"k-{key}", ordered=True))
-            self.sent[key] += 1
-        for future in futures:
-            self.shards.add(future.result(PATIENCE_S).shard)
-
-    def _send_any(self, producer: dmq.Producer, at: int) -> None:
-        producer.send(TOPIC, b"any %d" % self.any_sent)
-        self.any_sent += 1
-
-    def handle(self, message: dmq.ReceivedMessage) -> None:
-        key, number = message.body.decode().split()
-        if key == "any":
-            self.any_seen.add(int(number))
-        else:
-            self.seen[key].append(int(number))
-
-    @contextmanager
-    def walking(self, consumer: dmq.Consumer) -> Iterator[None]:
-        running = threading.Thread(target=consumer.run, args=(self.handle, 3))
-        for thread in (running, *self._threads):
-            thread.start()
-        try:
-            yield
-            self._is_over.set()
-            for thread in self._threads:
-                thread.join()
-            eventually(self._is_all_seen, "not all that was sent was consumed")
-        finally:
-            self._is_over.set()
-            for thread in self._threads:
-                thread.join()
-            consumer.close()
-            running.join()
-
-    def _is_all_seen(self) -> bool:
-        return len(self.any_seen) == self.any_sent and all(
-            len({*self.seen[str(key)]}) == count for key, count in enumerate(self.sent)
-        )
-
-    def check(self) -> None:
-        assert self.errors == []
-        for numbers in self.seen.values():
-            firsts = [*dict.fromkeys(numbers)]
-            assert firsts == [*range(len(firsts))]
+def named(cluster: ClusterProcesses) -> list[str]:
+    """The groups of the topic in the registry."""
+    with dmq.connect(cluster.url, any_member=True) as client:
+        entries = client.admin.export_cluster()["entries"]
+    return [row["path"] for row in entries if row["path"].startswith("topic/widened/")]
 
 
-def test_a_slot_goes_and_comes_under_load(cluster: ClusterProcesses) -> None:
+def test_the_limit_of_a_topic_is_divided_anew_when_its_slots_change(cluster: ClusterProcesses) -> None:
     with dmq.connect(cluster.url, timeout=PATIENCE_S) as client:
-        client.admin.create_topic(TOPIC, queues=2)
-        walk = Walk(cluster.url)
-        with walk.walking(client.consumer(TOPIC, "walkers", ordered=True)):
-            eventually(lambda: len(walk.shards) == 3 or walk.errors)
-            done = run("topic", "place", TOPIC, "--remove", "s3", "--drain", "--url", cluster.url)
-            assert done.code == 0, done.err
-            removed = cluster.numbers["s3"]
-            eventually(lambda: removed not in {slot.shard for slot in slots(cluster)}, "the slot does not empty")
-            walk.shards.clear()
-            eventually(lambda: len(walk.shards) == 2 or walk.errors)
-            assert removed not in walk.shards
-            done = run("topic", "place", TOPIC, "--add", "s3", "--queues", "1", "--drain", "--url", cluster.url)
-            assert done.code == 0, done.err
-            eventually(lambda: removed in walk.shards or walk.errors, "no key goes to the new slot")
-        walk.check()
-        client.admin.delete_topic(TOPIC)
+        client.admin.create_topic("limited", queues=2)
+        client.admin.set_limit(topic="limited", messages=30)
+        eventually(lambda: [limit.messages for limit in client.admin.limits(topic="limited")] == [30])
+        eventually(lambda: shares(cluster) == {"s1": 10, "s2": 10, "s3": 10})
+        client.admin.place_topic("limited", remove="s3")
+        eventually(lambda: shares(cluster) == {"s1": 15, "s2": 15})
+        client.admin.place_topic("limited", add="s3", queues=6)
+        eventually(lambda: shares(cluster) == {"s1": 6, "s2": 6, "s3": 18})
+        client.admin.set_limit(topic="limited")
+        client.admin.delete_topic("limited")
 
 
-def slots(cluster: ClusterProcesses) -> list[SlotRoute]:
-    route = cluster.topic(TOPIC)
-    assert route is not None
-    return [*route.slots]
+def shares(cluster: ClusterProcesses) -> dict[str, int]:
+    """The limit that each shard has in force, as it says to who is over it."""
+    body = b"".join(pack_batch(encode_batch("limited", "app", [dmq.Message(b"x")] * 500, sent_at_ms=1)))
+    found = {}
+    for shard in cluster.shards:
+        for _ in range(2):  # a full bucket lets a large batch pass
+            batch = Produce("limited", 0, 500, 0, producer_id=getrandbits(60), producer_epoch=0, first_sequence=1)
+            try:
+                ask(cluster.members[f"{shard}a"].port, Command.PRODUCE, batch, body, raises=True)
+            except dmq.RateLimited as error:
+                found[shard] = int(re.findall(r"(\d+) messages", error.message)[0])
+            except dmq.DMQError:
+                break  # it takes no messages of the topic
+    return found

@@ -118,3 +118,13 @@ def test_a_kill_of_the_broker_is_no_attempt_and_forgets_no_ack(mortal: BrokerPro
             rest = scene.pull(fresh.consumer("orders", "billing"), 8)
             assert sorted(bodies(rest)) == [0, 1, 3, 4, 6, 7, 8, 10]
             assert {message.attempt for message in rest} == {1}
+
+
+def test_a_group_misses_nothing_of_queues_that_a_topic_gets_while_it_is_away(client: dmq.Client) -> None:
+    scene = Scene(client, "gets-queues", queues=1)
+    with scene.consumer(start_from="latest") as consumer:
+        assert not consumer.pull(wait=0.01)
+    client.admin.update_topic("gets-queues", queues=3)
+    scene.send(*range(12))
+    with scene.consumer(start_from="latest") as consumer:
+        assert sorted(bodies(scene.pull(consumer, 12))) == [*range(12)]

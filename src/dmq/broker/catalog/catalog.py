@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -338,11 +338,18 @@ class Catalog:
             listener.topic_deleted(results, error)
         log.info("topic deleted", topic=name, topic_id=topic.id, messages=messages, by=by)
 
-    async def put_slot(self, name: str, config: TopicConfig, slot: tuple[int, int, bool]) -> None:
+    def groups_at(self, topic: Topic) -> list[str]:
+        """The groups that have positions in a topic."""
+        return self._queries.groups_at(topic.id)
+
+    async def put_slot(
+        self, name: str, config: TopicConfig, slot: tuple[int, int, bool], groups: Sequence[str] = ()
+    ) -> None:
         """Write a topic of a cluster into the journal, new or changed; the caller holds the change.
 
         Parameters:
             slot: the incarnation, the version of the slots, and whether ours takes no more messages.
+            groups: those that the topic has elsewhere. They begin with the first message of a new slot.
         """
         before = self._queries.find_topic(name)
         event = self._store.creation(name, config) if before is None else self._store.change(name, config)
@@ -350,7 +357,8 @@ class Catalog:
         put = msgspec.structs.replace(
             event, incarnation=incarnation, slots_version=slots_version, is_removed=is_removed
         )
-        await self._writer.write([put])
+        begun = [PositionSet(group, put.topic_id, queue, 0) for group in groups for queue in range(config.queues)]
+        await self._writer.write([put, *(begun if before is None else ())])
         topic = self._queries.topic(name)
         if before is not None:
             for listener in self.listeners:
@@ -467,7 +475,7 @@ class Catalog:
         if not queues:
             return
         count, limit = queries.group_count, self._settings.groups_max
-        is_new = not queries.positions_of(group)
+        is_new, is_first = not queries.positions_of(group), len(queues) == topic.config.queues
         if is_new and count + self._groups_coming >= limit:
             raise LimitReached(
                 f"this broker keeps {count} groups, and broker.groups_max allows no more: delete some, or raise the "
@@ -479,16 +487,18 @@ class Catalog:
 
         async def begin() -> None:
             try:
-                offsets = await self._reads.ask(lambda: [offset(queue) for queue in queues])
+                # A group that has positions in the topic misses nothing of a queue that was added since.
+                begin_at = offset if is_first else (lambda queue: queries.bounds(topic.name, queue)[0])
+                offsets = await self._reads.ask(lambda: [begin_at(queue) for queue in queues])
                 places = zip(queues, offsets, strict=True)
                 await self._writer.write([PositionSet(group, topic.id, queue, place) for queue, place in places])
             finally:
                 self._groups_coming -= is_new
-            if len(queues) == topic.config.queues:
+            if is_first:
                 lag = sum(queries.bounds(topic.name, queue)[1] for queue in queues) - sum(offsets)
                 log.info("group created", topic=topic.name, group=group, queues=len(queues), lag=lag)
                 if self.authority is not None:
-                    self.authority.group_began(topic.name, name)
+                    self.authority.group_began(topic.name, group)
             self.changes.end(change)
 
         self._runtime.tasks.run(begin(), lambda error: self._failed(change, error))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -24,6 +24,8 @@ import msgspec
 
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.catalog.changes import Later
+from dmq.broker.catalog.cluster_access import ClusterAccess
+from dmq.broker.catalog.cluster_groups import ClusterGroups
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import (
     Busy,
@@ -31,24 +33,20 @@ from dmq.errors import (
     InvalidRequest,
     InvalidSettings,
     LimitReached,
-    RegistryDown,
     ShardConflict,
     StaleRoute,
     TopicExists,
     UnknownEntry,
-    UnknownGroup,
     UnknownTopic,
-    WriteUnknown,
 )
 from dmq.event_log import EventLog
 from dmq.model import PRIORITIES, QUEUES_MAX, SYSTEM_PREFIX, TopicConfig, check_name
-from dmq.registry.cluster_view import ClusterView, ViewChange
+from dmq.registry.cluster_view import ViewChange
 from dmq.registry.contents import ShardContent, ShardState, TopicContent, TopicState, hex_id
 from dmq.registry.registry import needs_registry
-from dmq.registry.topic_entries import TopicEntries
 from dmq.storage.state.state import Topic
 
-__all__ = ["ClusterAccess", "ClusterTopics", "GroupChange", "SlotChange", "Verdict", "decide", "placed"]
+__all__ = ["ClusterTopics", "SlotChange", "Verdict", "decide", "placed"]
 
 log = EventLog(__name__)
 
@@ -56,31 +54,6 @@ _SPREAD_SECONDS: Final = 5.0  # that the leaders of other slots are waited for
 _AGAIN_SECONDS: Final = 0.2
 _RETRY_SECONDS: Final = 3.0
 _ROUNDS_MAX: Final = 8
-_GROUPS_MAX: Final = 10_000
-
-
-class GroupChange(NamedTuple):
-    """A group is created in a topic, or deleted in one or, without a name, in all."""
-
-    group: str
-    topic: str
-    is_deleted: bool = False
-
-
-class ClusterAccess(NamedTuple):
-    """The cluster, as the broker of a leader reaches it.
-
-    Attributes:
-        shard: our own, by name.
-        ask: has the leader at an address bring its slot of a topic in line; how much of it is not consumed there.
-        ask_group: has it create or delete a group in its own slots.
-    """
-
-    shard: str
-    view: ClusterView
-    entries: TopicEntries
-    ask: Callable[[str, str], Awaitable[int]]
-    ask_group: Callable[[str, GroupChange], Awaitable[None]]
 
 
 class SlotChange(NamedTuple):
@@ -165,8 +138,7 @@ class ClusterTopics:
         self.lacking: dict[str, tuple[str, ...]] = {}
         self._due: dict[str, None] = {}  # topics to be looked at
         self._news = asyncio.Event()
-        self._groups: dict[tuple[str, str], bool] = {}  # to be noted in the registry, by topic; whether they are gone
-        self._group_news = asyncio.Event()
+        self.groups: Final = ClusterGroups(access, runtime)
         self._is_over = False
 
     # --- keeping in line ----------------------------------------------------------------------------------------------
@@ -178,11 +150,12 @@ class ClusterTopics:
         self._news.set()
         self._runtime.tasks.run(self._keep(), lambda error: None)
         self._runtime.tasks.run(self._watch_removed(), lambda error: None)
-        self._runtime.tasks.run(self._note_groups(), lambda error: None)
+        self.groups.start()
 
     def end(self) -> None:
         """Our broker is dropped: nothing is begun any more."""
         self._is_over = True
+        self.groups.end()
         if self._changed in self._view.listeners:
             self._view.listeners.remove(self._changed)
 
@@ -262,7 +235,9 @@ class ClusterTopics:
         queues = queues_of(content, self._shard)
         assert queues is not None
         slot = int(content.incarnation, 16), content.slots_version, self._shard in content.removed
-        await self._catalog.put_slot(name, slot_config(content, queues), slot)
+        is_new = self._catalog.find(name) is None
+        groups = await self._entries.groups(name, content.incarnation) if is_new else []
+        await self._catalog.put_slot(name, slot_config(content, queues), slot, groups)
 
     async def _adopt(self, name: str, local: Topic) -> None:
         """Take a topic over into the registry that only our journal has, or a slot that the entry lacks."""
@@ -290,6 +265,8 @@ class ClusterTopics:
             return msgspec.structs.replace(content, slots=slots, slots_version=content.slots_version + 1)
 
         await self._entries.rewrite(name, adopted)
+        for group in self._catalog.groups_at(local):
+            self.groups.began(name, group)
         log.info("topic taken over into the registry", topic=name, shard=shard, queues=queues)
 
     async def _watch_removed(self) -> None:
@@ -542,79 +519,9 @@ class ClusterTopics:
                 count += 1
         return count
 
-    # --- groups -------------------------------------------------------------------------------------------------------
-
     def group_began(self, topic: str, group: str) -> None:
-        """A group has its first positions in a topic: the registry is to name it. Beyond a bound it is not."""
-        self._note_later(topic, group, is_gone=False)
-
-    def _note_later(self, topic: str, group: str, *, is_gone: bool) -> None:
-        if len(self._groups) < _GROUPS_MAX and not topic.startswith(SYSTEM_PREFIX):
-            self._groups[topic, group] = is_gone
-            self._group_news.set()
-
-    async def _note_groups(self) -> None:
-        while not self._is_over:
-            await self._group_news.wait()
-            self._group_news.clear()
-            while self._groups:
-                (topic, group), is_gone = next(iter(self._groups.items()))
-                try:
-                    await self._entries.note_group(topic, group, is_gone=is_gone)
-                except DMQError as error:
-                    log.debug("group not noted in the registry yet", topic=topic, group=group, error=error)
-                    await asyncio.sleep(_RETRY_SECONDS)
-                else:
-                    if self._groups.get((topic, group)) is is_gone:
-                        del self._groups[topic, group]
-
-    async def change_group(self, change: GroupChange, topics: Iterable[str], local: Awaitable[None] | None) -> None:
-        """Create a group in all slots of a topic, or delete it in all; ours is done by `local`.
-
-        Parameters:
-            topics: in which the group is deleted, as far as we know.
-
-        Raises:
-            UnknownGroup: no shard knows it.
-            ShardConflict: it is done, but for shards that have no leader.
-        """
-        unknown: list[DMQError] = []
-        if local is not None:
-            try:
-                await local
-            except UnknownGroup as error:
-                unknown.append(error)
-        content = self.find(change.topic)
-        slots = [*self._view.shards] if content is None else [shard for shard, _ in content.slots]
-        others = [shard for shard in slots if shard != self._shard]
-        lacking = [shard for shard in others if not await self._tell_group(shard, change, unknown)]
-        for topic in {*topics, change.topic} - {""}:
-            try:
-                await self._entries.note_group(topic, change.group, is_gone=change.is_deleted)
-            except (RegistryDown, WriteUnknown):  # the shards have done it; the registry is told when it is back
-                self._note_later(topic, change.group, is_gone=change.is_deleted)
-        if lacking:
-            done = "deleted" if change.is_deleted else "created"
-            raise ShardConflict(
-                f"group {change.group!r} is {done}, but for the shards {', '.join(lacking)}, which have no leader: ask "
-                "again when they have one",
-                shards=lacking,
-            )
-        if unknown and len(unknown) == len(others) + (local is not None):
-            raise unknown[0]
-
-    async def _tell_group(self, shard: str, change: GroupChange, unknown: list[DMQError]) -> bool:
-        leader = self._view.leader_of(shard)
-        if leader is None:
-            return False
-        try:
-            await self.access.ask_group(leader[1].address, change)
-        except (UnknownGroup, UnknownTopic, StaleRoute) as error:
-            unknown.append(error)
-        except DMQError as error:
-            log.warning("a shard did not follow a change of a group", shard=shard, group=change.group, error=error)
-            return False
-        return True
+        """A group has its first positions in a topic."""
+        self.groups.began(topic, group)
 
     def behind(self, name: str) -> int:
         """How many messages of a topic its groups have not consumed in our slot."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from dmq.broker.catalog.cluster_topics import ClusterAccess
+from dmq.broker.catalog.cluster_access import ClusterAccess
 from dmq.broker.publish.rate_limits import Limit
 from dmq.errors import UnknownTopic
 from dmq.registry.cluster_view import ViewChange

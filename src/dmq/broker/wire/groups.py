@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmq.broker.broker import Broker
-from dmq.broker.catalog.cluster_topics import GroupChange
+from dmq.broker.catalog.cluster_access import GroupChange
 from dmq.broker.runtime.tasks import Work
 from dmq.broker.wire.session import Session
 from dmq.protocol import admin, consume
@@ -27,7 +27,7 @@ def create_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
     if is_here:
         broker.groups.create(asked.group, asked.topic)
     if cluster is not None and not asked.is_local:
-        return session.answer_with(frame, cluster.change_group(GroupChange(asked.group, asked.topic), [], None))
+        return session.answer_with(frame, cluster.groups.change(GroupChange(asked.group, asked.topic), [], None))
     session.answer(frame, Header())
     return None
 
@@ -39,7 +39,7 @@ def delete_group(broker: Broker, session: Session, frame: Frame, asked: admin.Gr
     topics = [asked.topic] if asked.topic else [topic.name for topic in broker.channels.topics_of(asked.group)]
     local = _delete_here(broker, session, asked)
     change = GroupChange(asked.group, asked.topic, is_deleted=True)
-    return session.answer_with(frame, cluster.change_group(change, topics, local))
+    return session.answer_with(frame, cluster.groups.change(change, topics, local))
 
 
 async def _delete_here(broker: Broker, session: Session, asked: admin.GroupDelete) -> None:

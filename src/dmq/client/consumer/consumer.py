@@ -228,6 +228,8 @@ class Consumer(Generic[T]):
                 if left <= 0:
                     raise unreached(error, wait) from None
                 time.sleep(min(left, error.retry_after or 0.1))
+                if self._puller.asked_alone() is not one:  # its queues are at other brokers now
+                    return self._pull_any(ask, deadline - time.monotonic())
                 continue
             reply: PullReply = decode_response(frame)
             parts = self._kept(one, self._core.pulled(one.book, reply.leases, frame.body, since), since)

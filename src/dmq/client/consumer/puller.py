@@ -27,6 +27,7 @@ from dmq.errors import (
     InvalidSettings,
     NotConnected,
     NotLeader,
+    StaleRoute,
     UnknownTopic,
 )
 from dmq.protocol import Command, Frame, decode_response
@@ -36,8 +37,8 @@ from dmq.records import ANY_QUEUE
 
 __all__ = ["LATE_SECONDS", "PASSING", "REFUSED_SECONDS", "TURN_SECONDS", "Ask", "Puller", "unreached"]
 
-PASSING: Final = (NotConnected, BrokerStopping, Busy, NotLeader)
-"""What a pull waits out: the same, or another connection, gives messages soon."""
+PASSING: Final = (NotConnected, BrokerStopping, Busy, NotLeader, StaleRoute)
+"""What a pull waits out: the same, or another connection, gives messages soon, or the route becomes known."""
 
 _AT_ONCE: Final = 0.0
 _UNEVEN: Final = 4

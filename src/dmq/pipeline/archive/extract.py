@@ -169,7 +169,7 @@ class _Rows:
 
     def _stage(self) -> None:
         folder = Folder.at(self._task.staging)
-        folder.files.create_dir(folder.path, recursive=True)
+        folder.make()
         name = f"{uuid.uuid4().hex}.parquet"
         pq.write_table(
             self._settlements.table(), f"{folder.path}/{name}", filesystem=folder.files, coerce_timestamps="us"

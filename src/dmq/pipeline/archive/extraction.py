@@ -62,8 +62,7 @@ class Extraction:
             with suppress(Exception):  # the JVM may have ended, and then there is nothing to cancel
                 self._context.cancelJobGroup(self._group)
             wait([self._running])
-        if self._staging.files.get_file_info(self._staging.path).type.name == "Directory":
-            self._staging.files.delete_dir(self._staging.path)
+        self._staging.delete()
 
     def _run(self) -> Extracted:
         self._context.setLocalProperty("spark.scheduler.pool", "archive")

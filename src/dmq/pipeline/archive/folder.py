@@ -1,37 +1,23 @@
-"""Where an archive lies: a folder of this machine, or of an object store that Arrow and Delta both know.
+"""A folder that tables lie in, on this machine or in an object store.
 
-What always holds: the address of a local folder is an absolute path without a scheme, since every reader takes that.
+What always holds: the address of a local folder is an absolute path without a scheme, since every reader takes that. A
+file gets its final name when it is written, and is never renamed; in an object store folders are not made.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
 from pyarrow import fs
 
-from dmq.errors import InvalidSettings
+from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_errors
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 __all__ = ["Folder", "normal_uri"]
-
-
-def normal_uri(uri: str) -> str:
-    """The address as this package spells it.
-
-    Raises:
-        InvalidSettings: it is none.
-    """
-    if not uri.strip():
-        raise InvalidSettings("where is the archive? give the folder or the address of its tables")
-    parts = urlsplit(uri)
-    if "://" not in uri:
-        return str(Path(uri).expanduser().absolute())
-    if parts.scheme == "file":
-        return str(Path(unquote(parts.path)).absolute())
-    return uri.rstrip("/")
 
 
 class Folder(NamedTuple):
@@ -50,17 +36,55 @@ class Folder(NamedTuple):
             InvalidSettings: nothing here knows such an address.
         """
         uri = normal_uri(uri)
-        if "://" not in uri:
-            return cls(uri, fs.LocalFileSystem(), uri, True)
-        try:
-            files, path = fs.FileSystem.from_uri(uri)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:  # a store is asked where it is
-            raise InvalidSettings(f"no archive can lie at {uri}: {error}") from error
-        return cls(uri, files, path, False)
+        files, path = file_system(uri)
+        return cls(uri, files, path, scheme_of(uri) == "file")
 
     def below(self, name: str) -> Folder:
         """A folder in it."""
         return Folder(f"{self.uri}/{name}", self.files, f"{self.path}/{name}", self.is_local)
+
+    def delta(self) -> DeltaTable:
+        """The Delta table in it.
+
+        Raises:
+            TableNotFoundError: there is none.
+        """
+        from deltalake import DeltaTable  # tasks only write files, and do not need it
+
+        return DeltaTable(self.uri, storage_options=delta_options(self.uri))
+
+    def check(self) -> None:
+        """See that the store answers, and that its bucket is there.
+
+        Raises:
+            StorageError: it does not, or is not; the message says what to do.
+        """
+        if not self.is_local:
+            with store_errors(self.uri):
+                self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+
+    def make(self, name: str = "") -> None:
+        """See that a folder is there to write into; an object store has none, and needs none."""
+        if self.is_local:
+            self.files.create_dir(f"{self.path}/{name}" if name else self.path, recursive=True)
+
+    def delete(self, name: str = "") -> None:
+        """Delete a folder with all files in it, if it is there."""
+        path = f"{self.path}/{name}" if name else self.path
+        if self.files.get_file_info(path).type == fs.FileType.Directory:
+            self.files.delete_dir(path)
+
+    def sweep(self, age: timedelta) -> None:
+        """Delete the folders in it in which nothing was written for this time."""
+        latest: dict[str, datetime] = {}
+        with store_errors(self.uri):
+            for info in self.files.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True)):
+                below = info.path.removeprefix(f"{self.path}/").partition("/")[0]
+                if info.mtime is not None:
+                    latest[below] = max(info.mtime, latest.get(below, info.mtime))
+            for name, at in latest.items():
+                if at < datetime.now(UTC) - age:
+                    self.delete(name)
 
     def sync(self, name: str) -> None:
         """Make a file of it, and its name, outlive a power loss; an object store does that by itself."""

@@ -17,10 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from pyarrow import fs
 
 from dmq.pipeline.archive.batch import Batch, after, batch_size, next_batch
 from dmq.pipeline.archive.extract import Extracted
@@ -153,10 +151,7 @@ class ArchiveJob:
 
     def _sweep(self) -> None:
         """Delete what runs that were killed have staged, once it is old enough to be nobody's."""
-        staging = self._archive.folder.below(STAGING)
-        for info in staging.files.get_file_info(fs.FileSelector(staging.path, allow_not_found=True)):
-            if info.mtime is not None and info.mtime < datetime.now(UTC) - _STALE:
-                staging.files.delete_dir(info.path)
+        self._archive.folder.below(STAGING).sweep(_STALE)
 
     def archived_to(self, journal_id: int) -> int:
         """The journal offset up to which all tables have everything; 0 if one of them has nothing."""

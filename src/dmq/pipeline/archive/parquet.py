@@ -14,26 +14,31 @@ import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from typing import Any, Final, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.object_store import store_errors
 
 __all__ = [
     "DT",
+    "FILE_BYTES",
     "ROW_GROUP_BYTES",
     "ROW_GROUP_ROWS",
+    "DayFile",
+    "Layout",
     "Written",
-    "adopt_parquet",
     "split_days",
     "write_days",
     "write_parquet",
 ]
 
 DT: Final = "dt"
+FILE_BYTES: Final = 128 << 20  # what a file should not be much larger than
 # A row group is the least that a lookup reads of a column, so it is small.
 ROW_GROUP_ROWS: Final = 32_768
 ROW_GROUP_BYTES: Final = 16 << 20  # about, uncompressed
@@ -88,30 +93,84 @@ def write_parquet(
     place = folder if isinstance(folder, Folder) else Folder.at(folder)
     if sort_by:
         table = table.sort_by([(column, "ascending") for column in sort_by])
-    group_rows = max(1, min(row_group_rows, ROW_GROUP_BYTES * table.num_rows // table.nbytes))
-    path = f"{DT}={days[0].isoformat()}/{name}-{uuid.uuid4().hex}.parquet"
-    collected: list[pq.FileMetaData] = []
-    place.files.create_dir(f"{place.path}/{path.rpartition('/')[0]}", recursive=True)
-    pq.write_table(
-        table,
-        f"{place.path}/{path}",
-        filesystem=place.files,
-        row_group_size=group_rows,
-        compression="zstd",
-        compression_level=1,
-        coerce_timestamps="us",
-        use_dictionary=[name for name in table.column_names if name not in _DISTINCT],
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in table.column_names if name in _RISING} or None,
-        write_page_index=True,
-        sorting_columns=_order(table.schema, sort_by),
-        bloom_filter_options={column: {"ndv": min(group_rows, table.num_rows), "fpp": _BLOOM_FPP} for column in bloom}
-        or None,
-        metadata_collector=collected,
-    )
-    place.sync(path)
-    size = place.files.get_file_info(f"{place.path}/{path}").size
-    now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    return Written(path, table.num_rows, size, _stats(collected[0], table.schema), dt=days[0], written_at_ms=now_ms)
+    group_rows = max(1, min(row_group_rows, table.num_rows, ROW_GROUP_BYTES * table.num_rows // table.nbytes))
+    layout = Layout(tuple(sort_by), tuple(bloom), group_rows)
+    with DayFile(place, days[0], table.schema, layout, name=name) as file:
+        for start in range(0, table.num_rows, group_rows):
+            file.write(table.slice(start, group_rows))
+    return file.written
+
+
+class Layout(NamedTuple):
+    """How the rows of a file lie."""
+
+    sort_by: tuple[str, ...] = ()  # the order they are in
+    bloom: tuple[str, ...] = ()  # columns that are looked up by value
+    row_group_rows: int = ROW_GROUP_ROWS  # at most
+
+
+class DayFile:
+    """A new file of a table, written row group by row group under its final name. A context manager.
+
+    Attributes:
+        written: what a commit says of it, once it was closed.
+    """
+
+    def __init__(self, folder: Folder, dt: date, schema: pa.Schema, layout: Layout, *, name: str = "part") -> None:
+        self._folder = folder
+        self._dt = dt
+        self._schema = schema
+        self._path = f"{DT}={dt.isoformat()}/{name}-{uuid.uuid4().hex}.parquet"
+        self._rows = 0
+        self._collected: list[pq.FileMetaData] = []
+        folder.make(self._path.rpartition("/")[0])
+        with store_errors(folder.uri):
+            self._stream = folder.files.open_output_stream(f"{folder.path}/{self._path}")
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            coerce_timestamps="us",
+            use_dictionary=[name for name in schema.names if name not in _DISTINCT],
+            column_encoding={name: "DELTA_BINARY_PACKED" for name in schema.names if name in _RISING} or None,
+            write_page_index=True,
+            sorting_columns=_order(schema, layout.sort_by),
+            bloom_filter_options={column: {"ndv": layout.row_group_rows, "fpp": _BLOOM_FPP} for column in layout.bloom}
+            or None,
+            metadata_collector=self._collected,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """How large it is so far."""
+        return int(self._stream.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Add a row group."""
+        with store_errors(self._folder.uri):
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._rows += table.num_rows
+
+    def close(self) -> None:
+        """End it, and see that it is there for good."""
+        with store_errors(self._folder.uri):
+            self._writer.close()
+            size = self.bytes
+            self._stream.close()
+            self._folder.sync(self._path)
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        stats = _stats(self._collected[0], self._schema)
+        self.written = Written(self._path, self._rows, size, stats, dt=self._dt, written_at_ms=now_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
 
 
 def _order(schema: pa.Schema, sort_by: Sequence[str]) -> list[pq.SortingColumn] | None:
@@ -131,25 +190,6 @@ def split_days(table: pa.Table) -> Iterator[tuple[date, pa.Table]]:
 def write_days(table: pa.Table, folder: str | Folder, **how: Any) -> list[Written]:
     """A file for each day there are rows of; see `write_parquet`."""
     return [write_parquet(rows, folder, **how) for _, rows in split_days(table)]
-
-
-def adopt_parquet(folder: Folder, staged: str, dt: date, *, name: str = "part") -> Written:
-    """Take a finished file of one day, which another engine wrote below the table's folder, into its place.
-
-    Parameters:
-        staged: its path below the folder; it is renamed.
-    """
-    path = f"{DT}={dt.isoformat()}/{name}-{uuid.uuid4().hex}.parquet"
-    folder.files.create_dir(f"{folder.path}/{path.rpartition('/')[0]}", recursive=True)
-    folder.files.move(f"{folder.path}/{staged}", f"{folder.path}/{path}")
-    folder.sync(path)
-    found = pq.ParquetFile(f"{folder.path}/{path}", filesystem=folder.files)
-    with found:
-        said, schema = found.metadata, found.schema_arrow
-    size = folder.files.get_file_info(f"{folder.path}/{path}").size
-    return Written(
-        path, said.num_rows, size, _stats(said, schema), dt=dt, written_at_ms=int(datetime.now(UTC).timestamp() * 1000)
-    )
 
 
 # --- what the log says of a file --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dmq.model import SYSTEM_PREFIX, retry_topic_parts
 from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.archive.settlements import SETTLEMENT
-from dmq.pipeline.jobs.frames import frame_of
+from dmq.pipeline.jobs.frames import file_frame, frame_of
 from dmq.pipeline.jobs.staged_files import SORT, staged
 from dmq.pipeline.lookup.engine import Engine
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
@@ -94,12 +94,14 @@ def resolved_here(
             given[name] = [*files]
             parts.append(_PLACED.format(files=f"${name}", topic=topic, attempts=attempts))
     with Engine() as engine:
+        engine.reach(*settlements, *messages, *copies)
         found = engine.rows(_QUERY.replace("{placed}", " UNION ALL ".join(parts) or _NOWHERE), given)
     return found.cast(SCHEMAS[CONSUME_EVENT])
 
 
 SMALL = 500_000  # settled messages that the driver joins itself
 _FILE_ROWS: Final = 2_000_000
+_PLACED_BY: Final = ("broker", "topic_id", "queue", "queue_offset", "message_id")
 _TOPICS_MAX: Final = 64  # that files are chosen for one by one
 
 _SPARK_QUERY: Final = """
@@ -153,23 +155,19 @@ def resolved(
     """
     messages, copies = (_may_have(archive.table(name), broker, found.bounds) for name in (MESSAGE, COPY))
     table = archive.table(CONSUME_EVENT)
-    if found.settled <= SMALL and archive.folder.is_local:
+    if found.settled <= SMALL:
         rows_here = resolved_here(broker, found.staged, messages, copies, names=topic_names(topics))
         yield write_days(rows_here, table.folder, sort_by=SORT[CONSUME_EVENT])
         return
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    settlements = spark.read.schema(from_arrow_schema(SETTLEMENT)).parquet(*found.staged)
     rows = spark.sql(
         _SPARK_QUERY,
         args={"broker": broker},
-        settlements=settlements,
-        messages=frame_of(spark, MESSAGE, messages),
-        copies=frame_of(spark, COPY, copies),
+        settlements=file_frame(spark, found.staged, SETTLEMENT),
+        messages=frame_of(spark, MESSAGE, messages, [*_PLACED_BY, "topic"]),
+        copies=frame_of(spark, COPY, copies, [*_PLACED_BY, "origin_topic", "attempt"]),
         names=_names(spark, topics),
     )
-    with staged(table, rows, max(1, -(-2 * found.settled // _FILE_ROWS))) as written:
-        yield written
+    yield staged(table, rows, max(1, -(-2 * found.settled // _FILE_ROWS)))
 
 
 def _may_have(table: Table, broker: str, bounds: Mapping[int, tuple[int, int]]) -> list[str]:

@@ -21,9 +21,10 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from dmq.errors import ArchiveConflict, InvalidSettings, StorageError, Unsupported
+from dmq.errors import ArchiveConflict, InvalidSettings, StorageError
 from dmq.pipeline.archive.folder import Folder, normal_uri
 from dmq.pipeline.archive.parquet import DT, Written
+from dmq.pipeline.object_store import delta_options, store_errors
 from dmq.pipeline.tables import SCHEMAS
 
 __all__ = ["Archive", "ColumnBounds", "LiveFile", "Table"]
@@ -117,10 +118,11 @@ class Table:
     def _load(self) -> DeltaTable | None:
         """As it is at this moment."""
         try:
-            if self._delta is None:
-                self._delta = DeltaTable(self.uri)
-            else:
-                self._delta.update_incremental()
+            with store_errors(self.uri):
+                if self._delta is None:
+                    self._delta = self.folder.delta()
+                else:
+                    self._delta.update_incremental()
         except TableNotFoundError:
             self._delta = None
         return self._delta
@@ -222,16 +224,17 @@ class Table:
             if actions is None:
                 return False
             try:
-                delta.create_write_transaction(
-                    actions,
-                    "append",
-                    self.schema,
-                    partition_by=[DT],
-                    # No retries: they would commit on a state that nobody has looked at.
-                    commit_properties=CommitProperties(
-                        max_commit_retries=0, app_transactions=None if marked is None else [marked]
-                    ),
-                )
+                with store_errors(self.uri):
+                    delta.create_write_transaction(
+                        actions,
+                        "append",
+                        self.schema,
+                        partition_by=[DT],
+                        # No retries: they would commit on a state that nobody has looked at.
+                        commit_properties=CommitProperties(
+                            max_commit_retries=0, app_transactions=None if marked is None else [marked]
+                        ),
+                    )
             except CommitFailedError:
                 time.sleep(_PAUSE_SECONDS * (turn + 1))
                 continue
@@ -248,10 +251,16 @@ class Table:
         if delta is None:
             try:
                 delta = DeltaTable.create(
-                    self.uri, self.schema, mode="ignore", partition_by=[DT], name=self.name, configuration=_SETTINGS
+                    self.uri,
+                    self.schema,
+                    mode="ignore",
+                    partition_by=[DT],
+                    name=self.name,
+                    configuration=_SETTINGS,
+                    storage_options=delta_options(self.uri),
                 )
             except DeltaError:  # somebody else created it at this moment
-                delta = DeltaTable(self.uri)
+                delta = self.folder.delta()
             self._delta = delta
         known = {field.name for field in delta.schema().fields}
         missing = [field for field in self.schema if field.name not in known]
@@ -295,6 +304,7 @@ class Archive:
             InvalidSettings: something else lies there.
         """
         archive = cls(normal_uri(uri))
+        archive.folder.check()
         if archive.folder.is_local:
             info = archive.folder.files.get_file_info(archive.folder.path)
             if info.type.name == "File":
@@ -303,18 +313,15 @@ class Archive:
 
     @classmethod
     def open(cls, uri: str) -> Archive:
-        """The archive in a folder of this machine, to look into.
+        """The archive at an address, to look into.
 
         Raises:
-            StorageError: there is none.
-            Unsupported: it lies in an object store.
+            StorageError: there is none, or its store does not answer.
         """
-        place = normal_uri(uri)
-        if "://" in place:  # nobody is asked for it
-            raise Unsupported(f"{place} is not a folder of this machine: mount it, or read the tables with Spark")
-        archive = cls(place)
+        archive = cls(normal_uri(uri))
+        archive.folder.check()
         if not archive.exists():
-            raise StorageError(f"there is no archive at {place}: `dmq archive run --tables …` makes one")
+            raise StorageError(f"there is no archive at {archive.uri}: `dmq archive run --tables …` makes one")
         return archive
 
     def table(self, name: str) -> Table:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import ArchiveConflict, Damaged
 from dmq.pipeline.archive.key_directory import cover
+from dmq.pipeline.archive.parquet import FILE_BYTES
 from dmq.pipeline.jobs.frames import frame_of
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
-from dmq.pipeline.jobs.staged_files import FILE_BYTES, staged
+from dmq.pipeline.jobs.staged_files import staged
 from dmq.pipeline.tables import KEY_DIRECTORY, SCHEMAS
 
 if TYPE_CHECKING:
@@ -87,17 +88,17 @@ def _merge(spark: SparkSession, table: Table, dt: date, files_min: int) -> tuple
             break
         portion = found[0]
         source = frame_of(spark, table.name, [file.uri for file in portion.files])
-        with staged(table, source, portion.parts) as files:
-            read, wrote = sum(file.rows for file in portion.files), sum(file.rows for file in files)
-            if read != wrote or {file.dt for file in files} != {dt}:
-                raise Damaged(
-                    f"{len(portion.files)} files of table {table.name} of {dt} say that they have {read} rows, but "
-                    f"have {wrote}; they are left as they are: look at the folder {table.uri}"
-                )
-            try:
-                table.swap(portion.files, files)
-                return portion.files, len(files)
-            except ArchiveConflict:
-                if left == 1:
-                    raise
+        files = staged(table, source, portion.parts)
+        read, wrote = sum(file.rows for file in portion.files), sum(file.rows for file in files)
+        if read != wrote or {file.dt for file in files} != {dt}:
+            raise Damaged(
+                f"{len(portion.files)} files of table {table.name} of {dt} say that they have {read} rows, but "
+                f"have {wrote}; they are left as they are: look at the folder {table.uri}"
+            )
+        try:
+            table.swap(portion.files, files)
+            return portion.files, len(files)
+        except ArchiveConflict:
+            if left == 1:
+                raise
     return (), 0

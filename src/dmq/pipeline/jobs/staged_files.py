@@ -1,23 +1,21 @@
-"""What Spark has worked out, as files of a table: written beside the table first, then taken into its folder.
+"""What Spark has worked out, as files of a table that wait for their commit.
 
-Spark writes into a hidden folder of the table; a finished file is renamed into the folder of its day and described from
-its footer, so that no row passes through the driver. Small results come as Arrow instead.
+Executors write the files into the table's folder under their final names and describe them, so that no row passes
+through the driver (`dmq.pipeline.jobs.table_files`). Small results come as Arrow instead.
 
-What always holds: a file is in a table only once a commit names it; the staging folder is empty after, however it
-ended; what a killed run left there is older than any run and goes with the next one.
+What always holds: a file is in a table only once a commit names it; what a killed run has written lies there unnamed
+until the job `retain` deletes it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import uuid
-from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+import json
+import tempfile
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyarrow import fs
-
-from dmq.pipeline.archive.parquet import DT, ROW_GROUP_BYTES, ROW_GROUP_ROWS, Written, adopt_parquet, write_days
+from dmq.pipeline.archive.parquet import DT, ROW_GROUP_ROWS, Layout, Written, write_days
 from dmq.pipeline.tables import SCHEMAS
 
 if TYPE_CHECKING:
@@ -25,12 +23,10 @@ if TYPE_CHECKING:
 
     from dmq.pipeline.archive.table_store import Table
 
-__all__ = ["BLOOM", "FILE_BYTES", "GROUP_ROWS", "SORT", "STAGING", "collected", "staged", "sweep"]
+__all__ = ["BLOOM", "GROUP_ROWS", "SORT", "STAGING", "collected", "staged", "sweep"]
 
-FILE_BYTES: Final = 256 << 20  # what a file should not be much larger than
 STAGING: Final = "_staging"
 _STALE: Final = timedelta(days=1)
-_DAY: Final = "staged_day"
 
 # In what order the rows of a file lie, by table; what is looked up in it by value; and how many rows a row group has,
 # where it is not as in others.
@@ -56,72 +52,34 @@ def collected(table: Table, rows: DataFrame) -> list[Written]:
     return write_days(arrow, table.folder, sort_by=SORT[table.name])
 
 
-@contextlib.contextmanager
-def staged(table: Table, rows: DataFrame, files: int = 1) -> Iterator[list[Written]]:
-    """Write a result of any size; what is not committed inside of this is deleted.
+def staged(table: Table, rows: DataFrame, files: int = 1) -> list[Written]:
+    """Write a result of any size; it belongs to the table once the files are committed.
 
     Parameters:
         rows: with the table's columns; of any days.
         files: how many files about, over all days.
     """
-    folder = table.folder
-    sweep(table)
-    run = f"{STAGING}/{uuid.uuid4().hex}"
+    from dmq.pipeline.jobs.table_files import TableFiles, decode_manifest
+
     order = SORT[table.name]
-    try:
-        ordered = rows.select(*(_quoted(name) for name in SCHEMAS[table.name].names))
-        if files > 1:
-            ordered = ordered.repartitionByRange(files, DT, *map(_quoted, order))
-        else:
-            ordered = ordered.coalesce(1)
-        ordered = ordered.sortWithinPartitions(DT, *map(_quoted, order))
-        # Under another name, since Spark leaves a column that names folders out of the files.
-        writer = ordered.selectExpr("*", f"{DT} AS {_DAY}").write.partitionBy(_DAY)
-        writer.options(**_options(table)).parquet(f"{folder.uri}/{run}")
-        yield [adopt_parquet(folder, path, dt) for path, dt in _written(table, run)]
-    finally:
-        _delete(table, run)
-
-
-def _options(table: Table) -> dict[str, str]:
-    """So that a file is like one that `write_parquet` makes."""
-    group_rows = str(GROUP_ROWS.get(table.name, ROW_GROUP_ROWS))
-    options = {
-        "compression": "zstd",
-        "parquet.compression.codec.zstd.level": "1",
-        "parquet.block.size": str(ROW_GROUP_BYTES),
-        "parquet.block.row.count.limit": group_rows,
-    }
-    for column in BLOOM.get(table.name, ()):
-        options[f"parquet.bloom.filter.enabled#{column}"] = "true"
-        options[f"parquet.bloom.filter.expected.ndv#{column}"] = group_rows
-    return options
-
-
-def _written(table: Table, run: str) -> Sequence[tuple[str, date]]:
-    """The files of a run with rows in them, by their path below the table's folder."""
-    folder = table.folder
-    chosen = fs.FileSelector(f"{folder.path}/{run}", recursive=True, allow_not_found=True)
-    found: list[tuple[str, date]] = []
-    for info in folder.files.get_file_info(chosen):
-        day = info.path.rpartition("/")[0].rpartition("/")[2].partition("=")
-        if info.type == fs.FileType.File and info.extension == "parquet" and day[0] == _DAY:
-            found.append((info.path.removeprefix(f"{folder.path}/"), date.fromisoformat(day[2])))
-    return sorted(found)
-
-
-def _delete(table: Table, path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        table.folder.files.delete_dir(f"{table.folder.path}/{path}")
+    ordered = rows.select(*(_quoted(name) for name in SCHEMAS[table.name].names))
+    if files > 1:
+        ordered = ordered.repartitionByRange(files, DT, *map(_quoted, order))
+    else:
+        ordered = ordered.coalesce(1)
+    ordered = ordered.sortWithinPartitions(DT, *map(_quoted, order))
+    layout = Layout(order, BLOOM.get(table.name, ()), GROUP_ROWS.get(table.name, ROW_GROUP_ROWS))
+    rows.sparkSession.dataSource.register(TableFiles)
+    with tempfile.TemporaryDirectory(prefix="dmq-") as place:
+        manifest = Path(place) / "manifest.json"
+        writer = ordered.write.format(TableFiles.name()).mode("append")
+        writer.options(folder=table.uri, layout=json.dumps(layout), manifest=str(manifest)).save()
+        return decode_manifest(manifest.read_text())
 
 
 def sweep(table: Table) -> None:
     """Delete what runs that were killed have left, once it is old enough to be nobody's."""
-    folder = table.folder
-    chosen = fs.FileSelector(f"{folder.path}/{STAGING}", allow_not_found=True)
-    for info in folder.files.get_file_info(chosen):
-        if info.mtime is not None and info.mtime < datetime.now(UTC) - _STALE:
-            _delete(table, info.path.removeprefix(f"{folder.path}/"))
+    table.folder.below(STAGING).sweep(_STALE)
 
 
 def _quoted(name: str) -> str:

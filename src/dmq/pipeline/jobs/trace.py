@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
+from dmq.pipeline.archive.parquet import FILE_BYTES
 from dmq.pipeline.jobs.changes import News, news_of, remember
 from dmq.pipeline.jobs.frames import OFFERED_AT, frame, frame_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
-from dmq.pipeline.jobs.staged_files import FILE_BYTES, staged
+from dmq.pipeline.jobs.staged_files import staged
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     for index, dt in enumerate(sorted(dts)):
         context.progress(Progress("trace", f"joining {dt}", written, index, total=len(dts), unit="days"))
         rows = trace_rows(spark, frame(spark, message, [dt]), frame(spark, event, _window(event.days(), dt, lateness)))
-        with staged(trace, rows, _files(archive, dt)) as files:
-            trace.replace([dt], files)
-            written += sum(file.rows for file in files)
+        files = staged(trace, rows, _files(archive, dt))
+        trace.replace([dt], files)
+        written += sum(file.rows for file in files)
     remember(trace, news)
     return JobResult("trace", {TRACE: written}, frozenset(dts), time.monotonic() - began)
 

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Self
 import duckdb
 import pyarrow as pa
 
-from dmq.errors import InvalidRequest, LimitReached, TimedOut
+from dmq.errors import InvalidRequest, InvalidSettings, LimitReached, TimedOut
+from dmq.pipeline.object_store import scheme_of
 
 __all__ = ["Bounds", "Engine", "Result", "quoted"]
 
@@ -62,10 +63,25 @@ class Engine:
                 "autoload_known_extensions": False,
             }
         )
+        self._schemes = {"file"}  # of what can be read
         # Footers of files never change, since no file does.
         self._connection.execute("SET parquet_metadata_cache = true")
         self._connection.execute("SET validate_external_file_cache = 'NO_VALIDATION'")
         self._connection.execute("SET TimeZone = 'UTC'")
+
+    def reach(self, *files: str) -> None:
+        """See that files of these addresses can be read: those of object stores are read through Arrow.
+
+        Raises:
+            InvalidSettings: what is needed for that is not installed.
+        """
+        for scheme in {scheme_of(uri) for uri in files} - self._schemes:
+            try:
+                from dmq.pipeline.lookup.store_files import StoreFiles
+            except ImportError as error:
+                raise InvalidSettings('to look into an object store: pip install "dmq[spark]"') from error
+            self._connection.register_filesystem(StoreFiles(scheme))
+            self._schemes.add(scheme)
 
     # --- our own questions ------------------------------------------------------------------------------------------
 
@@ -95,6 +111,7 @@ class Engine:
 
     def show(self, name: str, files: Sequence[str], schema: pa.Schema) -> None:
         """Make a table visible under its name."""
+        self.reach(*files)
         if files:
             listed = ", ".join(map(quoted, files))
             self._connection.execute(

@@ -36,7 +36,7 @@ class Listing:
     """
 
     def __init__(self, table: Table, fresh_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._uri = table.uri
+        self._folder = table.folder
         self._fresh_seconds = fresh_seconds
         self._now = now
         self._delta: DeltaTable | None = None
@@ -53,7 +53,7 @@ class Listing:
 
     def address(self, path: str) -> str:
         """The address of a file."""
-        return f"{self._uri}/{path}"
+        return f"{self._folder.uri}/{path}"
 
     def files(self, where: _Bounds | None = None, days: Days = (None, None)) -> list[str]:
         """Addresses of the files that may have rows of some days with values within bounds, the bounds included."""
@@ -103,7 +103,7 @@ class Listing:
             return self._listed is not None
         try:
             if self._delta is None:
-                self._delta = DeltaTable(self._uri)
+                self._delta = self._folder.delta()
             else:
                 self._delta.update_incremental()
         except TableNotFoundError:

@@ -26,6 +26,7 @@ from dmq.pipeline.archive.key_index import bucket_of, text_hash
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.directory import Directory
 from dmq.pipeline.lookup.file_list import Listing
+from dmq.pipeline.object_store import open_parquet
 from dmq.pipeline.tables import KEY_DIRECTORY, KEY_INDEX, SCHEMAS
 
 __all__ = ["IndexEntry", "KeyIndex"]
@@ -101,7 +102,7 @@ class _File:
     """A file of the index, and which hashes its row groups have."""
 
     def __init__(self, path: str) -> None:
-        self._parquet = pq.ParquetFile(path, memory_map=True)
+        self._parquet = open_parquet(path)
         self._buckets = _bounds(self._parquet.metadata, _BUCKET)
         self._hashes = _bounds(self._parquet.metadata, _HASH)
 

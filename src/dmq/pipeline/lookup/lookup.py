@@ -56,12 +56,13 @@ class Lookup:
         fresh_seconds: for how long the list of a table's files is taken for true.
 
     Raises:
-        StorageError, Unsupported: there is no archive, or it is not here; see `Archive.open`.
+        StorageError: there is no archive, or its store does not answer; see `Archive.open`.
     """
 
     def __init__(self, uri: str, *, fresh_seconds: float = _FRESH_SECONDS) -> None:
         self.archive: Final = Archive.open(uri)
         self._engine = Engine()
+        self._engine.reach(self.archive.uri)
         self._listings = {
             name: Listing(self.archive.table(name), fresh_seconds) for name in (MESSAGE, COPY, CONSUME_EVENT)
         }
@@ -176,7 +177,7 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
     Raises:
         InvalidRequest: it is no SELECT, or cannot be understood.
         LimitReached, TimedOut: it takes more than the bounds allow.
-        StorageError, Unsupported: there is no archive, or it is not here; see `Archive.open`.
+        StorageError: there is no archive, or its store does not answer; see `Archive.open`.
     """
     archive = Archive.open(uri)
     with Engine(bounds) as engine:

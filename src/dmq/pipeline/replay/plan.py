@@ -147,9 +147,7 @@ class Plans:
 
     def drop(self, folder: str) -> None:
         """Delete rows that are not needed."""
-        place = self.folder.below(folder)
-        if place.files.get_file_info(place.path).type == fs.FileType.Directory:
-            place.files.delete_dir(place.path)
+        self.folder.delete(folder)
 
     def _read(self, name: str) -> bytes | None:
         path = f"{self.folder.path}/{name}"
@@ -161,7 +159,7 @@ class Plans:
     def _create(self, name: str, raw: bytes) -> bool:
         """Write a file that is there whole or not at all; False if it was there already."""
         path = f"{self.folder.path}/{name}"
-        self.folder.files.create_dir(self.folder.path, recursive=True)
+        self.folder.make()
         if not self.folder.is_local:
             if self._read(name) is not None:
                 return False

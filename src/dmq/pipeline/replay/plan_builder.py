@@ -189,7 +189,7 @@ class _Staging:
         self.counts: dict[int, int] = {}
         self.rows = 0
         self.bytes = 0
-        folder.files.create_dir(folder.path, recursive=True)
+        folder.make()
 
     def add(self, batch: pa.RecordBatch) -> None:
         queues = queues_of(batch, self._target)

@@ -66,9 +66,8 @@ def collect(tables: str, now: datetime, since: datetime | None = None, until: da
         since, until: the period; without them the last 24 hours that the archive has, or less if it has less.
 
     Raises:
-        StorageError: there is no archive.
+        StorageError: there is no archive, or its store does not answer.
         InvalidSettings: the period ends before it begins.
-        Unsupported: the archive lies in an object store.
     """
     archive = Archive.open(tables)
     with Engine(Bounds(memory_bytes=_MEMORY_BYTES)) as engine:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dmq.broker.broker import Broker
-from dmq.broker.catalog.cluster_topics import ClusterAccess, GroupChange
+from dmq.broker.catalog.cluster_access import ClusterAccess, GroupChange
 from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher

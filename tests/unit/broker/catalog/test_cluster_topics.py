@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dmq.broker.catalog.cluster_topics import GroupChange, SlotChange, Verdict, decide
+from dmq.broker.catalog.cluster_access import GroupChange
+from dmq.broker.catalog.cluster_topics import SlotChange, Verdict, decide
 from dmq.broker.catalog.key_values import KeyValue
 from dmq.broker.publish.rate_limits import Limit
 from dmq.errors import (
@@ -25,12 +26,12 @@ from dmq.errors import (
     UnknownTopic,
 )
 from dmq.model import TopicConfig
-from dmq.registry.contents import ShardState, TopicContent, TopicState, hex_id
+from dmq.registry.contents import ConsumerContent, ShardState, TopicContent, TopicState, encode_content, hex_id
 from dmq.registry.memory import Fate
-from dmq.registry.registry import Delete
+from dmq.registry.registry import Create, Delete
 from dmq.storage.state.events import PositionSet
 from dmq.storage.state.state import Topic
-from tests.unit.broker.catalog.leaders import PATHS, ShardLeader, leaders
+from tests.unit.broker.catalog.leaders import PATHS, Leaders, ShardLeader, leaders
 from tests.unit.broker.leading import on_a_loop
 
 
@@ -413,7 +414,7 @@ async def test_groups_are_named_below_their_topics_and_deleted_everywhere() -> N
         first = s1.broker.cluster
         assert first is not None
         await s1.broker.changes.after(lambda: s1.broker.groups.create("g", "t"))
-        await first.change_group(GroupChange("g", "t"), [], None)
+        await first.groups.change(GroupChange("g", "t"), [], None)
         assert [one.broker.queries.groups() for one in (s1, s2)] == [["g"], ["g"]]
         assert await cluster.writer.read(PATHS.consumer("t", "g")) is not None
         # A group that begins by subscribing is named as well.
@@ -422,13 +423,49 @@ async def test_groups_are_named_below_their_topics_and_deleted_everywhere() -> N
         async with asyncio.timeout(20):
             while [one.path for one in await cluster.writer.children(PATHS.topic("t"))] != paths:
                 await asyncio.sleep(0.001)
-        await first.change_group(GroupChange("g", "t", is_deleted=True), ["t"], _delete(s1, "g"))
+        await first.groups.change(GroupChange("g", "t", is_deleted=True), ["t"], _delete(s1, "g"))
         assert [one.broker.queries.groups() for one in (s1, s2)] == [[], ["h"]]
         with pytest.raises(UnknownGroup):
-            await first.change_group(GroupChange("g", "", is_deleted=True), [], _delete(s1, "g"))
+            await first.groups.change(GroupChange("g", "", is_deleted=True), [], _delete(s1, "g"))
         await s1.delete("t")  # with the entries below it
         await cluster.until(lambda: "t" not in s1.view.topics)
         assert await cluster.entry("t") is None
+
+
+@on_a_loop
+async def test_a_group_misses_nothing_of_a_slot_that_is_added_while_it_is_away() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        await _place(s1, "t", remove="s2", is_forced=True)
+        await cluster.until(lambda: s2.broker.catalog.find("t") is None)
+        await s1.broker.changes.after(lambda: s1.broker.groups.create("g", "t"))
+        async with asyncio.timeout(20):
+            while not await cluster.writer.children(PATHS.topic("t")):
+                await asyncio.sleep(0.001)
+        # One of a topic of that name that was there before, and one that an earlier version has noted.
+        for name, noted in (("old", ConsumerContent(incarnation=hex_id(1))), ("older", ConsumerContent())):
+            await cluster.writer.write([Create(PATHS.consumer("t", name), encode_content(noted))])
+        await _place(s1, "t", add="s2", queues=3)
+        topic = s2.broker.catalog.topic("t")
+        assert {place: found.floor for place, found in s2.broker.queries.positions_of("g").items()} == {
+            (topic.id, queue): 0 for queue in range(3)
+        }
+        assert s2.broker.queries.groups() == ["g"]
+        await s1.broker.changes.after(lambda: s1.broker.groups.create("older", "t"))  # it is noted with the topic now
+        await _place(s1, "t", remove="s2", is_forced=True)
+        await cluster.until(lambda: s2.broker.catalog.find("t") is None)
+        async with asyncio.timeout(20):
+            while b'"incarnation":""' in (await _entry(cluster, "older")).replace(b" ", b""):
+                await asyncio.sleep(0.001)
+        await _place(s1, "t", add="s2")
+        assert s2.broker.queries.groups() == ["g", "older"]
+
+
+async def _entry(cluster: Leaders, group: str) -> bytes:
+    found = await cluster.writer.read(PATHS.consumer("t", group))
+    assert found is not None
+    return found.value
 
 
 async def _delete(leader: ShardLeader, group: str) -> None:

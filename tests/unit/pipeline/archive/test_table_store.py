@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyarrow import fs
 
 from dmq.errors import ArchiveConflict, InvalidSettings
 from dmq.pipeline.archive.parquet import Written, write_days, write_parquet
 from dmq.pipeline.archive.table_store import Archive, Table
+from dmq.pipeline.object_store import open_parquet
 from dmq.pipeline.tables import CONSUME_EVENT, SCHEMAS
+from tests.object_store import ObjectStore
 
 DAY = date(2030, 1, 31)
 NEXT = date(2030, 2, 1)
@@ -41,8 +44,22 @@ def events(first: int, count: int, dt: date = DAY, *, error: str | None = None) 
     return pa.Table.from_pylist(rows, schema=SCHEMAS[CONSUME_EVENT])
 
 
-def table_at(folder: Path) -> Table:
-    return Archive.create(str(folder)).table(CONSUME_EVENT)
+@pytest.fixture(params=["folder", "object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an archive can lie."""
+    if request.param == "folder":
+        return str(tmp_path)
+    store: ObjectStore = request.getfixturevalue("object_store")
+    return f"{store.bucket()}/archive"
+
+
+def table_at(uri: str) -> Table:
+    return Archive.create(uri).table(CONSUME_EVENT)
+
+
+def is_there(table: Table, file: Written) -> bool:
+    is_file: bool = table.folder.files.get_file_info(f"{table.folder.path}/{file.path}").type == fs.FileType.File
+    return is_file
 
 
 def written(table: Table, first: int, count: int, dt: date = DAY) -> list[Written]:
@@ -50,20 +67,19 @@ def written(table: Table, first: int, count: int, dt: date = DAY) -> list[Writte
 
 
 def ids(table: Table) -> list[str]:
-    files = table.files()
-    return sorted(pq.ParquetFile(file).read(["message_id"])[0].to_pylist()[0] for file in files) if files else []
+    return sorted(open_parquet(file).read(["message_id"])[0].to_pylist()[0] for file in table.files())
 
 
 def test_a_table_that_was_never_committed_to_has_no_files_and_makes_no_folder(tmp_path: Path) -> None:
-    table = table_at(tmp_path / "archive")
+    table = table_at(str(tmp_path / "archive"))
     assert not table.exists()
     assert table.files() == []
     assert table.version_of("x") is None
     assert not (tmp_path / "archive").exists()
 
 
-def test_a_version_is_committed_once(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_a_version_is_committed_once(place: str) -> None:
+    table = table_at(place)
     files = written(table, 0, 3)
     assert table.commit(files, app_id="x", version=10, after=None)
     assert not table.commit(written(table, 0, 3), app_id="x", version=10, after=None)
@@ -72,8 +88,8 @@ def test_a_version_is_committed_once(tmp_path: Path) -> None:
     assert table.version_of("y") is None
 
 
-def test_a_commit_on_another_version_than_expected_is_refused(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_a_commit_on_another_version_than_expected_is_refused(place: str) -> None:
+    table = table_at(place)
     table.commit(written(table, 0, 3), app_id="x", version=10)
     for version, after in ((5, None), (20, 5), (20, None)):
         with pytest.raises(ArchiveConflict, match="one run at a time"):
@@ -81,14 +97,14 @@ def test_a_commit_on_another_version_than_expected_is_refused(tmp_path: Path) ->
     assert table.rows() == 3
 
 
-def test_of_many_writers_at_once_each_version_is_in_the_table_once(tmp_path: Path) -> None:
+def test_of_many_writers_at_once_each_version_is_in_the_table_once(place: str) -> None:
     versions = range(1, 9)
-    table_at(tmp_path).commit([], app_id="y", version=0)
+    table_at(place).commit([], app_id="y", version=0)
     committed: list[int] = []
     conflicts: list[ArchiveConflict] = []
 
     def write() -> None:
-        table = table_at(tmp_path)
+        table = table_at(place)
         for version in versions:
             try:
                 if table.commit(written(table, version, 1), app_id="x", version=version):
@@ -101,14 +117,14 @@ def test_of_many_writers_at_once_each_version_is_in_the_table_once(tmp_path: Pat
         thread.start()
     for thread in threads:
         thread.join()
-    table = table_at(tmp_path)
+    table = table_at(place)
     assert len(committed) == len(set(committed)) == table.rows()
     assert table.version_of("x") == versions[-1]
     assert ids(table) == [f"{version:026d}" for version in sorted(committed)]
 
 
-def test_versions_of_different_apps_do_not_touch_each_other(tmp_path: Path) -> None:
-    table, other = table_at(tmp_path), table_at(tmp_path)
+def test_versions_of_different_apps_do_not_touch_each_other(place: str) -> None:
+    table, other = table_at(place), table_at(place)
     table.commit(written(table, 0, 1), app_id="x", version=1)
     other.commit(written(other, 1, 1), app_id="y", version=7)
     table.commit(written(table, 2, 1), app_id="x", version=2, after=1)
@@ -116,16 +132,16 @@ def test_versions_of_different_apps_do_not_touch_each_other(tmp_path: Path) -> N
 
 
 def test_versions_outlive_checkpoints_of_the_log(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+    table = table_at(str(tmp_path))
     table.commit([], app_id="early", version=3)
     for version in range(60):
         table.commit([], app_id="x", version=version)
     assert list((tmp_path / CONSUME_EVENT / "_delta_log").glob("*.checkpoint.parquet"))
-    assert table_at(tmp_path).version_of("early") == 3
+    assert table_at(str(tmp_path)).version_of("early") == 3
 
 
-def test_days_are_replaced_and_others_stay(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_days_are_replaced_and_others_stay(place: str) -> None:
+    table = table_at(place)
     table.commit(written(table, 0, 3) + written(table, 10, 4, NEXT), app_id="x", version=1)
     assert table.replace([DAY], written(table, 100, 1), app_id="r", version=1)
     assert not table.replace([DAY], written(table, 200, 2), app_id="r", version=1)
@@ -136,8 +152,8 @@ def test_days_are_replaced_and_others_stay(tmp_path: Path) -> None:
         table.replace([DAY], written(table, 1, 1, NEXT))
 
 
-def test_files_are_swapped_only_while_they_are_there(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_files_are_swapped_only_while_they_are_there(place: str) -> None:
+    table = table_at(place)
     table.commit(written(table, 0, 2) + written(table, 2, 2), app_id="x", version=1)
     old = table.live_files()
     table.swap(old, written(table, 0, 4))
@@ -146,8 +162,8 @@ def test_files_are_swapped_only_while_they_are_there(tmp_path: Path) -> None:
         table.swap(old, written(table, 0, 4))
 
 
-def test_files_are_chosen_by_day_and_by_the_values_in_them(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_files_are_chosen_by_day_and_by_the_values_in_them(place: str) -> None:
+    table = table_at(place)
     table.commit(written(table, 0, 3) + written(table, 10, 3) + written(table, 20, 3, NEXT), app_id="x", version=1)
     assert len(table.files()) == 3
     assert [file.dt for file in table.live_files(NEXT)] == [NEXT]
@@ -160,8 +176,8 @@ def test_files_are_chosen_by_day_and_by_the_values_in_them(tmp_path: Path) -> No
     assert len(table.files(DAY, where={"topic": ("orders", "orders")})) == 2
 
 
-def test_a_long_text_is_found_by_its_shortened_bounds(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_a_long_text_is_found_by_its_shortened_bounds(place: str) -> None:
+    table = table_at(place)
     text = "e" * 100
     table.commit(write_days(events(0, 2, error=text), table.folder), app_id="x", version=1)
     assert len(table.files(where={"error": (text, text)})) == 1
@@ -170,7 +186,7 @@ def test_a_long_text_is_found_by_its_shortened_bounds(tmp_path: Path) -> None:
 
 
 def test_other_engines_read_the_table_with_its_days(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+    table = table_at(str(tmp_path))
     table.commit(written(table, 0, 3) + written(table, 10, 2, NEXT), app_id="x", version=1)
     query = f"SELECT dt, count(*) FROM read_parquet({table.files()!r}) GROUP BY dt ORDER BY dt"
     by_name = duckdb.execute(query).fetchall()
@@ -179,15 +195,15 @@ def test_other_engines_read_the_table_with_its_days(tmp_path: Path) -> None:
     assert sorted(seen["dt"].to_pylist()) == [DAY] * 3 + [NEXT] * 2
 
 
-def test_vacuum_takes_what_no_commit_names_and_nothing_else(tmp_path: Path) -> None:
-    table = table_at(tmp_path)
+def test_vacuum_takes_what_no_commit_names_and_nothing_else(place: str) -> None:
+    table = table_at(place)
     table.commit(written(table, 0, 3), app_id="x", version=1)
     (orphan,) = written(table, 10, 3)
     assert table.vacuum(24) == []
     assert table.vacuum(0, dry_run=True) == [orphan.path]
-    assert (tmp_path / CONSUME_EVENT / orphan.path).exists()
+    assert is_there(table, orphan)
     table.vacuum(0)
-    assert not (tmp_path / CONSUME_EVENT / orphan.path).exists()
+    assert not is_there(table, orphan)
     assert table.rows() == 3
 
 

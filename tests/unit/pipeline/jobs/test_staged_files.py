@@ -19,6 +19,7 @@ def test_only_what_is_old_enough_to_be_nobodys_is_swept(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "part.parquet").write_bytes(b"x")
         at = time.time() - age_hours * 3600
+        os.utime(folder / "part.parquet", (at, at))
         os.utime(folder, (at, at))
     sweep(table)
     assert [path.name for path in (Path(table.uri) / STAGING).iterdir()] == ["young"]

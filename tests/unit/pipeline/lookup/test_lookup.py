@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dmq.errors import InvalidRequest, StorageError, Unsupported
+from dmq.errors import InvalidRequest, StorageError
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup import key_lookup
 from dmq.pipeline.lookup.file_list import Listing
 from dmq.pipeline.lookup.lookup import Lookup, run_sql
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX
+from tests.object_store import ObjectStore
 from tests.unit.pipeline.archives import BROKER, NOON, commit_messages, commit_rows, message_row
 
 COUNT = 500
@@ -179,7 +180,13 @@ def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:
         Lookup(str(tmp_path))
 
 
-def test_an_archive_in_an_object_store_is_told_to_be_mounted() -> None:
-    for ask in (Lookup, lambda uri: run_sql(uri, "SELECT 1"), Archive.open):
-        with pytest.raises(Unsupported, match="s3://bucket/archive is not a folder of this machine: mount it"):
-            ask("s3://bucket/archive/")
+def test_messages_are_found_in_an_object_store(object_store: ObjectStore) -> None:
+    uri = f"{object_store.bucket()}/archive"
+    commit_messages(Archive.create(uri), [message_row(number, business_id="u") for number in range(5)])
+    lookup = Lookup(uri.replace("s3://", "s3a://"))
+    assert [row["key"] for row in lookup.by_key("order-3")] == ["order-3"]
+    assert len(lookup.by_business_id("u")) == 5
+    assert len(lookup.life(str(MessageId(7, 2))).messages) == 1
+    assert run_sql(uri, "SELECT count(*) AS found FROM message").table["found"].to_pylist() == [5]
+    with pytest.raises(InvalidRequest, match="disabled by configuration"):
+        run_sql(uri, f"SELECT * FROM read_parquet('{uri}/message/other.parquet')")
