@@ -43,6 +43,9 @@ from dmq.registry.paths import Paths
 from dmq.registry.registry import Create, Entry, Operation, Put
 from dmq.registry.zookeeper.client import ZooKeeperClient
 from dmq.registry.zookeeper.ensemble import Ensemble
+from dmq.shard.admin.operations import Operations
+from dmq.shard.admin.visitor import Visitor
+from dmq.shard.network import Network
 from tests.integration.shard.processes import ShardProcesses
 from tests.zookeepers import ZooKeeperProcess
 
@@ -119,7 +122,7 @@ def entries(brokers: int, topics: int) -> Iterator[Create]:
         yield Create(_PATHS.topic(f"orders.eu.customer-{number}"), topic_of(number, slots))
 
 
-def node_of(name: str, replica: str, shard: int) -> bytes:
+def node_of(name: str, replica: str, shard: int, load: float = 0.0) -> bytes:
     return encode_content(
         NodeContent(
             address=f"{name}.example.com:9611",
@@ -128,7 +131,15 @@ def node_of(name: str, replica: str, shard: int) -> bytes:
             replica=replica,
             zone="a",
             version="1.0.0",
-            load={"messages_per_second": 1234.5},
+            load={
+                "cpu": 0.5 + load,
+                "connections": 120.0,
+                "messages_in": 1234.5 + load,
+                "bytes_in": 1234567.8 + load,
+                "messages_out": 1234.5 + load,
+                "bytes_out": 1234567.8 + load,
+                "disk_used": 0.525,
+            },
         )
     )
 
@@ -177,14 +188,21 @@ async def refreshes(zookeeper: ZooKeeperProcess, brokers: int, topics: int, seco
         keeper = asyncio.ensure_future(view.keep())
         await asyncio.sleep(2)
         found.append(await cost(f"{seconds:g} s in which nothing changes", client, lambda: asyncio.sleep(seconds)))
-        writer = _Rewriter(zookeeper, brokers)
+        writer = await asyncio.to_thread(_Rewriter, zookeeper, brokers)  # a loop that waits for it loses its session
         what = f"{seconds:g} s in which {brokers} brokers rewrite their entries every {_REWRITE_SECONDS:g} s"
         found.append(await cost(what, client, lambda: asyncio.sleep(seconds)))
         written = writer.stop()
         print(f"  ({written} entries were rewritten)")
+        found.append(await cost("one shard is looked at: dmq shard show", client, _looked_at(client)))
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
     return found
+
+
+def _looked_at(client: CountedClient) -> Callable[[], Coroutine[Any, Any, object]]:
+    """What a member does to show a shard; the members themselves are not there to be asked."""
+    operations = Operations(Visitor(client, _PATHS), Network("bench", port=0), SystemClock(), "bench")
+    return lambda: operations.shard("shard-7")
 
 
 class _Rewriter:
@@ -212,7 +230,8 @@ def rewrite(address: str, brokers: int) -> None:
     number = 0
     while True:
         name = f"broker-{number % brokers}"
-        client.set(_PATHS.node(name), node_of(name, hex_id(number % brokers + 1), number % brokers // _MEMBERS))
+        value = node_of(name, hex_id(number % brokers + 1), number % brokers // _MEMBERS, load=number / 10)
+        client.set(_PATHS.node(name), value)
         os.write(1, b".")
         number += 1
         time.sleep(_REWRITE_SECONDS / brokers)

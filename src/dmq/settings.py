@@ -217,6 +217,9 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[str, _text("Where other members reach it, as host:port; none: where it listens.")] | None
     ) = None
     zone: Annotated[str, _text("Zone it stands in; two members of one zone are reported.")] | None = None
+    weight: Annotated[
+        int, _count(0, "Share of the messages that may go to any shard, in percent, while it leads its own.", 10_000)
+    ] = 100
     replicas: Annotated[int, _count(1, "Members of a shard that it creates.", 7)] = 3
     min_in_sync: Annotated[int, _count(1, "Members that must have a message, in a shard that it creates.", 7)] = 2
     promise_seconds: Annotated[float, _time("A follower stands for no election so long after it heard its leader.")] = (

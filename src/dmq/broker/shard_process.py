@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.broker.catalog.cluster_access import ClusterAccess, GroupChange
+from dmq.broker.diagnostics.node_load import NodeLoad
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.journal.unit_fetch import fetch_units
 from dmq.broker.leader_links import LeaderLinks
@@ -152,6 +153,7 @@ class ShardProcess:
             address=address,
             replication_address=replication,
             zone=shard.zone or "",
+            weight=shard.weight,
             root=self._root,
         )
         self._task = asyncio.create_task(self._run(place))
@@ -176,10 +178,13 @@ class ShardProcess:
         directory = Directory(self._ways.files, self._settings.store, clock, on_disk=self._disk.wait_for)
         member = Member(directory, place, registry, self.network, service=self.service, settings=settings)
         self.member = self.network.hearing = member
+        load = NodeLoad(self._dispatcher, clock)
+        member.load = lambda: load.take(self._dispatcher.broker)
         self._dispatcher.shards = Operations(member, self.network, clock, self.broker)
         self._watchdog = Watchdog(lambda: member.heart.is_beating)
         self._watchdog.start()
         self.cluster = cluster = ClusterView(registry, member.view.paths, clock)
+        self._dispatcher.shards.cluster_view = cluster
         cluster.listeners.append(self._routes_changed)
         metadata = Metadata(registry, member.view.paths, member.view.write)
         self.service.access = ClusterAccess(

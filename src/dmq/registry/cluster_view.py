@@ -1,10 +1,12 @@
 """The view of a cluster: its brokers, shards and topics as the registry has them, and the routes that follow from that.
 
 Every member of a cluster keeps one, and so may a name server or a client that reads the registry itself. Brokers are
-watched. `/dmq/change` is watched, and read every 3 seconds in case a watch is told late: it names what was written
-last, so that one read says what else to read. The records of shards are also read when a broker of theirs comes or
-goes, and every 30 seconds; everything is read at the start, once an hour, and whenever the names in `/dmq/change` do
-not reach back far enough. `/dmq/shard/<shard>/leader`, which every leader writes every second, is not looked at.
+watched: one that comes is read at once, those that rewrite their entries are read together, a second later.
+`/dmq/change` is watched, and read every 3 seconds in case a watch is told late: it names what was written last, so that
+one read says what else to read. The records of shards are also read when a broker of theirs comes, goes or moves, and
+32 of them in turn every 30 seconds. Everything is read at the start, once an hour, and whenever the names in
+`/dmq/change` do not reach back far enough. `/dmq/shard/<shard>/leader`, which every leader writes every second, is not
+looked at.
 
 What always holds: what was known stays known while the registry does not answer; an entry that cannot be read stays as
 it was known. A shard's leader is who won the epoch of its record, as long as that broker is registered.
@@ -36,7 +38,7 @@ from dmq.registry.contents import (
 )
 from dmq.registry.paths import Paths, name_of
 from dmq.registry.registry import Entry, Registry
-from dmq.registry.watch import Watch
+from dmq.registry.watch import Changes, Watch
 
 __all__ = ["ClusterView", "ViewChange"]
 
@@ -47,8 +49,10 @@ C = TypeVar("C", bound=Content)
 _UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
 _READ_SECONDS: Final = 3.0
 _SHARDS_SECONDS: Final = 30.0
+_SHARDS_AT_A_TIME: Final = 32
 _PULL_SECONDS: Final = 3600.0
 _AGAIN_SECONDS: Final = 0.5
+_GATHER_SECONDS: Final = 1.0
 _ADDRESSES_MAX: Final = 64
 
 
@@ -97,6 +101,13 @@ class ClusterView:
         self._seen: tuple[int, int] | None = None  # version and count of /dmq/change
         self._pulled_at = self._shards_at = float("-inf")
         self._stale_nodes: set[str] | None = None  # paths of brokers to be read; None: all of them
+        self._rows: list[ShardRoute] = []  # of all shards, as they follow from what is known
+        # What has changed and was not told yet: reading may break off in the middle.
+        self._told_rows = self._rows
+        self._concerned: set[str] = set()  # shards to be read
+        self._last_shard = ""  # of those that are read in turn
+        self._new_topics: set[str] = set()
+        self._has_new_limits = False
         self._lock = asyncio.Lock()
         self._is_wanted = asyncio.Event()
 
@@ -107,11 +118,7 @@ class ClusterView:
         registry, paths = self._registry, self._paths
         with registry.watch(paths.nodes) as nodes, registry.watch(paths.change) as change:
             while True:
-                taken = nodes.take()
-                if taken is not None and taken.is_all:
-                    self._stale_nodes = None
-                elif taken is not None and self._stale_nodes is not None:
-                    self._stale_nodes.update(taken.paths)
+                self._take(nodes.take())
                 try:
                     await self.refresh()
                 except _UNAVAILABLE as error:
@@ -120,8 +127,24 @@ class ClusterView:
                     continue
                 await self._something(nodes, change)
 
+    def _take(self, changes: Changes | None) -> bool:
+        """Note which brokers are to be read; whether one of them is not known yet."""
+        if changes is None:
+            return False
+        if changes.is_all:
+            self._stale_nodes = None
+        elif self._stale_nodes is not None:
+            self._stale_nodes.update(changes.paths)
+        return changes.is_all or any(name_of(path) not in self.nodes for path in changes.paths)
+
+    async def _brokers_of(self, nodes: Watch) -> None:
+        """Wait until brokers are to be read. In a large cluster some rewrite their entries all the time."""
+        if not self._take(await nodes.next()):
+            await asyncio.sleep(_GATHER_SECONDS)
+
     async def _something(self, nodes: Watch, change: Watch) -> None:
-        waits = [asyncio.ensure_future(one) for one in (nodes.wait(), change.wait(), self._is_wanted.wait())]
+        works = (self._brokers_of(nodes), change.wait(), self._is_wanted.wait())
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(one) for one in works]
         try:
             await asyncio.wait(waits, timeout=_READ_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -153,30 +176,35 @@ class ClusterView:
                 listener(found)
 
     async def _read(self) -> ViewChange:
-        routes, limits = self._shard_rows(), dict(self.limits)
         now = self._clock.monotonic()
         if not self.cluster:
             await self._read_cluster()
-        concerned = await self._read_nodes()
+        await self._read_nodes()
         entry = await self._registry.read(self._paths.change)
         change = ChangeContent() if entry is None else _decoded(ChangeContent, entry) or ChangeContent()
         seen = (-1 if entry is None else entry.version, change.count)
         paths = self._news(seen, change)
         is_all = paths is None or now - self._pulled_at >= _PULL_SECONDS
-        topics: set[str] = set()
         if is_all:
-            topics = await self._pull()
+            await self._pull()
             self._pulled_at = self._shards_at = now
         else:
             is_due = now - self._shards_at >= _SHARDS_SECONDS
             if is_due:
-                await self._read_shards()
+                await self._read_next_shards()
                 self._shards_at = now
-            for path in dict.fromkeys([*(() if is_due else map(self._paths.shard, concerned)), *(paths or ())]):
-                topics |= await self._read_path(path)
+            concerned = () if is_due else map(self._paths.shard, self._concerned)
+            for path in dict.fromkeys([*concerned, *(paths or ())]):
+                await self._read_path(path)
         is_first, self.is_known, self._seen = not self.is_known, True, seen
-        has_shards = self._shard_rows() != routes or is_first
-        return ViewChange(frozenset(topics), has_shards, is_first, has_limits=self.limits != limits)
+        found = ViewChange(
+            frozenset(self._new_topics),
+            self._rows != self._told_rows or is_first,
+            is_first,
+            has_limits=self._has_new_limits,
+        )
+        self._told_rows, self._concerned, self._new_topics, self._has_new_limits = self._rows, set(), set(), False
+        return found
 
     def _news(self, seen: tuple[int, int], change: ChangeContent) -> Iterable[str] | None:
         """The paths that were written since the last time; None if that cannot be told."""
@@ -194,44 +222,68 @@ class ClusterView:
         found = None if entry is None else _decoded(ClusterContent, entry)
         self.cluster = 0 if found is None else int(found.id, 16)
 
-    async def _read_nodes(self) -> set[str]:
-        """Read the brokers that have changed; returns the names of their shards."""
-        stale, before = self._stale_nodes, dict(self.nodes)
-        if stale is None:
-            entries = await self._registry.children(self._paths.nodes)
-            self.nodes = _all_decoded(NodeContent, entries, self.nodes)
-        else:
-            for path in stale - {self._paths.nodes}:
-                await self._read_one(NodeContent, path, self.nodes)
-        self._stale_nodes = set()
-        changed = {name for name in before.keys() | self.nodes.keys() if before.get(name) != self.nodes.get(name)}
-        known = [node for name in changed for node in (before.get(name), self.nodes.get(name)) if node is not None]
-        return {node.shard for node in known if node.shard}
+    async def _read_nodes(self) -> None:
+        """Read the brokers that have changed, and note the shards whose routes may be others by that."""
+        stale, before = self._stale_nodes, self.nodes
+        self._stale_nodes = set()  # what is told from now on is read the next time
+        try:
+            if stale is None:
+                entries = await self._registry.children(self._paths.nodes)
+                nodes = _all_decoded(NodeContent, entries, before)
+            else:
+                nodes = dict(before)
+                for path in stale - {self._paths.nodes}:
+                    await self._read_one(NodeContent, path, nodes)
+        except BaseException:
+            self._stale_nodes = None if stale is None or self._stale_nodes is None else self._stale_nodes | stale
+            raise
+        self.nodes = nodes
+        names = before.keys() | nodes.keys() if stale is None else set(map(name_of, stale))
+        changed = {name for name in names if _routed(before.get(name)) != _routed(nodes.get(name))}
+        if changed:
+            self._make_rows()
+        known = [node for name in changed for node in (before.get(name), nodes.get(name)) if node is not None]
+        self._concerned |= {node.shard for node in known if node.shard}
 
     async def _read_shards(self) -> None:
         entries = await self._registry.children(self._paths.shards)
         self.shards = _all_decoded(ShardContent, entries, self.shards)
+        self._make_rows()
 
-    async def _pull(self) -> set[str]:
-        """Read all shards and topics; returns the names of topics that have changed."""
+    async def _read_next_shards(self) -> None:
+        """Read shards in turn, in case a write of one was not mentioned; of a few, all."""
+        names = sorted(self.shards)
+        if len(names) <= _SHARDS_AT_A_TIME:
+            await self._read_shards()
+            return
+        start = next((at for at, name in enumerate(names) if name > self._last_shard), 0)
+        for name in names[start : start + _SHARDS_AT_A_TIME]:
+            await self._read_path(self._paths.shard(name))
+            self._last_shard = name
+
+    async def _pull(self) -> None:
+        """Read all shards, topics and limits."""
         before = self.topics
         await self._read_shards()
         topics = await self._registry.children(self._paths.topics)
         self.topics = _all_decoded(TopicContent, topics, self.topics)
-        limits = await self._registry.children(self._paths.limits)
-        self.limits = _all_decoded(LimitContent, limits, self.limits)
-        return {name for name in before.keys() | self.topics.keys() if before.get(name) != self.topics.get(name)}
+        self._new_topics |= {
+            name for name in before.keys() | self.topics.keys() if before.get(name) != self.topics.get(name)
+        }
+        limits = _all_decoded(LimitContent, await self._registry.children(self._paths.limits), self.limits)
+        self._has_new_limits |= limits != self.limits
+        self.limits = limits
 
-    async def _read_path(self, path: str) -> set[str]:
-        """Read what was written at a path; returns the name of the topic if it is one's and has changed."""
+    async def _read_path(self, path: str) -> None:
+        """Read what was written at a path."""
         folder, _, _ = path.rpartition("/")
         if folder == self._paths.shards:
-            await self._read_one(ShardContent, path, self.shards)
+            if await self._read_one(ShardContent, path, self.shards):
+                self._make_rows()
         elif folder == self._paths.limits:
-            await self._read_one(LimitContent, path, self.limits)
+            self._has_new_limits |= await self._read_one(LimitContent, path, self.limits)
         elif folder == self._paths.topics and await self._read_one(TopicContent, path, self.topics):
-            return {name_of(path)}
-        return set()
+            self._new_topics.add(name_of(path))
 
     async def _read_one(self, kind: type[C], path: str, known: dict[str, C]) -> bool:
         """Take one entry over; returns whether it was another."""
@@ -288,7 +340,7 @@ class ClusterView:
         Parameters:
             own: the shard of the member that answers, which knows more of it than this view.
         """
-        shards = self._shard_rows()
+        shards = self._rows
         if own is not None:
             before = next((row for row in shards if row.number == own.number), None)
             if before is None or own.epoch >= before.epoch:
@@ -317,11 +369,16 @@ class ClusterView:
             is_priority=of is None and bool(content.settings.get("priority", False)),
         )
 
-    def _shard_rows(self) -> list[ShardRoute]:
+    def _make_rows(self) -> None:
         members: dict[str, list[NodeContent]] = {}
         for _, node in sorted(self.nodes.items()):
             members.setdefault(node.shard, []).append(node)
-        return [_shard_row(name, record, members.get(name, [])) for name, record in self.shards.items()]
+        self._rows = [_shard_row(name, record, members.get(name, [])) for name, record in self.shards.items()]
+
+
+def _routed(node: NodeContent | None) -> object:
+    """What routes depend on of a broker's entry."""
+    return None if node is None else (node.address, node.shard, node.replica, node.weight)
 
 
 def _shard_row(name: str, record: ShardContent, nodes: list[NodeContent]) -> ShardRoute:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -97,6 +97,7 @@ class Member:
     Attributes:
         role: what it is doing.
         heart: what a thread beside the event loop asks whether this member is alive.
+        load: of the broker, for its entry in the registry.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Member:
         self._stopped = asyncio.Event()
         self._is_begun = False
         self.role = Role.STARTING
+        self.load: Callable[[], dict[str, float]] = dict
 
     # --- for its owner ----------------------------------------------------------------------------------------------
 
@@ -323,10 +325,12 @@ class Member:
             shard=self._place.shard,
             replica=hex_id(replica.membership.replica_id),
             zone=self._place.zone,
+            weight=self._place.weight,
             version=__version__,
             format=CLUSTER_FORMAT,
         )
-        self._registration = registration = Registration(self._view, self._place.broker, content, self._directory.clock)
+        clock, broker = self._directory.clock, self._place.broker
+        self._registration = registration = Registration(self._view, broker, content, clock, load=self.load)
         keeper = asyncio.ensure_future(registration.keep())
         try:
             while not self._stopping.is_set():

@@ -28,6 +28,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         broker: its name, one for each data directory.
         address: where clients reach it.
         replication_address: where other members do.
+        weight: its shard gets this share, in percent, of the messages that may go to any shard, while it leads.
         root: the path in the registry below which the cluster is.
     """
 
@@ -36,6 +37,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     replication_address: str
     zone: str = ""
+    weight: int = 100
     root: str = DEFAULT_ROOT
 
 

@@ -42,6 +42,7 @@ def test_a_cluster_that_is_well_is_said_to_be(cluster: ClusterProcesses) -> None
     assert [row["state"] for row in found["shard s1"]] == ["ok"]
     shown = json.loads(run("cluster", "show", "--url", cluster.url, "--format", "json").out)
     assert {shard["shard"]: shard["number"] for shard in shown["shards"]} == cluster.numbers
+    assert all(broker["load"]["cpu"] > 0 for broker in shown["brokers"])
 
 
 def test_a_shard_without_a_leader_is_told_by_the_broker_of_another(without_second: ClusterProcesses) -> None:

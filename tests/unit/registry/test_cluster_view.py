@@ -42,12 +42,15 @@ class Counted:
     def __init__(self, client: MemoryClient) -> None:
         self._client = client
         self.reads: list[str] = []
+        self.fails_at = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     async def read(self, path: str) -> Entry | None:
         self.reads.append(path)
+        if path == self.fails_at:
+            raise RegistryDown("it went away")
         return await self._client.read(path)
 
     async def children(self, path: str) -> list[Entry]:
@@ -86,6 +89,10 @@ class Scene:
     async def node(self, name: str, shard: str, replica: int, address: str) -> None:
         content = NodeContent(address=address, shard=shard, replica=hex_id(replica))
         await self.writer.write([Create(PATHS.node(name), encode_content(content), ephemeral=True)])
+
+    async def put_node(self, name: str, shard: str, replica: int, address: str, **more: Any) -> None:
+        content = NodeContent(address=address, shard=shard, replica=hex_id(replica), **more)
+        await self.writer.write([Put(PATHS.node(name), encode_content(content), None)])
 
     async def topic(self, name: str, **more: Any) -> None:
         fields: dict[str, Any] = {
@@ -173,6 +180,91 @@ def test_a_leader_that_is_not_registered_is_none(scene: Scene) -> None:
         assert scene.changes[-1].has_shards
 
     run(main())
+
+
+def test_a_broker_that_tells_its_load_is_read_and_nothing_else_and_nobody_is_told(scene: Scene) -> None:
+    async def main() -> None:
+        await scene.set_up()
+        scene.changes.clear()
+        scene.counted.reads.clear()
+        await scene.put_node("b", "s1", 0xB, "h:2", load={"cpu": 0.7})
+        scene.view._stale_nodes = {PATHS.node("b")}
+        await scene.view.refresh()
+        assert scene.counted.reads == [PATHS.node("b"), PATHS.change]
+        assert scene.view.nodes["b"].load == {"cpu": 0.7}
+        assert scene.changes == []
+        await scene.put_node("b", "s1", 0xB, "h:2", weight=50)
+        scene.view._stale_nodes = {PATHS.node("b")}
+        await scene.view.refresh()
+        assert scene.counted.reads[2:] == [PATHS.node("b"), PATHS.change, PATHS.shard("s1")]
+        assert scene.view.reply([]).shards[0].weight == 50
+        assert scene.changes == [ViewChange(has_shards=True)]
+
+    run(main())
+
+
+def test_what_was_read_before_the_registry_went_away_is_told_when_it_is_back(scene: Scene) -> None:
+    async def main() -> None:
+        await scene.set_up()
+        scene.changes.clear()
+        await scene.put_node("b", "s1", 0xB, "h:9")
+        await scene.topic("t")
+        await scene.topic("u")
+        scene.view._stale_nodes = {PATHS.node("b")}
+        scene.counted.fails_at = PATHS.topic("u")
+        with pytest.raises(RegistryDown):
+            await scene.view.refresh()
+        assert scene.changes == []
+        scene.counted.fails_at = ""
+        await scene.view.refresh()
+        assert scene.changes == [ViewChange(frozenset({"t", "u"}), has_shards=True)]
+
+    run(main())
+
+
+def test_shards_that_nobody_mentioned_are_read_in_turn(scene: Scene) -> None:
+    async def main() -> None:
+        await scene.set_up()
+        names = [f"x{number:02}" for number in range(70)]
+        for number, name in enumerate(names):
+            content = ShardContent(number=10 + number)
+            await scene.metadata.write([Create(PATHS.shard(name), encode_content(content))], PATHS.shard(name))
+        scene.view._seen = None
+        await scene.view.refresh()
+        for name in names:
+            await scene.shard(name, epoch=9)
+        for expected in (30, 62, 70):  # after those of the scene
+            scene.clock.advance(30)
+            scene.counted.reads.clear()
+            await scene.view.refresh()
+            assert len(scene.counted.reads) <= 33
+            assert sum(scene.view.shards[name].epoch == 9 for name in names) == expected
+
+    run(main())
+
+
+def test_brokers_that_rewrite_their_entries_are_read_together_and_a_new_one_at_once() -> None:
+    async def main() -> None:
+        scene = Scene(LoopClock())
+        await scene.set_up()
+        keeper = asyncio.ensure_future(scene.view.keep())
+        await asyncio.sleep(5)
+        scene.counted.reads.clear()
+        for number in range(100):
+            await scene.put_node(
+                "abc"[number % 3], "s1" if number % 3 < 2 else "s2", 0xA + number % 3, f"h:{number % 3 + 1}"
+            )
+            await asyncio.sleep(0.03)
+        assert scene.counted.reads.count(PATHS.change) < 8
+        assert len(scene.counted.reads) < 24
+        await asyncio.sleep(1.5)
+        await scene.node("d", "s2", 0xD, "h:4")
+        await asyncio.sleep(0.01)
+        assert "d" in scene.view.nodes
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+    run_in_virtual_time(main())
 
 
 def test_what_the_answering_member_knows_of_its_own_shard_counts_unless_it_is_older(scene: Scene) -> None:

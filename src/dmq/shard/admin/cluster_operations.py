@@ -23,6 +23,7 @@ from dmq.registry.contents import (
     Content,
     ShardContent,
     ShardsContent,
+    TopicState,
     decode_content,
     encode_content,
 )
@@ -71,21 +72,24 @@ class ClusterOperations:
         """
         with needs_registry():
             cluster = await self._shards.cluster()
-            found, after = await self._shards.shards()
-            while after:
-                more, after = await self._shards.shards(after)
-                found += more
+            nodes = await self._shards.nodes()
             return ClusterOverview(
                 ClusterSighting(
                     cluster=cluster,
-                    shards=found,
-                    nodes=await self._shards.nodes(),
+                    shards=await self._shards.all_shards(nodes),
+                    nodes=nodes,
                     session_seconds=self._registry.session_seconds,
-                    topics=len(await self._children(self._paths.topics)),
+                    topics=await self._topic_count(),
                     troubles=await registry_troubles(self._registry),
                     own_obstacle=self._shards.own_obstacle,
                 )
             )
+
+    async def _topic_count(self) -> int:
+        view = self._shards.cluster_view
+        if view is not None and view.is_known:  # counting them in the registry reads them all
+            return sum(topic.state is TopicState.OPEN for topic in view.topics.values())
+        return len(await self._children(self._paths.topics))
 
     async def _children(self, path: str) -> list[Entry]:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -36,6 +36,7 @@ from dmq.errors import (
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.replication import Standing, StandingReply
+from dmq.registry.cluster_view import ClusterView
 from dmq.registry.contents import (
     ClusterContent,
     LeaderContent,
@@ -48,7 +49,7 @@ from dmq.registry.contents import (
 )
 from dmq.registry.metadata import Metadata
 from dmq.registry.paths import name_of
-from dmq.registry.registry import Check, Create, Delete, Operation, Put, needs_registry
+from dmq.registry.registry import Check, Create, Delete, Entry, Operation, Put, needs_registry
 from dmq.shard.admin.overview import Overview, Sighting, overview_of
 from dmq.shard.admin.record_change import (
     RecordChange,
@@ -70,6 +71,7 @@ log = EventLog(__name__)
 
 _ANSWER_SECONDS: Final = 1.0  # for a member to say how far it is
 _ASKED_MAX: Final = 32  # members at a time
+_SHARDS_AT_ONCE: Final = 100
 _ATTEMPTS: Final = 20  # at a record that others write, too
 _PAUSE_SECONDS: Final = 0.1
 _REPAIR_SECONDS: Final = 10.0
@@ -110,6 +112,7 @@ class Operations:
         broker: our own name.
 
     Attributes:
+        cluster_view: what our process knows of the whole cluster, if it keeps a view of that.
         election_seconds: how long another leader is waited for.
         repair_seconds: how long the end of a repair is waited for.
     """
@@ -126,6 +129,7 @@ class Operations:
         self.broker = broker
         self._shard = member.view.shard
         self._mending: asyncio.Future[Mended] | None = None
+        self.cluster_view: ClusterView | None = None
         self.election_seconds = _ELECTION_SECONDS
         self.repair_seconds = _REPAIR_SECONDS
 
@@ -145,6 +149,22 @@ class Operations:
             return ([] if after else [await self.shard()]), ""
         return [overview_of(one) for one in found], names[limit - 1] if len(names) > limit else ""
 
+    async def all_shards(self, nodes: dict[str, NodeContent]) -> list[Overview]:
+        """All shards by name.
+
+        Parameters:
+            nodes: the brokers that are registered.
+
+        Raises:
+            RegistryDown: it does not answer.
+        """
+        found: list[Overview] = []
+        names = await self._names()
+        for start in range(0, len(names), _SHARDS_AT_ONCE):
+            some = names[start : start + _SHARDS_AT_ONCE]
+            found += map(overview_of, await asyncio.gather(*(self._sighting(name, nodes) for name in some)))
+        return found
+
     async def shard(self, name: str = "") -> Overview:
         """One shard; our own if none is named.
 
@@ -156,7 +176,7 @@ class Operations:
         with needs_registry():
             try:
                 self._check_registry()
-                return overview_of(await self._sighting(name, await self.nodes()))
+                return overview_of(await self._sighting(name))
             except RegistryDown as error:
                 if name != self._shard or known is None:
                     raise
@@ -181,24 +201,34 @@ class Operations:
         return await self._member.state()
 
     async def nodes(self) -> dict[str, NodeContent]:
-        entries = await self._registry.children(self._paths.nodes)
-        return {name_of(entry.path): decode_content(NodeContent, entry.value, entry.path) for entry in entries}
+        """All brokers that are registered."""
+        return _nodes_of(await self._registry.children(self._paths.nodes))
 
-    async def _sighting(self, name: str, nodes: dict[str, NodeContent]) -> Sighting:
-        """Read a shard's entries, and ask its members."""
+    async def _members_of(self, record: ShardContent) -> dict[str, NodeContent]:
+        """The members of a shard that are registered; there may be a thousand other brokers."""
+        found = await asyncio.gather(*(self._registry.read(self._paths.node(name)) for name in record.members))
+        return _nodes_of(entry for entry in found if entry is not None)
+
+    async def _sighting(self, name: str, nodes: dict[str, NodeContent] | None = None) -> Sighting:
+        """Read a shard's entries, and ask its members.
+
+        Parameters:
+            nodes: all brokers, if they are known.
+        """
         entry = await self._registry.read(self._paths.shard(name))
         if entry is None:
             known = ", ".join(await self._names()) or "none"
             raise UnknownEntry(f"there is no shard {name!r}: those there are: {known}", shard=name)
         path = self._paths.leader(name)
         held = await self._registry.read(path)
+        record = decode_content(ShardContent, entry.value, entry.path)
         return await self._heard(
             Sighting(
                 name=name,
-                record=decode_content(ShardContent, entry.value, entry.path),
+                record=record,
                 version=entry.version,
                 leader=None if held is None else decode_content(LeaderContent, held.value, path),
-                nodes=nodes,
+                nodes=await self._members_of(record) if nodes is None else nodes,
                 own_obstacle=self.own_obstacle if name == self._shard else "",
             ),
             (await self.cluster()).id,
@@ -499,7 +529,7 @@ class Operations:
         path, first, is_again = self._paths.shard(name), None, False
         for _ in range(_ATTEMPTS):
             with needs_registry():
-                seen = await self._sighting(name, await self.nodes())
+                seen = await self._sighting(name)
             view = overview_of(seen)
             first = first or view
             wanted = decide(view, is_again)
@@ -569,3 +599,7 @@ class Operations:
             if member in decode_content(ShardContent, entry.value, entry.path).members:
                 return name_of(entry.path)
         raise UnknownEntry(f"no shard has a member {member!r}: dmq shard list shows those there are", member=member)
+
+
+def _nodes_of(entries: Iterable[Entry]) -> dict[str, NodeContent]:
+    return {name_of(entry.path): decode_content(NodeContent, entry.value, entry.path) for entry in entries}

@@ -8,7 +8,10 @@ somebody deleted or spoiled by hand is written again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from dmq.clock import Clock
 from dmq.errors import RegistryConflict, RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat
@@ -31,14 +34,24 @@ class Registration:
 
     Parameters:
         content: what it says.
+        load: of the broker, asked for at each write.
     """
 
-    def __init__(self, view: ShardView, broker: str, content: NodeContent, clock: Clock) -> None:
+    def __init__(
+        self,
+        view: ShardView,
+        broker: str,
+        content: NodeContent,
+        clock: Clock,
+        *,
+        load: Callable[[], dict[str, float]] = dict,
+    ) -> None:
         self._view = view
         self._broker = broker
         self._path = view.paths.node(broker)
         self._content = content
         self._clock = clock
+        self._load = load
         self._session = 0  # in which it was created
         self._sessions: set[int] = set()  # in which we have tried to
         self._written_at = float("-inf")
@@ -104,11 +117,12 @@ class Registration:
             )
 
     async def _write(self) -> None:
-        view, value = self._view, encode_content(self._content)
+        view = self._view
         session, began_at = view.registry.session, self._clock.boottime()
         if not session:
             return
         entry = await view.registry.read(self._path)
+        value = encode_content(msgspec.structs.replace(self._content, load=self._load()))
         operations: list[Operation] = [Create(self._path, value, ephemeral=True)]
         if entry is None:
             if self.is_there:

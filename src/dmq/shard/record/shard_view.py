@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dmq.errors import DMQError, RegistryConflict, RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat
 from dmq.event_log import EventLog
@@ -63,6 +63,7 @@ class ShardView:
         self.nodes: dict[str, NodeContent] = {}
         self.down: RegistryDown | None = None
         self.trouble = ""
+        self._read_at = float("-inf")  # everything, on the loop's clock
         self._members: list[str] = []  # by name, of the last record that was there
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -117,25 +118,34 @@ class ShardView:
         """Read what changes; for ever."""
         registry, paths = self.registry, self.paths
         with registry.watch(paths.shard(self.shard)) as ours, registry.watch(paths.nodes) as nodes:
+            is_beat = False
             while True:
                 try:
-                    await self.refresh()
+                    await self._refresh(is_beat=is_beat)
                 except UNAVAILABLE as error:
                     log.debug("registry not read", shard=self.shard, error=error)
+                    is_beat = False
                     await asyncio.sleep(_AGAIN_SECONDS)
                     continue
-                await self._something(ours, nodes)
+                is_beat = await self._something(ours, nodes)
 
-    async def _something(self, ours: Watch, nodes: Watch) -> None:
-        waits = (ours.next(), self._members_of(nodes), self._is_wanted.wait())
-        tasks: list[asyncio.Future[object]] = [asyncio.ensure_future(one) for one in waits]
+    async def _something(self, ours: Watch, nodes: Watch) -> bool:
+        """Wait until there is something to read; whether that is no more than a sign of life of the leader."""
+        heard = asyncio.ensure_future(ours.next())
+        tasks: list[asyncio.Future[Any]] = [
+            heard,
+            asyncio.ensure_future(self._members_of(nodes)),
+            asyncio.ensure_future(self._is_wanted.wait()),
+        ]
         try:
-            await asyncio.wait(tasks, timeout=_REREAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, timeout=_REREAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._is_wanted.clear()
+        is_beat = done == {heard} and heard.result().paths == (self.paths.leader(self.shard),)
+        return is_beat and self._read_at + _REREAD_SECONDS > asyncio.get_running_loop().time()
 
     async def _members_of(self, nodes: Watch) -> None:
         """Wait until a member's entry has changed; those of a thousand other brokers change every 30 seconds."""
@@ -152,12 +162,25 @@ class ShardView:
         Raises:
             RegistryDown, WrongFormat: what was known stays known.
         """
+        await self._refresh()
+
+    async def _refresh(self, *, is_beat: bool = False) -> None:
         async with self._exchange():
-            await self._read()
+            if not (is_beat and await self._is_same_leader()):
+                await self._read()
         self.tell()
+
+    async def _is_same_leader(self) -> bool:
+        """Whether `/leader`, which its holder writes every second, says what it said before."""
+        entry, known = await self.registry.read(self.paths.leader(self.shard)), self.leader_entry
+        if entry is None or known is None or (entry.session, entry.value) != (known.session, known.value):
+            return False
+        self.leader_entry = entry
+        return True
 
     async def _read(self) -> None:
         registry, paths = self.registry, self.paths
+        began_at = asyncio.get_running_loop().time()
         cluster = await registry.read(paths.cluster)
         record = await registry.read(paths.shard(self.shard))
         leader = await registry.read(paths.leader(self.shard))
@@ -176,6 +199,7 @@ class ShardView:
         self.nodes = dict(_nodes_of(nodes))
         is_still_gone = found_cluster is None or found_record is None
         self._found(gone or (self.trouble if is_still_gone else unread))
+        self._read_at = began_at
 
     def _found(self, trouble: str) -> None:
         """Tell what is wrong with our entries, once, and when it is not any more."""

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dmq.errors import DMQError, InvalidSettings, NotLeader, RegistryDown, ShardConflict, UnknownEntry, WriteUnknown
-from dmq.registry.contents import ShardContent, encode_content, hex_id
+from dmq.registry.contents import NodeContent, ShardContent, encode_content, hex_id
 from dmq.registry.memory import Fate
 from dmq.registry.registry import Create, Delete
 from dmq.shard.admin.record_change import RecordChange
@@ -58,6 +58,18 @@ def test_shards_come_in_pages() -> None:
         first, after = await scene.operations.shards(limit=3)
         rest, end = await scene.operations.shards(after, limit=3)
         assert ([one.name for one in first], [one.name for one in rest], end) == (["s0", "s1", "s2"], ["s3"], "")
+
+    run(story)
+
+
+def test_a_shard_is_looked_at_without_the_brokers_of_others() -> None:
+    async def story(scene: ShardScene) -> None:
+        others = [f"/dmq/node/other-{number}" for number in range(100)]
+        value = encode_content(NodeContent(address="h:1", shard="t"))
+        await scene.client.write([Create(path, value, ephemeral=True) for path in others])
+        scene.client.children = None  # type: ignore[method-assign, assignment]
+        assert (await scene.operations.shard("s1")).leader == "a"
+        assert (await scene.operations.change("s1", RecordChange(replicas=4), by="me")).shard.record.replicas == 4
 
     run(story)
 
