@@ -159,3 +159,51 @@ def test_the_answer_to_a_pull_that_was_cancelled_goes_back_untried(
         found = asyncio.run(run(proxy.url, proxy))
     assert found
     assert found == [(number, 1) for number in range(len(found))]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_acks_of_a_part_of_a_lease_that_were_lost_are_told_again(
+    ordered: bool, broker: BrokerProcess, client: Client
+) -> None:
+    scene = Scene(client, f"cut-part-{ordered}")
+    scene.send(*range(20))
+    with ChaosProxy(("127.0.0.1", port_of(broker.url))) as proxy, connect(proxy.url, app="shop") as mine:
+        consumer = mine.consumer(scene.topic, GROUP, lease=_LONG, start_from="earliest", ordered=ordered)
+        messages = [next(consumer)]
+        done = scene.queue().leased // 2
+        messages += [next(consumer) for _ in range(done - 1)]
+        proxy.stall(to_client=False)
+        for message in messages:
+            message.ack()
+        assert scene.lag() == 20
+        proxy.cut()
+        proxy.resume()
+        eventually(lambda: scene.lag() == 20 - done)
+        rest = []
+        for _ in range(20 - done):
+            message = next(consumer)
+            rest.append((int(message.body), message.attempt))
+            message.ack()
+        assert rest == [(number, 1) for number in range(done, 20)]
+        eventually(lambda: scene.lag() == 0)
+
+
+def test_what_is_in_hand_of_a_pull_is_not_handed_out_again_when_connections_break(
+    broker: BrokerProcess, client: Client
+) -> None:
+    scene = Scene(client, "cut-in-hand")
+    scene.send(*range(20))
+    with ChaosProxy(("127.0.0.1", port_of(broker.url))) as proxy, connect(proxy.url, app="shop") as mine:
+        consumer = mine.consumer(scene.topic, GROUP, lease=_LONG, start_from="earliest")
+        batch = scene.pull(consumer, 20)
+        assert proxy.cut()
+        while True:
+            try:
+                assert not consumer.pull(5, wait=0.1)
+                break
+            except NotConnected:
+                continue
+        with scene.consumer() as another:
+            assert not another.pull(20, wait=0.1), "it is leased"
+        consumer.ack(batch)
+        eventually(lambda: scene.lag() == 0)

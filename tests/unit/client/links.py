@@ -64,6 +64,7 @@ class FakeLink:
     """A link that keeps what it is given."""
 
     client_id = "me"
+    answered_since = 0.0
     is_member = False
     shard = 0
 

@@ -72,6 +72,11 @@ class NamedLink(Link, Protocol):
     @property
     def shard(self) -> int: ...
 
+    @property
+    def answered_since(self) -> float:
+        """What was sent before this moment, by the clock since boot, has arrived."""
+        ...
+
     def submit(
         self,
         command: int,
@@ -197,6 +202,11 @@ class Peer(Generic[C]):
     def features(self) -> frozenset[str]:
         """What is in force on the connection beyond the protocol's version."""
         return self._session.features
+
+    @property
+    def answered_since(self) -> float:
+        """As of the session."""
+        return self._session.answered_since
 
     @property
     def is_checked(self) -> bool:

@@ -229,6 +229,11 @@ class Session:
         pending = self._outstanding[correlation] = Pending(on_answer, correlation, attended)
         return pending
 
+    @property
+    def answered_since(self) -> float:
+        """When the newest request was sent that is answered, by the clock since boot: what was sent before arrived."""
+        return self._answered_since
+
     def note_exchange(self) -> None:
         """A frame was sent, and something came."""
         self._sent_at = self._heard_at = self._clock.monotonic()

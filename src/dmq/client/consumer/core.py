@@ -30,6 +30,7 @@ from typing import Final
 
 import numpy as np
 
+from dmq.client.connection.link import NamedLink
 from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, is_all, packed_flags
 from dmq.client.consumer.leases import LeaseBook, settlements_of
 from dmq.client.consumer.message import ReceivedMessage, facts_of
@@ -659,11 +660,21 @@ class ConsumerCore:
 
     # --- the subscription -------------------------------------------------------------------------------------------
 
-    def holding(self, book: LeaseBook) -> list[LeaseRef]:
+    def told(self, book: LeaseBook, link: NamedLink, frames: Sequence[Settle]) -> bool:
+        """A broker was told over a link; returns whether it is to be asked for a sign that this arrived."""
+        with self.lock:
+            return book.told.add(link, frames, self.now())
+
+    def take_lost(self, book: LeaseBook, link: NamedLink) -> list[Settle]:
+        """What a broker was told over links before this one, and may not have heard."""
+        with self.lock:
+            return book.told.take_lost(link)
+
+    def holding(self, book: LeaseBook, *, with_pulled: bool = False) -> list[LeaseRef]:
         """The leases of a broker that we still have something of, or something to say about."""
         with self.lock:
             self._catch_up()
-            return book.references()
+            return book.references(with_pulled=with_pulled)
 
     def subscribed(self, book: LeaseBook, reply: SubscribeReply) -> None:
         """We are subscribed, again: what was lost meanwhile is not handed to anybody here any more."""

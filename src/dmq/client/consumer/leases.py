@@ -3,15 +3,17 @@
 What is said of one lease is gathered into one settlement for each outcome, and those into as few frames as they fit: a
 consumer that acks message by message sends little more than one that acks by the batch.
 
-What always holds: everything that was said is reported once; what waits to be reported is bounded by what is in hand.
-The lock of the consumer's core guards it.
+What always holds: everything that was said is reported, and again over another link if it may not have arrived; what
+waits to be reported is bounded by what is in hand. The lock of the consumer's core guards it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from dmq.client.connection.link import NamedLink
 from dmq.client.consumer.delivery import Delivery, LeaseKey
 from dmq.client.consumer.duplicates import Screening
 from dmq.client.consumer.options import ConsumerOptions
@@ -23,7 +25,9 @@ from dmq.protocol.status import ErrorHeader
 
 __all__ = [
     "SETTLEMENTS_MAX",
+    "TOLD_MAX",
     "LeaseBook",
+    "Told",
     "check_extended",
     "extension",
     "partly_moved",
@@ -33,6 +37,8 @@ __all__ = [
 
 # In one frame; far below what a header may hold, so that the broker gets to others in between.
 SETTLEMENTS_MAX: Final = 1000
+TOLD_MAX: Final = 20_000
+_SIGN_FRAMES: Final = 64
 
 
 def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
@@ -68,6 +74,59 @@ def shortened(reason: str) -> str:
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
 
 
+class Told:
+    """Settlements that a broker was told, until an answer shows that they arrived: a link that breaks loses what is on
+    its way. Told again, they change nothing the second time.
+
+    What always holds: there are at most `TOLD_MAX` settlements; of more, the oldest are held to have arrived.
+    """
+
+    __slots__ = ("_count", "_frames", "_link", "_lost", "_unsigned")
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[float, Settle]] = deque()
+        self._count = 0  # settlements in them
+        self._link: NamedLink | None = None  # over which they were told
+        self._lost: list[Settle] = []  # those of the links before
+        self._unsigned = 0  # how many were told since the last time that the broker was asked for a sign
+
+    def add(self, link: NamedLink, frames: Sequence[Settle], now: float) -> bool:
+        """They were told over a link; returns whether the broker is to be asked for a sign that they arrived."""
+        self._move_to(link)
+        self._forget_arrived()
+        self._frames.extend((now, frame) for frame in frames)
+        self._count += sum(len(frame.settlements) for frame in frames)
+        while self._count > TOLD_MAX:
+            self._forget_first()
+        self._unsigned += len(frames)
+        if self._unsigned < _SIGN_FRAMES:
+            return False
+        self._unsigned = 0
+        return True
+
+    def take_lost(self, link: NamedLink) -> list[Settle]:
+        """What was told over links before this one, and may not have arrived."""
+        self._move_to(link)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _move_to(self, link: NamedLink) -> None:
+        if link is not self._link:
+            self._forget_arrived()
+            self._lost += (frame for _, frame in self._frames)
+            self._frames.clear()
+            self._count, self._link, self._unsigned = 0, link, 0
+
+    def _forget_arrived(self) -> None:
+        if self._link is not None:
+            since = self._link.answered_since
+            while self._frames and self._frames[0][0] < since:
+                self._forget_first()
+
+    def _forget_first(self) -> None:
+        self._count -= len(self._frames.popleft()[1].settlements)
+
+
 class LeaseBook:
     """What a consumer has of one broker: deliveries in hand, by lease, and those that have something to report.
 
@@ -86,6 +145,7 @@ class LeaseBook:
         "is_vouched",
         "screening",
         "shard",
+        "told",
     )
 
     def __init__(self, options: ConsumerOptions, broker: int) -> None:
@@ -99,6 +159,7 @@ class LeaseBook:
         self.is_vouched = False  # frames have a checksum, which stands for those of their records
         self.finished = 0  # how many messages were reported and not yet counted
         self.screening = Screening(options.tag_set)
+        self.told = Told()
 
     @property
     def has_reports(self) -> bool:
@@ -152,12 +213,12 @@ class LeaseBook:
         """Whether no earlier lease of its queue is in hand."""
         return next(iter(self.others_of(delivery)), delivery) is delivery
 
-    def references(self) -> list[LeaseRef]:
-        """The leases we still have something of, or something to say about, but for those that were pulled."""
-        topic = self._options.topic
+    def references(self, *, with_pulled: bool = False) -> list[LeaseRef]:
+        """The leases we still have something of, or something to say about."""
+        topic, held = self._options.topic, self.held.values()
         return [
             LeaseRef(lease.topic or topic, lease.queue, lease.epoch, lease.lease)
-            for lease in (delivery.lease for delivery in self.held.values() if not delivery.is_pulled)
+            for lease in (delivery.lease for delivery in held if with_pulled or not delivery.is_pulled)
         ]
 
 

@@ -103,13 +103,12 @@ class Puller(Generic[P]):
 
     def header(self, one: Subscription[P], link: NamedLink, ask: Ask, wait: float) -> Pull:
         """What asks a broker for a batch; over a new connection it says which leases have come to us."""
+        holding = None
+        if one.pulled_over is not link:
+            one.tell_again(link)
+            holding = self._core.holding(one.book, with_pulled=True)
         return self._options.pull(
-            one.member(link),
-            ask.max_messages,
-            wait,
-            queue=ask.queue,
-            start_from=one.start_from,
-            holding=None if one.pulled_over is link else self._core.holding(one.book),
+            one.member(link), ask.max_messages, wait, queue=ask.queue, start_from=one.start_from, holding=holding
         )
 
     def asked_alone(self) -> Subscription[P] | None:
@@ -226,6 +225,8 @@ class Puller(Generic[P]):
         except DMQError:
             self._under_way.discard(one)
             raise
+        if before:
+            self._core.told(one.book, link, before)  # the answer to the pull is the sign
         self._subscriptions.tick_later()
 
     def _answered(self, one: Subscription[P], link: NamedLink, answer: Frame | DMQError, since: float) -> None:

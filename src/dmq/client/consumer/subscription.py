@@ -150,6 +150,7 @@ class Subscription(Generic[P]):
             self._told_queues = self.queues
         if self._all.is_divided:
             self._all.subscriber.attend(link)
+        self.tell_again(link)
         holding = self._core.holding(self.book)
         header = self._options.subscribe(
             self.member(link),
@@ -275,14 +276,31 @@ class Subscription(Generic[P]):
     def send(self, frames: Sequence[Settle]) -> Sequence[Settle]:
         """Tell the broker something of its leases; what could not be sent."""
         link = self.pool.current()
-        for at, frame in enumerate(frames):
-            try:
-                if link is None:
-                    return frames
+        if link is None:
+            return frames
+        lost = self._core.take_lost(self.book, link)
+        return self._tell(link, [*lost, *frames] if lost else frames)
+
+    def _tell(self, link: NamedLink, frames: Sequence[Settle]) -> Sequence[Settle]:
+        at = 0
+        try:
+            for frame in frames:
                 link.tell(Command.SETTLE, frame)
+                at += 1
+        except DMQError:
+            pass
+        if at and self._core.told(self.book, link, frames[:at]):
+            try:
+                link.submit(Command.HEARTBEAT, Heartbeat(0), on_answer=lambda answer: None, attended=False)
             except DMQError:
-                return frames[at:]
-        return ()
+                pass  # they are told again over the next link
+        return frames[at:]
+
+    def tell_again(self, link: NamedLink) -> None:
+        """Tell the broker over a new link what may have been lost with the last one, before it takes stock."""
+        lost = self._core.take_lost(self.book, link)
+        if lost and (unsent := self._tell(link, lost)):
+            self._core.not_sent(self.book, unsent)
 
     def keep(self, deliveries: Sequence[Delivery]) -> None:
         """Ask for more time. A lease is longer only once the broker has said so."""
