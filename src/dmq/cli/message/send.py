@@ -23,7 +23,7 @@ from dmq.cli.options import (
     parse_pairs,
     parse_seconds,
 )
-from dmq.cli.output import show_rows
+from dmq.cli.output import shard_fact, show_rows
 from dmq.errors import DMQError, InvalidMessage
 
 __all__ = ["app"]
@@ -118,6 +118,7 @@ def _publish(
                 row = {
                     "id": str(receipt.id),
                     "topic": receipt.topic,
+                    **shard_fact(client.admin.shard_names, receipt.shard),
                     "queue": receipt.queue,
                     "offset": receipt.offset,
                     "durability": receipt.durability,

@@ -23,7 +23,7 @@ __all__ = ["parse_json_line", "send_stream"]
 
 _NAMES: Final = frozenset({"key", "tag", "business_id", "ordered", "priority", "properties", "ttl"})
 # What a message that was read has, and one that is sent gets anew.
-_OLD: Final = frozenset({"id", "topic", "queue", "offset", "app", "sent_at_ms", "stored_at_ms"})
+_OLD: Final = frozenset({"id", "topic", "shard", "queue", "offset", "app", "sent_at_ms", "stored_at_ms", "damage"})
 
 
 def send_stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from dmq.cli.message.messages import message_facts, message_line
 from dmq.cli.options import DEFAULT_URL, TopicName, Url, connected, make_app, parse_place
+from dmq.cli.output import printable
 
 __all__ = ["app"]
 
@@ -43,14 +45,22 @@ def tail(
 
     PLACE is earliest, latest, an offset, a time back from now as in 10m, or a moment as in 2030-01-31T12:00:00Z. A
     line has when the message was stored, its queue/offset, in a cluster with the shard before them, id, key, tag and
-    properties, and its body.
+    properties, and its body. A shard that does not answer is named on stderr; what it has comes when it is back.
     """
     place = parse_place(start)
     from dmq.client.consumer.follow import follow
 
     with connected(url) as client:
         names = client.admin.shard_names
-        arriving = follow(client.admin, topic, place, queue=queue, tags=tags, ends=no_follow)
+        arriving = follow(client.admin, topic, place, queue=queue, tags=tags, ends=no_follow, on_missing=_tell_missing)
         for message in islice(arriving, limit):
             is_json = form == LineFormat.JSON
             typer.echo(json.dumps(message_facts(message, names)) if is_json else message_line(message, names))
+
+
+def _tell_missing(missing: Sequence[str]) -> None:
+    if missing:
+        names = ", ".join(map(printable, missing))
+        typer.echo(f"shard {names} does not answer, and is left out until it does: dmq shard list shows why", err=True)
+    else:
+        typer.echo("all shards answer again", err=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dmq.client.admin.admin import Admin
@@ -32,6 +32,7 @@ def follow(
     tags: str = "",
     poll_seconds: float = 0.1,
     ends: bool = False,
+    on_missing: Callable[[Sequence[str]], object] = lambda shards: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[StoredMessage]:
     """Messages of a topic from a place on, for ever.
@@ -42,6 +43,7 @@ def follow(
         tags: only these, as in `a || b`.
         poll_seconds: how often to look while nothing comes.
         ends: stop at the end of what is there now.
+        on_missing: called with the names of the shards that do not answer, whenever these are others than before.
         sleep: waits between two looks.
 
     Raises:
@@ -50,11 +52,16 @@ def follow(
     """
     check_tags(tags)
     begin = {(row.shard, row.queue): row.at for row in admin.offsets(topic, queue=queue, at=start)}
+    missing: Sequence[str] = ()
     limits = {(row.shard, row.queue): row.next_offset for row in admin.offsets(topic, queue=queue)} if ends else {}
     while True:
         batches: list[list[StoredMessage]] = []
         found = False
-        for row in admin.offsets(topic, queue=queue):
+        rows = admin.offsets(topic, queue=queue)
+        if rows.missing != missing:
+            missing = rows.missing
+            on_missing(missing)
+        for row in rows:
             # A queue that was added since is read from its beginning.
             place = row.shard, row.queue
             at = begin.setdefault(place, row.first_offset)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from dmq.client.admin.admin import Admin
 from dmq.client.admin.reports import QueueRange, StoredMessage
+from dmq.client.admin.shard_answers import ShardRows
 from dmq.client.consumer.follow import follow
 
 
@@ -16,6 +17,7 @@ class StubAdmin:
     def __init__(self, queues: int) -> None:
         self.queues: list[list[StoredMessage]] = [[] for _ in range(queues)]
         self.first = 0
+        self.missing: list[tuple[str, ...]] = []  # one for each question
 
     def put(self, queue: int, at_ms: int, tag: str | None = None) -> None:
         messages = self.queues[queue]
@@ -23,12 +25,14 @@ class StubAdmin:
             StoredMessage(None, "t", queue, len(messages), b"", None, tag, None, 4, at_ms, at_ms, "app", {})
         )
 
-    def offsets(self, topic: str, *, queue: int | None = None, at: Any = "earliest") -> list[QueueRange]:
+    def offsets(self, topic: str, *, queue: int | None = None, at: Any = "earliest") -> ShardRows[QueueRange]:
         rows = []
         for number, messages in enumerate(self.queues):
             place = {"earliest": self.first, "latest": len(messages)}.get(at, at)
             rows.append(QueueRange(number, self.first, len(messages), place))
-        return [row for row in rows if queue in (None, row.queue)]
+        return ShardRows(
+            (row for row in rows if queue in (None, row.queue)), self.missing.pop(0) if self.missing else ()
+        )
 
     def read(
         self, topic: str, queue: int, offset: int, *, limit: int, tags: str, shard: int = 0
@@ -100,3 +104,12 @@ def test_a_queue_that_was_added_is_read_from_its_beginning() -> None:
             admin.put(1, 5)
 
     assert seen(admin, 1, start="latest", ends=False, sleep=sleep) == [(1, 0)]
+
+
+def test_shards_that_do_not_answer_are_told_once_and_again_when_they_do() -> None:
+    admin, told = StubAdmin(1), list[Any]()
+    for number in range(12):
+        admin.put(0, number)
+    admin.missing = [(), (), ("s2",), ("s2",), ()]
+    assert len(seen(admin, on_missing=told.append)) == 12
+    assert told == [("s2",), ()]

@@ -263,3 +263,36 @@ def test_no_thread_is_left_in_line_however_they_come_and_go() -> None:
             thread.start()
         batch.end(None, None)
         assert all(end.wait(60.0) for end in ends), seed
+
+
+def test_a_batch_that_waits_for_a_leader_does_not_hold_up_its_lane() -> None:
+    acc = accumulator()
+    lane = acc.lane(ANY)
+    fill(acc, ANY, 1)
+    first = acc.next_batch(lane, range(2))
+    assert first is not None
+    fill(acc, ANY, 1)
+    assert acc.next_batch(lane, range(2)) is None
+    acc.stall(first)
+    acc.stall(first)  # once counts
+    second = acc.next_batch(lane, range(2))
+    assert second is not None
+    assert second.queue != first.queue
+    fill(acc, ANY, 1)
+    assert acc.next_batch(lane, range(2)) is None, "the second holds it up"
+    acc.finished(first)
+    assert acc.next_batch(lane, range(2)) is None
+    acc.finished(second)
+    assert acc.next_batch(lane, range(2)) is not None
+
+
+def test_a_batch_of_a_fixed_queue_holds_up_its_lane_whatever_it_waits_for() -> None:
+    acc = accumulator()
+    key = ANY._replace(queue=3)
+    lane = acc.lane(key)
+    fill(acc, key, 1)
+    first = acc.next_batch(lane, range(4))
+    assert first is not None
+    acc.stall(first)
+    fill(acc, key, 1)
+    assert acc.next_batch(lane, range(4)) is None

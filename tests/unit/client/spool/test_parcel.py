@@ -105,3 +105,22 @@ def test_the_bytes_in_memory_are_counted() -> None:
     assert places.bytes == 20
     places.leave(taken(places))
     assert places.bytes == 10
+
+
+def test_one_whose_slot_is_gone_moves_behind_what_waits_at_the_other_place() -> None:
+    places = Places()
+    entered(places, 0, queue=0, is_pinned=True)
+    entered(places, 1, queue=0, is_pinned=True)
+    entered(places, 2, queue=256, is_pinned=True)
+    size = places.bytes
+    first = taken(places)
+    first.is_unanswered = True
+    places.move(first, 256)
+    assert (first.origin, first.queue, first.is_unanswered) == (0, 256, False)
+    assert [parcel.kept.offset for parcel in first.place.parcels] == [2, 0]
+    assert places.bytes == size
+    found = [taken(places) for _ in range(2)]
+    assert sorted(parcel.kept.offset for parcel in found) == [1, 2], "both places go on, in their order"
+    assert places.take(links()) is None
+    places.leave(next(parcel for parcel in found if parcel.kept.offset == 2))
+    assert taken(places) is first
