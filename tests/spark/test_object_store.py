@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,12 +32,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COUNT = 60
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def few_rows(spark: SparkSession) -> Iterator[None]:
     with quick(spark):
         yield
+
+
+def _check_guide(spark: SparkSession, uri: str) -> None:
+    """What the guide shows works: looking a message up, and reading a table."""
+    page = (ROOT / "docs" / "guide" / "archive.md").read_text().replace("s3://bucket/archive", uri)
+    query = re.search(rf"^\$ dmq (archive query --tables {uri} --key) ", page, re.MULTILINE)
+    block = re.search(r"^```python\n(from dmq.pipeline.jobs.frames.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert query is not None
+    assert block is not None
+    command = [sys.executable, "-m", "dmq.cli", *query[1].split(), "key-0-1", "--format", "json"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [row["key"] for row in found] == ["key-0-1"]
+    exec(block[1].replace(".show()", ""), {"spark": spark, "Archive": Archive})
 
 
 class Killed(Exception):
@@ -68,12 +87,15 @@ def test_the_whole_pipeline_works_in_an_object_store(
         assert acked == [3 * COUNT]
         report = collect(uri, datetime.now(UTC))
         assert [(topic.topic, topic.messages) for topic in report.topics] == [("orders", len(log))]
+        _check_guide(spark, uri)
         request = ReplayRequest(Selection(topic="orders"), "again", "once")
         assert [execute(archive, broker.url, request).sent for _ in range(2)] == [len(log), 0]
     assert object_store.paths(f"{uri}/_staging") == []
 
 
-@pytest.mark.parametrize("is_spark", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "is_spark", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["joined by the driver", "joined by Spark"]
+)
 def test_a_job_that_ends_at_any_commit_leaves_no_row_out_and_none_twice(
     spark: SparkSession,
     object_store: ObjectStore,
