@@ -64,8 +64,8 @@ def file_frame(spark: SparkSession, files: Sequence[str], schema: pa.Schema) -> 
         return spark.range(0).selectExpr(*columns)
     if scheme_of(files[0]) == "file":
         return spark.read.schema(found).parquet(*files)
-    from dmq.pipeline.jobs.table_files import TableFiles
+    from dmq.pipeline.jobs.table_files import TableFiles, register
 
-    spark.dataSource.register(TableFiles)
+    register(spark)
     reader = spark.read.format(TableFiles.name()).schema(found)
     return reader.option("files", json.dumps([*files])).load()

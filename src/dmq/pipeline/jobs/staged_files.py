@@ -59,7 +59,7 @@ def staged(table: Table, rows: DataFrame, files: int = 1) -> list[Written]:
         rows: with the table's columns; of any days.
         files: how many files about, over all days.
     """
-    from dmq.pipeline.jobs.table_files import TableFiles, decode_manifest
+    from dmq.pipeline.jobs.table_files import TableFiles, decode_manifest, register
 
     order = SORT[table.name]
     ordered = rows.select(*(_quoted(name) for name in SCHEMAS[table.name].names))
@@ -69,7 +69,7 @@ def staged(table: Table, rows: DataFrame, files: int = 1) -> list[Written]:
         ordered = ordered.coalesce(1)
     ordered = ordered.sortWithinPartitions(DT, *map(_quoted, order))
     layout = Layout(order, BLOOM.get(table.name, ()), GROUP_ROWS.get(table.name, ROW_GROUP_ROWS))
-    rows.sparkSession.dataSource.register(TableFiles)
+    register(rows.sparkSession)
     with tempfile.TemporaryDirectory(prefix="dmq-") as place:
         manifest = Path(place) / "manifest.json"
         writer = ordered.write.format(TableFiles.name()).mode("append")

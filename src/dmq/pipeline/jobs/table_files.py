@@ -20,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -34,7 +35,7 @@ from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.parquet import DT, FILE_BYTES, ROW_GROUP_BYTES, DayFile, Layout, Written
 from dmq.pipeline.object_store import open_parquet, store_errors
 
-__all__ = ["FilePartition", "TableFiles", "batches_of", "decode_manifest", "write_batches"]
+__all__ = ["FilePartition", "TableFiles", "batches_of", "decode_manifest", "register", "write_batches"]
 
 _BATCH_ROWS: Final = 8192
 _PARTITIONS_MAX: Final = 512
@@ -54,6 +55,13 @@ class TableFiles(DataSource):
         sort_by, bloom, rows = json.loads(self.options["layout"])
         layout = Layout(tuple(sort_by), tuple(bloom), rows)
         return FileWriter(self.options["folder"], layout, Path(self.options["manifest"]))
+
+
+def register(spark: SparkSession) -> None:
+    """Make the source known to a session, in this thread."""
+    spark.dataSource.register(TableFiles)
+    # A writer looks the name up in the session of its thread; one that was not made there is not known there.
+    SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
