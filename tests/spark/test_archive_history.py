@@ -9,6 +9,7 @@ import pytest
 
 from dmq.pipeline.archive.table_store import Archive
 from dmq.testing.processes import BrokerProcess, free_port
+from tests.object_store import ObjectStore
 from tests.sampling import SEED, sample_size
 from tests.spark.archive_history import POINTS, History
 from tests.spark.driver_process import run_driver
@@ -33,18 +34,22 @@ def test_the_tables_have_the_truth_whatever_happens(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.soak
-def test_the_tables_have_the_truth_though_driver_and_jvm_are_killed(spark: SparkSession, tmp_path: Path) -> None:
-    tables, scratch = tmp_path / "archive", tmp_path / "scratch"
+@pytest.mark.parametrize("place", ["files", "object store"])
+def test_the_tables_have_the_truth_though_driver_and_jvm_are_killed(
+    spark: SparkSession, object_store: ObjectStore, tmp_path: Path, place: str
+) -> None:
+    tables = str(tmp_path / "archive") if place == "files" else f"{object_store.bucket()}/archive"
+    scratch = tmp_path / "scratch"
     killed: list[str] = []
 
     def kill(point: str) -> None:
-        ended = run_driver(scratch, "tests.spark.mortal_archive", broker.url, str(tables), point)
+        ended = run_driver(scratch, "tests.spark.mortal_archive", broker.url, tables, point)
         assert ended.returncode in (0, -9), ended.stderr  # 0: it never came there, since there was nothing new
         killed.append(point)
 
     print(f"seed {SEED}")
     port = ("--port", str(free_port()))
     with quick(spark), BrokerProcess(tmp_path / "data", port) as broker:
-        history = History(SEED, spark, broker, Archive.create(str(tables)), kill)
-        history.run(sample_size(share=20, whole=120))
+        history = History(SEED, spark, broker, Archive.create(tables), kill)
+        history.run(sample_size(share=10, whole=80))
     assert set(killed) <= set(POINTS)

@@ -17,6 +17,7 @@ from dmq.pipeline.lookup import key_lookup
 from dmq.pipeline.lookup.key_lookup import KeyIndex
 from dmq.pipeline.lookup.lookup import Lookup
 from dmq.pipeline.tables import KEY_DIRECTORY, KEY_INDEX
+from tests.object_store import ObjectStore
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row
 
 EACH = 5  # messages of a file
@@ -165,3 +166,15 @@ def test_a_hot_key_opens_only_the_oldest_files(archive: Archive, monkeypatch: py
     assert [place.journal_offset for place in places] == [0, 300 * 7, 300 * 14]
     assert opened_by(archive, monkeypatch, BUSINESS_ID, "u-0", 3)[1] <= 4
     assert opened_by(archive, monkeypatch, BUSINESS_ID, "u-0")[1] > 15
+
+
+def test_the_directory_lies_in_an_object_store_like_the_index(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive.create(f"{object_store.bucket()}/archive")
+    for parts in (range(2), range(2, 4)):
+        add_files(archive, parts)
+        assert cover(archive, files_min=2) == (2, 1)  # the second time, two runs are merged
+    assert opened_by(archive, monkeypatch, KEY, "order-13") == (1, 1)
+    with Lookup(archive.uri) as lookup:
+        assert [row["key"] for row in lookup.by_key("order-13")] == ["order-13"]
