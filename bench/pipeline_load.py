@@ -40,6 +40,7 @@ __all__ = [
     "TOPIC",
     "Memory",
     "Names",
+    "ack_all",
     "decode_seconds",
     "dump_journal",
     "fill_broker",
@@ -50,6 +51,7 @@ __all__ = [
 
 TOPIC: Final = "bench"
 PACED: Final = "paced"
+GROUP: Final = "bench"
 BODY_BYTES: Final = 200
 DAYS: Final = 365
 BUSINESS_IDS_OF: Final = 50  # messages of one business id
@@ -72,6 +74,21 @@ def fill_broker(url: str, count: int) -> None:
                 is_last = first + (at + 1) * load.batch >= count
                 made = load.made(group, first + at * load.batch)
                 producer.send_many(TOPIC, made, durability="flushed" if is_last else "stored")
+
+
+def ack_all(url: str, count: int) -> None:
+    """Let a group ack the load, once."""
+    with dmq.connect(url, app="bench") as client:
+        if GROUP in {group.name for group in client.admin.groups(TOPIC)}:
+            return
+        consumer = client.consumer(TOPIC, GROUP)
+        settled = 0
+        while settled < count:
+            found = consumer.pull(5000, 10.0)
+            found.ack()
+            settled += len(found)
+        consumer.close()
+        client.admin.create_topic("acked")  # what is settled goes to the journal with the next unit, which is this one
 
 
 def dump_journal(url: str, folder: Path) -> list[Path]:

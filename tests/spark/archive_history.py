@@ -112,6 +112,10 @@ class History:
         for way in self._rng.choices([way for way, _ in ways], [weight for _, weight in ways], k=steps):
             way()
             self.done[way.__name__.removeprefix("_")] += 1
+        for _ in range(2):  # so that there is something to check whatever was dropped last
+            for topic in TOPICS:
+                self._produce(topic)
+                self._consume(topic)
         self.check()
 
     def _client(self) -> Client:
@@ -119,8 +123,8 @@ class History:
 
     # --- what happens to messages -----------------------------------------------------------------------------------
 
-    def _produce(self) -> None:
-        rng, topic = self._rng, self._rng.choice(TOPICS)
+    def _produce(self, topic: str = "") -> None:
+        rng, topic = self._rng, topic or self._rng.choice(TOPICS)
         waiting = []
         with self._client() as client, client.producer() as producer:
             for _ in range(rng.choice((1, 5, 60))):
@@ -138,13 +142,15 @@ class History:
                 for receipt, key, business_id, content in waiting
             ]
 
-    def _consume(self) -> None:
-        rng, topic, group = self._rng, self._rng.choice(TOPICS), self._rng.choice(GROUPS)
+    def _consume(self, topic: str = "") -> None:
+        rng, topic, group = self._rng, topic or self._rng.choice(TOPICS), self._rng.choice(GROUPS)
         with self._client() as client:
             consumer = client.consumer(topic, group, max_attempts=ATTEMPTS_MAX)
             for _ in range(rng.choice((1, 3))):
-                for message in consumer.pull(rng.choice((1, 20, 50)), 0.2):
+                waiting = any(offsets.next_offset for offsets in client.admin.offsets(topic))
+                for message in consumer.pull(rng.choice((1, 20, 50)), 0.5 if waiting else 0.0):
                     self._settle(message, group)
+                    self.done["settled"] += 1
             consumer.close()
             self._mark(client)
 
