@@ -108,6 +108,8 @@ def decide(content: TopicContent | None, local: Topic | None, shard: str) -> Ver
         return Verdict.NOTHING if queues is None else Verdict.PUT
     if 0 < local.incarnation < incarnation:
         return Verdict.DROP
+    if _is_older(content, local):
+        return Verdict.ADOPT
     if queues is None or local.config.queues > queues:
         return Verdict.DROP if queues is None and local.is_removed else Verdict.ADOPT
     wanted = slot_config(content, queues), incarnation, content.slots_version, shard in content.removed
@@ -247,12 +249,21 @@ class ClusterTopics:
             if decide(content, local, shard) is not Verdict.ADOPT:
                 return None
             if content is None or content.state is not TopicState.OPEN:
-                least = 0 if content is None else int(content.incarnation, 16) + 1
+                least, version = (
+                    (0, 0) if content is None else (int(content.incarnation, 16) + 1, content.slots_version)
+                )
                 return TopicContent(
                     incarnation=hex_id(max(local.incarnation or local.id, least)),
                     settings=settings_of(local.config),
                     slots=[(shard, queues)],
-                    slots_version=1 if content is None else content.slots_version + 1,
+                    slots_version=max(version, local.slots_version) + 1,
+                )
+            if _is_older(content, local):
+                content = msgspec.structs.replace(
+                    content,
+                    settings=settings_of(local.config),
+                    slots_version=local.slots_version,
+                    removed=sorted({*content.removed, shard}) if local.is_removed else content.removed,
                 )
             there = slot_config(content, queues)
             if there != local.config:
@@ -653,6 +664,11 @@ def placed(content: TopicContent, change: SlotChange, shards: Mapping[str, Shard
     return msgspec.structs.replace(
         content, slots=slots, removed=removed, slots_version=content.slots_version + 1, held_until_ms=0
     )
+
+
+def _is_older(content: TopicContent, local: Topic) -> bool:
+    """Whether the journal has newer slots of a topic than its entry: the registry was restored from an old backup."""
+    return local.incarnation == int(content.incarnation, 16) and local.slots_version > content.slots_version
 
 
 def without_slot(content: TopicContent, shard: str) -> TopicContent:

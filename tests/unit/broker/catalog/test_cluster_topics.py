@@ -67,6 +67,8 @@ ELSEWHERE = content(slots=[("s2", 2)])
         (content(settings={"queues": 2, "ttl_ms": 5}), local(), Verdict.PUT),
         (content(slots=[("s1", 3)]), local(), Verdict.PUT),
         (content(slots=[("s1", 1)]), local(), Verdict.ADOPT),
+        (content(slots_version=2), local(), Verdict.ADOPT),
+        (content(slots_version=2, settings={"queues": 2, "ttl_ms": 5}), local(), Verdict.ADOPT),
         (content(), local(incarnation=0), Verdict.PUT),
         (content(), local(incarnation=8), Verdict.DROP),
         (content(), local(incarnation=10), Verdict.CONFLICT),
