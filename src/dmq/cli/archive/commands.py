@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.archive.options import Tables, needs_spark_extra
+from dmq.cli.archive.options import Conf, Master, Tables, needs_spark_extra
 from dmq.cli.archive.query import query
 from dmq.cli.archive.replay import replay
 from dmq.cli.archive.report import report
@@ -44,8 +44,8 @@ def run(
     job: Annotated[
         list[str] | None, typer.Option("--job", metavar="NAME", help="Only this job; several if given again.")
     ] = None,
-    master: Annotated[str | None, typer.Option(metavar="MASTER", help="Spark's master; local[*] if left out.")] = None,
-    conf: Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark.")] = None,
+    master: Master = None,
+    conf: Conf = None,
     continuous: Annotated[bool, typer.Option("--continuous", help="Go on until SIGTERM or Ctrl-C.")] = False,
     every: Annotated[str, typer.Option(metavar="TIME", help="How often to look for more, with --continuous.")] = "10s",
     derive: Annotated[

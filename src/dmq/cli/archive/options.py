@@ -10,11 +10,16 @@ import typer
 
 from dmq.errors import Unsupported
 
-__all__ = ["Tables", "needs_spark_extra"]
+__all__ = ["Conf", "Master", "Since", "Tables", "Until", "needs_spark_extra"]
 
 Tables = Annotated[
     str, typer.Option("--tables", envvar="DMQ_TABLES", metavar="URI", help="Where the archive's tables lie.")
 ]
+
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="Stored from then on: 10m back, or a moment.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Stored before then.")]
+Master = Annotated[str | None, typer.Option(metavar="MASTER", help="Spark's master; local[*] if left out.")]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark.")]
 
 
 @contextlib.contextmanager

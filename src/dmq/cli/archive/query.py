@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.archive.options import Tables, needs_spark_extra
+from dmq.cli.archive.options import Since, Tables, Until, needs_spark_extra
 from dmq.cli.message.messages import body_facts, body_text
 from dmq.cli.options import Format, Formatted, checked_id, parse_moment
 from dmq.cli.output import cut, moment, show_rows
@@ -33,10 +33,8 @@ def query(
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Messages with this key.")] = None,
     business_id: Annotated[str | None, typer.Option(metavar="ID", help="Messages with this business id.")] = None,
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only of this topic.")] = "",
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stored from then on: 10m back, or a moment.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Stored before then.")] = None,
+    since: Since = None,
+    until: Until = None,
     sql: Annotated[str | None, typer.Option(metavar="SELECT", help="One SELECT over the archive's tables.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="With --id: what became of it, too.")] = False,
     body: Annotated[bool, typer.Option("--body", help="Show bodies.")] = False,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.archive.options import Tables, needs_spark_extra
+from dmq.cli.archive.options import Conf, Master, Since, Tables, Until, needs_spark_extra
 from dmq.cli.archive.query import plain
 from dmq.cli.contexts import choose_url
 from dmq.cli.message.messages import body_text
-from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id, parse_moment
+from dmq.cli.options import DEFAULT_URL, Format, Formatted, checked_id, parse_moment, parse_pairs
 from dmq.cli.output import cut, show_facts, show_rows
 
 if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
-    from dmq.pipeline.replay.replay import Outcome
+    from dmq.pipeline.replay.replay import Outcome, ReplayRequest
     from dmq.pipeline.replay.selection import Selection
     from dmq.pipeline.replay.sender import ReplayProgress
 
@@ -29,6 +31,10 @@ _SHOW_SECONDS = 1.0
 
 Broker = Annotated[
     str, typer.Option("--broker", envvar="DMQ_URL", metavar="URL", callback=choose_url, help="Where the broker is.")
+]
+BySpark = Annotated[
+    bool | None,
+    typer.Option("--spark/--local", help="By Spark, or by this process; left out, by Spark if it is much."),
 ]
 
 
@@ -44,10 +50,8 @@ def replay(
     business_ids: Annotated[
         list[str] | None, typer.Option("--business-id", metavar="ID", help="With this business id; may be repeated.")
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stored from then on: 10m back, or a moment.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Stored before then.")] = None,
+    since: Since = None,
+    until: Until = None,
     where: Annotated[
         str, typer.Option(metavar="SQL", help="A condition on the columns of table message: \"tag = 'paid'\".")
     ] = "",
@@ -64,6 +68,9 @@ def replay(
     execute: Annotated[
         bool, typer.Option("--execute", help="Send; without it is only shown what would be sent.")
     ] = False,
+    by_spark: BySpark = None,
+    master: Master = None,
+    conf: Conf = None,
     broker: Broker = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
@@ -74,7 +81,7 @@ def replay(
     """
     with needs_spark_extra():
         from dmq.pipeline.archive.table_store import Archive
-        from dmq.pipeline.replay.replay import ReplayRequest, new_replay_id
+        from dmq.pipeline.replay.replay import ReplayRequest, new_replay_id, session_for
         from dmq.pipeline.replay.replay import execute as send
         from dmq.pipeline.replay.selection import Selection
 
@@ -94,14 +101,26 @@ def replay(
     if not execute:
         _show_dry(archive, chosen, to or topic, replay_id, form=form)
         return
-    name = replay_id or new_replay_id()
-    if replay_id is None:
-        typer.echo(f"replay id: {name}", err=True)
-    target = to or topic
-    if not target and replay_id is None:
+    if not (to or topic or replay_id):
         raise typer.BadParameter("say where they go: --to TOPIC")
-    outcome = send(archive, broker, ReplayRequest(chosen, target, name, rate), _Shown())
-    _show_outcome(outcome, form)
+    request = ReplayRequest(chosen, to or topic, replay_id or new_replay_id(), rate)
+    if replay_id is None:
+        typer.echo(f"replay id: {request.replay_id}", err=True)
+    is_for_spark = _is_large(archive, request) if by_spark is None else by_spark
+    with session_for(is_for_spark, master, parse_pairs(conf)) as spark:
+        _show_outcome(send(archive, broker, request, _Shown(), spark=spark), form)
+
+
+def _is_large(archive: Archive, request: ReplayRequest) -> bool:
+    """Whether it is work for Spark, and Spark is there."""
+    from dmq.pipeline.replay.replay import is_large
+
+    if not is_large(archive, request.replay_id, request.selection):
+        return False
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        typer.echo("this is much for one process: with Java 17 or newer, Spark would share it out", err=True)
+        return False
+    return True
 
 
 class _Shown:

@@ -1,5 +1,6 @@
-"""Archived messages back into a topic, each once for every replay id.
+"""Archived messages back into a topic, each once for every replay id, by one process or by Spark.
 
 In reading order: `replay` is a whole replay; `selection` says which messages; `plan` is what is sent, written down
-before, `plan_builder` makes it; `batches` are the plan's rows as a broker takes them, `sender` sends them.
+before, `plan_builder` makes it and `queue_files` are its rows; `batches` are these rows as a broker takes them,
+`sender` sends them. `spark_plan` and `spark_sender` do the same with Spark.
 """

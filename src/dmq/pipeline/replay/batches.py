@@ -82,7 +82,7 @@ def parcels(rows: Folder, plan: Plan, queue: int, start: int, sent_at_ms: int, b
     first = start
     waiting: list[_Row] = []
     size = 0
-    for row in _rows(rows, queue, start):
+    for row in _rows(rows, plan.file(queue), start):
         row_size = len(row.body) + _ROW_BYTES
         if waiting and (len(waiting) == plan.batch_rows or size + row_size > plan.batch_bytes):
             yield making.parcel(first, waiting)
@@ -93,8 +93,8 @@ def parcels(rows: Folder, plan: Plan, queue: int, start: int, sent_at_ms: int, b
         yield making.parcel(first, waiting)
 
 
-def _rows(folder: Folder, queue: int, start: int) -> Iterator[_Row]:
-    with pq.ParquetFile(f"{folder.path}/{queue}.parquet", filesystem=folder.files) as file:
+def _rows(folder: Folder, name: str, start: int) -> Iterator[_Row]:
+    with pq.ParquetFile(f"{folder.path}/{name}", filesystem=folder.files) as file:
         at = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows

@@ -5,7 +5,7 @@ between: new commits, compaction, retention. So the first run that executes writ
 and every run sends from there. It lies in `replay/<replay id>` below the archive's address:
 
     plan.json                  what is to be sent; once this is there, the rows are
-    rows-<token>/<queue>.parquet   the rows for one queue of the target, in order
+    rows-<token>/<queue>.parquet   the rows for one queue of the target, in order; made by Spark, the plan has the names
     done.json                  it was sent, all of it; the rows are gone then
 
 What always holds: a plan is never changed; each message stands in it once, even if the archive has rows of it from
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from typing import Final, NamedTuple
 
 import msgspec
@@ -28,6 +29,8 @@ from dmq.pipeline.replay.selection import Selection
 __all__ = ["Done", "Plan", "Plans", "Target", "check_replay_id"]
 
 VERSION: Final = 1
+NAMED_FILES: Final = 2  # the version of a plan that names its files, which those who made version 1 would not find
+_ROWS: Final = "rows-"
 BATCH_ROWS: Final = 2000
 BATCH_BYTES: Final = 512 << 10
 _ID: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -60,6 +63,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = BATCH_ROWS
     batch_bytes: int = BATCH_BYTES
     places: tuple[int, ...] = ()  # in a cluster: of which shard and queue each queue of the plan is
+    files: dict[int, str] = {}  # by queue, the name of its file, where that is not the queue's number
+
+    def file(self, queue: int) -> str:
+        """The name of the file with the rows of a queue."""
+        return self.files.get(queue, f"{queue}.parquet")
 
     def place(self, queue: int) -> int:
         """The place that a queue of the plan stands for."""
@@ -108,6 +116,10 @@ class Plans:
         self.replay_id: Final = check_replay_id(replay_id)
         self.folder: Final = archive.below("replay").below(replay_id)
 
+    def new_rows(self) -> str:
+        """A folder for rows that nobody else writes to."""
+        return f"{_ROWS}{secrets.token_hex(4)}"
+
     def load(self) -> Plan | None:
         """The plan; None if there is none yet.
 
@@ -121,7 +133,7 @@ class Plans:
             plan = msgspec.json.decode(raw, type=Plan)
         except msgspec.MsgspecError as error:
             raise WrongFormat(f"the plan of replay {self.replay_id} cannot be read: {error}") from error
-        if plan.version != VERSION:
+        if plan.version not in (VERSION, NAMED_FILES):
             raise WrongFormat(f"the plan of replay {self.replay_id} is of version {plan.version}: let that one send it")
         return plan
 
@@ -141,9 +153,11 @@ class Plans:
         return plan
 
     def finish(self, plan: Plan, done: Done) -> None:
-        """It was sent: say so, and let the rows go."""
+        """It was sent: say so, and let the rows go, with those that killed runs have left."""
         self._create("done.json", msgspec.json.encode(done))
-        self.drop(plan.folder)
+        for info in self.folder.files.get_file_info(fs.FileSelector(self.folder.path, allow_not_found=True)):
+            if info.base_name.startswith(_ROWS):
+                self.drop(info.base_name)
 
     def drop(self, folder: str) -> None:
         """Delete rows that are not needed."""

@@ -7,45 +7,36 @@ the queue it had, so that messages of one queue stay in one.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from dmq.errors import UnknownMessage
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.engine import Bounds, Engine
-from dmq.pipeline.replay.plan import VERSION, Plan, Plans, Target
+from dmq.pipeline.replay.plan import NAMED_FILES, VERSION, Plan, Plans, Target
+from dmq.pipeline.replay.queue_files import STAGED, QueueFile, QueueFiles, digest_of
 from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 from dmq.records import business_hash
 from dmq.records.layout import ORDERED
 
-__all__ = ["STAGED", "Overview", "make_plan", "overview", "queues_of"]
+__all__ = ["ORDER", "Overview", "keep_plan", "make_plan", "overview", "queues_of"]
 
-_ROW_GROUP_ROWS: Final = 4096
-_BUFFER_BYTES: Final = 64 << 20
 _READ_ROWS: Final = 2048
 _MEMORY_BYTES: Final = 1 << 30
 _SAMPLE: Final = 5
-_COLUMNS: Final = (
-    "message_id", "key", "business_id", "tag", "app", "priority", "flags", "sent_at", "headers", "body",
-)  # fmt: skip
-STAGED: Final = pa.schema([SCHEMAS[MESSAGE].field(name) for name in _COLUMNS])
-_ORDER: Final = "stored_at, broker, journal_offset"
+ORDER: Final = "stored_at, broker, journal_offset"
 # Each message once: the row it had first, whatever replays brought in later.
 _LATER: Final = (
     "SELECT broker, journal_offset FROM (SELECT broker, journal_offset, row_number() OVER (PARTITION BY message_id "
-    f"ORDER BY {_ORDER}) AS turn FROM message WHERE {{said}}) WHERE turn > 1"
+    f"ORDER BY {ORDER}) AS turn FROM message WHERE {{said}}) WHERE turn > 1"
 )
 
 
@@ -70,7 +61,7 @@ def overview(archive: Archive, selection: Selection) -> Overview:
             "max(stored_at) AS last FROM chosen GROUP BY topic ORDER BY topic"
         )
         sample = chosen.rows(
-            f"SELECT message_id, topic, queue, queue_offset, key, stored_at, body FROM chosen ORDER BY {_ORDER} "
+            f"SELECT message_id, topic, queue, queue_offset, key, stored_at, body FROM chosen ORDER BY {ORDER} "
             f"LIMIT {_SAMPLE}"
         )
     return Overview(sum(row["messages"] for row in topics), sum(int(row["bytes"]) for row in topics), topics, sample)
@@ -83,34 +74,56 @@ def make_plan(archive: Archive, selection: Selection, target: Target, plans: Pla
         UnknownMessage: nothing is chosen.
         InvalidRequest: the selection's SQL is none.
     """
-    token = f"rows-{secrets.token_hex(4)}"
     version = archive.table(MESSAGE).version()
-    staging = _Staging(plans.folder.below(token), target)
-    try:
+
+    def write(folder: Folder) -> dict[int, QueueFile]:
+        files = QueueFiles(folder)
         with _Chosen(archive, selection) as chosen:
-            for batch in chosen.stream(f"SELECT {', '.join((*_COLUMNS, 'queue'))} FROM chosen ORDER BY {_ORDER}"):
-                staging.add(batch)
-        staging.close()
+            for batch in chosen.stream(f"SELECT {', '.join((*STAGED.names, 'queue'))} FROM chosen ORDER BY {ORDER}"):
+                files.add(batch, queues_of(batch, target))
+        return files.close()
+
+    return keep_plan(plans, selection, target, write, now_ms=now_ms, archive_version=version)
+
+
+def keep_plan(
+    plans: Plans,
+    selection: Selection,
+    target: Target,
+    write: Callable[[Folder], dict[int, QueueFile]],
+    *,
+    now_ms: int,
+    archive_version: int,
+) -> Plan:
+    """Have the rows written, and keep the plan of them; without a plan no rows stay.
+
+    Raises:
+        UnknownMessage: there are none.
+    """
+    rows = plans.new_rows()
+    try:
+        files = write(plans.folder.below(rows))
+        if not files:
+            raise UnknownMessage(f"no archived message matches ({selection.words()}): nothing to replay")
     except BaseException:
-        plans.drop(token)
+        plans.drop(rows)
         raise
-    if not staging.rows:
-        plans.drop(token)
-        raise UnknownMessage(f"no archived message matches ({selection.words()}): nothing to replay")
+    names = {queue: file.name for queue, file in files.items() if file.name != f"{queue}.parquet"}
     return plans.keep(
         Plan(
-            version=VERSION,
+            version=NAMED_FILES if names else VERSION,
             replay_id=plans.replay_id,
             selection=selection,
             topic=target.topic,
             topic_id=target.topic_id,
             places=target.places,
-            counts=staging.counts,
-            bytes=staging.bytes,
-            digest=staging.digest(),
-            folder=token,
-            archive_version=version,
+            counts={queue: file.rows for queue, file in files.items()},
+            bytes=sum(file.bytes for file in files.values()),
+            digest=digest_of(files),
+            folder=rows,
+            archive_version=archive_version,
             created_at_ms=now_ms,
+            files=names,
         )
     )
 
@@ -173,65 +186,3 @@ class _Chosen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Staging:
-    """Rows on their way into a file for each queue."""
-
-    def __init__(self, folder: Folder, target: Target) -> None:
-        self._folder = folder
-        self._target = target
-        self._writers: dict[int, pq.ParquetWriter] = {}
-        self._waiting: dict[int, list[pa.RecordBatch]] = {}
-        self._waiting_rows: dict[int, int] = {}
-        self._waiting_bytes = 0
-        self._hashes: dict[int, Any] = {}
-        self.counts: dict[int, int] = {}
-        self.rows = 0
-        self.bytes = 0
-        folder.make()
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        queues = queues_of(batch, self._target)
-        for queue in np.unique(queues).tolist():
-            mine = batch.filter(pa.array(queues == queue)).select(list(_COLUMNS)).cast(STAGED)
-            digest = self._hashes.setdefault(queue, hashlib.sha256())
-            digest.update("".join(mine["message_id"].to_pylist()).encode())
-            self.counts[queue] = self.counts.get(queue, 0) + mine.num_rows
-            self.rows += mine.num_rows
-            self.bytes += pc.sum(pc.binary_length(mine["body"])).as_py() or 0
-            self._waiting.setdefault(queue, []).append(mine)
-            self._waiting_rows[queue] = self._waiting_rows.get(queue, 0) + mine.num_rows
-            self._waiting_bytes += mine.nbytes
-            if self._waiting_rows[queue] >= _ROW_GROUP_ROWS:
-                self._write(queue)
-        if self._waiting_bytes > _BUFFER_BYTES:
-            for queue in [*self._waiting]:
-                self._write(queue)
-
-    def _write(self, queue: int) -> None:
-        waiting = self._waiting.pop(queue, [])
-        if not waiting:
-            return
-        self._waiting_rows[queue] = 0
-        self._waiting_bytes -= sum(batch.nbytes for batch in waiting)
-        writer = self._writers.get(queue)
-        if writer is None:
-            path = f"{self._folder.path}/{queue}.parquet"
-            writer = pq.ParquetWriter(path, STAGED, filesystem=self._folder.files, compression="zstd")
-            self._writers[queue] = writer
-        writer.write_table(pa.Table.from_batches(waiting, STAGED), row_group_size=_ROW_GROUP_ROWS)
-
-    def close(self) -> None:
-        """All is written, and stays."""
-        for queue in [*self._waiting]:
-            self._write(queue)
-        for queue, writer in self._writers.items():
-            writer.close()
-            self._folder.sync(f"{queue}.parquet")
-
-    def digest(self) -> str:
-        whole = hashlib.sha256()
-        for queue in sorted(self._hashes):
-            whole.update(f"{queue} {self.counts[queue]} {self._hashes[queue].hexdigest()}\n".encode())
-        return whole.hexdigest()

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dmq.client.connection.pool import PoolSettings
-from dmq.client.connection.router import Router
-from dmq.client.connection.session import make_hello
-from dmq.client.connection.url import OneBroker
 from dmq.clock import SystemClock
 from dmq.errors import InvalidRequest
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.decode.journal_reader import server_url
 from dmq.pipeline.replay.plan import Done, Plan, Plans
 from dmq.pipeline.replay.plan_builder import make_plan
 from dmq.pipeline.replay.selection import Selection
-from dmq.pipeline.replay.sender import ReplayProgress, find_target, send_plan
+from dmq.pipeline.replay.sender import ReplayProgress, SendOptions, find_target, open_router, send_plan
+from dmq.pipeline.tables import MESSAGE
 
-__all__ = ["Outcome", "ReplayRequest", "execute", "new_replay_id", "planned"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-APP: Final = "dmq-replay"
-_TIMEOUT_SECONDS: Final = 30.0
+__all__ = ["Outcome", "ReplayRequest", "execute", "is_large", "new_replay_id", "planned", "session_for"]
+
+LOCAL_BYTES_MAX: Final = 2 << 30  # of the archive's files; more than this is work for Spark
 
 
 class Outcome(NamedTuple):
@@ -63,16 +62,47 @@ def planned(archive: Archive, replay_id: str) -> tuple[Plan | None, Done | None]
     return plans.load(), plans.done()
 
 
+def is_large(archive: Archive, replay_id: str, selection: Selection | None) -> bool:
+    """Whether a replay is too much for one process: by its plan, or by the files that may have its messages."""
+    plan = Plans(archive.folder, replay_id).load()
+    if plan is not None:
+        return plan.bytes > LOCAL_BYTES_MAX
+    files = archive.table(MESSAGE).live_files(where=None if selection is None else selection.bounds())
+    return sum(file.bytes for file in files) > LOCAL_BYTES_MAX
+
+
+@contextmanager
+def session_for(is_for_spark: bool, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession | None]:
+    """A session for one replay, stopped at the end; None where this process does it.
+
+    Raises:
+        InvalidSettings: Spark cannot start.
+    """
+    if not is_for_spark:
+        yield None
+        return
+    from dmq.pipeline.spark_session import spark_session
+
+    spark = spark_session(master, conf, app_name="dmq replay")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
 def execute(
     archive: Archive,
     broker: str,
     request: ReplayRequest,
     on_progress: Callable[[ReplayProgress], None] = lambda _: None,
+    *,
+    spark: SparkSession | None = None,
 ) -> Outcome:
     """Send the selected messages, or those of them that are missing.
 
     Parameters:
         broker: its URL; it may be away for half a minute at the beginning.
+        spark: whose executors plan and send; without it this process does. Each goes on with what the other began.
 
     Raises:
         InvalidRequest: the replay id stands for another choice, or the choice makes no sense.
@@ -88,24 +118,26 @@ def execute(
         _check_same(plan, selection, topic)
         if plans.done() is not None:
             return Outcome(plan, 0, plan.total)
-    router = Router(
-        OneBroker.at(server_url(broker), _TIMEOUT_SECONDS),
-        PoolSettings(make_hello(APP, None), clock, timeout=_TIMEOUT_SECONDS),
-    )
-    router.open()
+    router = open_router(broker)
     try:
         if plan is None:
             if selection is None or not topic:
                 raise InvalidRequest(f"there is no replay {replay_id} to go on with: say which messages, and where to")
-            plan = make_plan(archive, selection, find_target(router, topic), plans, now_ms=clock.now_ms())
-        sent = send_plan(
-            router,
-            plans.folder.below(plan.folder),
-            plan,
-            rate=rate,
-            now_ms=clock.now_ms,
-            on_progress=on_progress,
-        )
+            target = find_target(router, topic)
+            if spark is None:
+                plan = make_plan(archive, selection, target, plans, now_ms=clock.now_ms())
+            else:
+                from dmq.pipeline.replay.spark_plan import make_plan_by_spark
+
+                plan = make_plan_by_spark(spark, archive, selection, target, plans=plans, now_ms=clock.now_ms())
+        rows = plans.folder.below(plan.folder)
+        options = SendOptions(rate, clock.now_ms, on_progress)
+        if spark is None:
+            sent = send_plan(router, rows, plan, options)
+        else:
+            from dmq.pipeline.replay.spark_sender import send_plan_by_spark
+
+            sent = send_plan_by_spark(spark, broker, router, rows, plan=plan, options=options)
     finally:
         router.close()
     plans.finish(plan, Done(sent=plan.total, at_ms=clock.now_ms()))

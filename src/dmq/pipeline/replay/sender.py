@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
+from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import Router
+from dmq.client.connection.session import make_hello
+from dmq.client.connection.url import OneBroker
 from dmq.client.producer.lane_sender import LaneBatch, LaneSender
 from dmq.client.producer.routes import Route
+from dmq.clock import SystemClock
 from dmq.errors import ArchiveConflict, DMQError, SequenceConflict, StaleRoute, TimedOut, UnknownTopic
 from dmq.model import Durability, place_of, place_queue, place_shard
 from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.decode.journal_reader import server_url
 from dmq.pipeline.replay.batches import Parcel, first_sequence, parcels
 from dmq.pipeline.replay.plan import Plan, Target
 from dmq.protocol import Command, decode_response
@@ -30,7 +35,19 @@ from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply, ProducerStates
 from dmq.token_bucket import TokenBucket
 
-__all__ = ["ReplayProgress", "Sent", "find_target", "send_plan", "stored_rows"]
+__all__ = [
+    "ReplayProgress",
+    "SendOptions",
+    "Sent",
+    "check_sent",
+    "find_target",
+    "open_router",
+    "send_plan",
+    "send_queues",
+    "stored_rows",
+]
+
+APP: Final = "dmq-replay"
 
 WORKERS_MAX: Final = 8
 ANSWER_SECONDS: Final = 30.0
@@ -50,6 +67,14 @@ class Sent(NamedTuple):
 
     sent: int
     found: int
+
+
+def open_router(broker: str) -> Router:
+    """A way to the broker, or to all shards of its cluster; it may be away for half a minute at the beginning."""
+    settings = PoolSettings(make_hello(APP, None), SystemClock(), timeout=ANSWER_SECONDS)
+    router = Router(OneBroker.at(server_url(broker), ANSWER_SECONDS), settings)
+    router.open()
+    return router
 
 
 def find_target(router: Router, topic: str) -> Target:
@@ -104,37 +129,72 @@ def stored_rows(router: Router, plan: Plan) -> dict[int, int]:
     return rows
 
 
-def send_plan(
-    router: Router,
-    rows: Folder,
-    plan: Plan,
-    *,
-    rate: float | None = None,
-    now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-    on_progress: Callable[[ReplayProgress], None] = lambda _: None,
-) -> Sent:
+class SendOptions(NamedTuple):
+    """How to send: `rate` is messages a second at most, `on_progress` is called now and then, by any thread."""
+
+    rate: float | None = None
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    on_progress: Callable[[ReplayProgress], None] = lambda _: None
+
+
+def send_plan(router: Router, rows: Folder, plan: Plan, options: SendOptions) -> Sent:
     """Send what is not stored yet.
 
     Parameters:
         rows: the folder of the plan's rows.
-        rate: messages a second at most.
-        on_progress: called now and then, by any thread.
 
     Raises:
         DMQError: it cannot go on; what is stored stays, and another call goes on from there.
     """
     stored = stored_rows(router, plan)
     found = sum(stored.values())
-    bucket = None if rate is None else TokenBucket(rate, time.monotonic(), burst=0)
-    run = _Run(plan, found, bucket, on_progress)
-    queues = [queue for queue, count in plan.counts.items() if stored[queue] < count]
+    sent = send_queues(router, rows, plan, stored, options=options)
+    check_sent(router, plan)
+    return Sent(sent, found)
+
+
+def check_sent(router: Router, plan: Plan) -> None:
+    """See that the broker has all of it.
+
+    Raises:
+        ArchiveConflict: it does not.
+    """
+    after = stored_rows(router, plan)
+    if after != plan.counts:
+        raise ArchiveConflict(
+            f"the broker has {sum(after.values())} of the {plan.total} messages of replay {plan.replay_id} although "
+            "all were sent: see whether its data was set back, then run the replay again"
+        )
+
+
+def send_queues(
+    router: Router,
+    rows: Folder,
+    plan: Plan,
+    stored: Mapping[int, int],
+    *,
+    options: SendOptions,
+) -> int:
+    """Send what some queues miss; returns how many messages that were.
+
+    Parameters:
+        stored: by queue, how many rows of it are stored; other queues are not looked at.
+
+    Raises:
+        DMQError: as `send_plan`.
+    """
+    found = sum(stored.values())
+    bucket = None if options.rate is None else TokenBucket(options.rate, time.monotonic(), burst=0)
+    run = _Run(plan, found, bucket, options.on_progress)
+    queues = [queue for queue, count in stored.items() if count < plan.counts[queue]]
     if queues:
         with ThreadPoolExecutor(min(WORKERS_MAX, len(queues)), "dmq-replay") as pool:
             try:
                 limit = router.home.connection().limits.body_bytes_max
                 futures = []
                 for queue in queues:
-                    batches = parcels(rows, plan, queue, stored[queue], sent_at_ms=now_ms(), body_bytes_max=limit)
+                    now_ms = options.now_ms()
+                    batches = parcels(rows, plan, queue, stored[queue], sent_at_ms=now_ms, body_bytes_max=limit)
                     futures.append(pool.submit(_send_queue, router, plan, batches, run=run))
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in done:
@@ -142,13 +202,7 @@ def send_plan(
             finally:
                 run.stop.set()
                 pool.shutdown(cancel_futures=True)
-    after = stored_rows(router, plan)
-    if after != plan.counts:
-        raise ArchiveConflict(
-            f"the broker has {sum(after.values())} of the {plan.total} messages of replay {plan.replay_id} although "
-            "all were sent: see whether its data was set back, then run the replay again"
-        )
-    return Sent(run.stored - found, found)
+    return run.stored - found
 
 
 class _Run:
