@@ -164,7 +164,8 @@ class _StretchedShard:
     def locate(self, topics: Sequence[TopicPoints]) -> list[TopicLocations]:
         def stretched(at: Location) -> Location:
             factor = self._factor
-            return Location(at.offset, at.start * factor, at.end * factor, at.record_bytes * factor)
+            sizes = {"start_bytes": at.start_bytes * factor, "before_bytes": at.before_bytes * factor}
+            return Location(at.offset, at.start * factor, before=at.before * factor, **sizes)
 
         return [
             TopicLocations(

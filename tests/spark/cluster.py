@@ -107,7 +107,7 @@ class Cluster:
     def processes(self, word: str) -> list[int]:
         """Processes below the workers whose command line has a word, as `CoarseGrainedExecutorBackend`."""
         every = [pid for process in self._processes for pid in descendants(process.pid)]
-        return [pid for pid in every if word in _command_line(pid)]
+        return [pid for pid in every if word in command_line(pid)]
 
     def _start(self, name: str, *arguments: str) -> None:
         kind = name.partition("-")[0]
@@ -177,7 +177,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     return ""

@@ -1,4 +1,4 @@
-"""A program for `spark-submit`: copies a topic into another. `copy_topic.py SERVERS FROM TO`."""
+"""A program for `spark-submit`: a stream from topic to topic. `copy_topic.py SERVERS FROM TO CHECKPOINT`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ import sys
 from pyspark.sql import SparkSession
 
 
-def main(servers: str, source: str, target: str) -> None:
+def main(servers: str, source: str, target: str, checkpoint: str) -> None:
     spark = SparkSession.builder.appName("copy").getOrCreate()
-    rows = spark.read.format("dmq").option("dmq.bootstrap.servers", servers).option("subscribe", source).load()
-    rows.select("key", "value").write.format("dmq").option("dmq.bootstrap.servers", servers).option(
-        "topic", target
-    ).mode("append").save()
-    hosts = spark.sparkContext.parallelize(range(8), 8).map(lambda _: __import__("os").getppid()).distinct().count()
-    print(f"copied by {hosts} executors")
+    rows = (
+        spark.readStream.format("dmq")
+        .option("dmq.bootstrap.servers", servers)
+        .option("subscribe", source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 3000)
+        .option("minPartitions", 4)
+        .load()
+    )
+    (
+        rows.select("key", "value")
+        .writeStream.format("dmq")
+        .option("dmq.bootstrap.servers", servers)
+        .option("topic", target)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
     spark.stop()
 
 

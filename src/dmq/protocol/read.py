@@ -96,14 +96,15 @@ class Locate(Header, frozen=True):
 class Location(Header, frozen=True):
     """Where a point lies.
 
-    `offset` is the queue's; `start` is where its message begins in the journal, or the visible offset if there is none
-    yet; `end` is where the message before it ends, 0 if there is none; `record_bytes` is the mean size of some around.
+    `offset` is the queue's. Its message begins at `start` in the journal, the one before it at `before`; each has its
+    size, which is 0 where there is none: then `start` is the visible offset. One that was lost has a place and no size.
     """
 
     offset: Amount
     start: Amount
-    end: Amount = 0
-    record_bytes: Amount = 0
+    start_bytes: U32 = 0
+    before: Amount = 0
+    before_bytes: U32 = 0
 
 
 class QueueLocations(Header, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,6 @@ from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
 __all__ = ["Queries"]
 
 T = TypeVar("T")
-
-_AROUND: Final = 32  # messages on either side whose sizes are looked at
 
 
 class Queries:
@@ -335,24 +333,20 @@ class Queries:
         columns = self.healed(lambda: next(iter(self.derived.queues.columns(key, offset, offset + 1))))
         return int(columns.offsets[0]) if columns.lengths[0] else None
 
-    def located(self, topic: Topic, queue: int, offset: int) -> tuple[int, int, int]:
-        """Where a message begins in the journal, where the one before it ends, and the mean size of some around it.
+    def located(self, topic: Topic, queue: int, offset: int) -> tuple[int, int, int, int]:
+        """Where a message begins in the journal, and its size; and the same of the one before it.
 
-        It begins at the visible offset if there is none yet; without one before it, that ends at 0. Messages that were
-        lost have a place, too, but no size.
+        Without a message it is the visible offset, without one before it 0, and the size 0. Messages that were lost
+        have a place, too, but no size.
         """
         key, state = queue_key(topic.id, queue), self.derived.state
-        low = max(state.first.get(key, 0), offset - _AROUND)
-        high = min(state.next.get(key, 0), offset + _AROUND)
-        if low >= high:
-            return self.visible, 0, 0
-        columns = self.healed(lambda: [*self.derived.queues.columns(key, low, high)])
-        places = [place for part in columns for place in part.offsets.tolist()]
-        lengths = [length for part in columns for length in part.lengths.tolist()]
-        at = offset - low
-        start = places[at] if offset < high else self.visible
-        end = places[at - 1] + max(1, lengths[at - 1]) if at > 0 else 0
-        return start, end, sum(lengths) // len(lengths)
+        low, high = max(state.first.get(key, 0), offset - 1), min(state.next.get(key, 0), offset + 1)
+        found: dict[int, tuple[int, int]] = {}
+        if low < high:
+            for part in self.healed(lambda: [*self.derived.queues.columns(key, low, high)]):
+                entries = zip(part.offsets.tolist(), part.lengths.tolist(), strict=True)
+                found |= zip(range(part.first, high), entries, strict=False)
+        return *found.get(offset, (self.visible, 0)), *found.get(offset - 1, (0, 0))
 
     def raw_record(self, found: Found) -> memoryview:
         """The bytes of a record that was found."""

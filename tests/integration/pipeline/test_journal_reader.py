@@ -81,6 +81,13 @@ def points_of(queues: int) -> TopicPoints:
     return TopicPoints("orders", [earliest, latest, Point(PointKind.BACK, 60_000)], [QueuePoints(queues - 1, own)])
 
 
+def place_of(reader: JournalReader, queue: int, offset: int, otherwise: int) -> tuple[int, int]:
+    """Where a message stands in the journal, and its size."""
+    if offset < 0 or not (peeked := reader.peek("orders", queue, offset, 1)).lengths:
+        return otherwise, 0
+    return U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0], peeked.lengths[0]
+
+
 def test_locations_are_the_same_whether_a_broker_knows_locate_or_not(served: ServedBroker) -> None:
     publish(served, 700)
     publish(served, 70, topic="paid", size=3000)
@@ -94,21 +101,17 @@ def test_locations_are_the_same_whether_a_broker_knows_locate_or_not(served: Ser
     asked = [points_of(4), TopicPoints("nothing", [Point()]), TopicPoints("paid")]
     with JournalReader(served.url) as reader, Older(served.url) as older:
         orders, nothing, paid = reader.locate(asked)
-        places = {row.queue: row for row in reader.offsets("orders").queues}
+        ends = reader.offsets("orders")
+        places = {row.queue: row for row in ends.queues}
         assert [row.queue for row in orders.queues] == [0, 1, 2, 3]
         for row in orders.queues:
             assert (row.first_offset, row.next_offset) == (
                 places[row.queue].first_offset,
                 places[row.queue].next_offset,
             )
-            for location in row.locations:
-                if location.offset < row.next_offset:
-                    peeked = reader.peek("orders", row.queue, location.offset, 1)
-                    assert U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0] == location.start
-                if location.offset:
-                    peeked = reader.peek("orders", row.queue, location.offset - 1, 1)
-                    assert U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0] + peeked.lengths[0] == location.end
-                assert location.record_bytes == pytest.approx(peeked.lengths[0], rel=0.01)
+            for at in row.locations:
+                assert (at.start, at.start_bytes) == place_of(reader, row.queue, at.offset, ends.visible_journal_offset)
+                assert (at.before, at.before_bytes) == place_of(reader, row.queue, at.offset - 1, 0)
         assert [location.offset for location in orders.queues[3].locations] == [0, 3, orders.queues[3].next_offset]
         assert (nothing.topic_id, nothing.queues) == (0, [])
         assert [row.locations for row in paid.queues] == [[], [], [], []]

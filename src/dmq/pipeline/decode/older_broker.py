@@ -85,8 +85,7 @@ class OlderBroker:
             start, start_bytes = self._record(topic, row.queue, offset, reply.topic_id)
         if offset > row.first_offset:
             before, before_bytes = self._record(topic, row.queue, offset - 1, reply.topic_id)
-        sizes = [size for size in (start_bytes, before_bytes) if size] or [0]
-        return Location(offset, start, before + before_bytes, sum(sizes) // len(sizes))
+        return Location(offset, start, start_bytes, before, before_bytes=before_bytes)
 
     def _record(self, topic: str, queue: int, offset: int, topic_id: int) -> tuple[int, int]:
         """Where a message stands in the journal, and its size; of a damaged one, the range that is."""

@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
     range: QueueRange
     journal_start: int
     journal_end: int
-    record_bytes: float  # of some of them, on average
+    record_bytes: float  # of the first and the last, on average
 
     @property
     def bytes(self) -> float:

@@ -350,8 +350,9 @@ class Resolver:
             if first is None or last is None:  # retention went on since the first question
                 self._lost(f"offsets {part.start} to {part.end} of topic {part.topic!r}, queue {part.queue}, are gone")
                 continue
-            mean = max(1.0, (first.record_bytes + last.record_bytes) / 2)
-            wanted.append(Wanted(part, first.start, max(first.start + 1, last.end), mean))
+            # Of these two alone, which are the same whenever the batch is planned: others may come or go meanwhile.
+            mean = max(1.0, (first.start_bytes + last.before_bytes) / 2)
+            wanted.append(Wanted(part, first.start, last.before + max(1, last.before_bytes), mean))
         return wanted
 
 
