@@ -66,6 +66,29 @@ def send(client: dmq.Client, topic: str, numbers: range) -> None:
             producer.send(topic, b"%d" % number, durability="stored")
 
 
+def test_a_batch_that_is_planned_again_has_the_same_tasks(served: ServedBroker, client: dmq.Client) -> None:
+    client.admin.create_topic("orders", queues=2)
+    client.admin.create_topic("others", queues=2)
+    send(client, "orders", range(300))
+    send(client, "others", range(300))
+    reader = Stream(served.url, subscribe="orders", startingOffsets="earliest", minPartitions=5).reader
+    start = reader.initialOffset()
+    half = reader.latestOffset(start, ReadMaxRows(150))
+    planned = {
+        way: [pickle.dumps(part) for part in reader.partitions(*way_of)]
+        for way, way_of in (
+            ("first", (start, half)),
+            ("second", (half, reader.latestOffset(half, EVERYTHING))),
+        )
+    }
+    end = reader.latestOffset(half, EVERYTHING)
+    with client.producer() as producer:
+        producer.send_many("orders", [dmq.Message(b"9" * 5000) for _ in range(50)])
+    assert [pickle.dumps(part) for part in reader.partitions(start, half)] == planned["first"]
+    assert [pickle.dumps(part) for part in reader.partitions(half, end)] == planned["second"]
+    assert len(planned["first"]) >= 5
+
+
 def test_a_stream_begins_with_what_comes_unless_told_otherwise(served: ServedBroker, client: dmq.Client) -> None:
     client.admin.create_topic("orders", queues=3)
     send(client, "orders", range(10))
