@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
-from dmq.cli.output import moment, show_rows
+from dmq.cli.output import moment, shard_fact, show_rows
 from dmq.errors import WrongFormat
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def resend(
                 {
                     "number": number,
                     "topic": batch.kept.head.topic,
+                    **shard_fact(client.admin.shard_names, reply.shard),
                     "queue": reply.queue,
                     "first_offset": reply.first_offset,
                     "messages": batch.kept.head.count,
