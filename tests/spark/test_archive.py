@@ -57,11 +57,21 @@ def archive(tmp_path: Path) -> Archive:
     return Archive.create(str(tmp_path / "archive"))
 
 
-@pytest.mark.parametrize("small", [0, 250_000], ids=["joined by Spark", "joined by the driver"])
+@pytest.mark.parametrize(
+    ("small", "piece"),
+    [(0, 250_000), (250_000, 250_000), (250_000, 50)],
+    ids=["joined by tasks", "joined by the driver", "joined in pieces"],
+)
 def test_everything_sent_is_archived_once_with_what_became_of_it(
-    spark: SparkSession, broker: BrokerProcess, archive: Archive, monkeypatch: pytest.MonkeyPatch, small: int
+    spark: SparkSession,
+    broker: BrokerProcess,
+    archive: Archive,
+    monkeypatch: pytest.MonkeyPatch,
+    small: int,
+    piece: int,
 ) -> None:
     monkeypatch.setattr(settlement_join, "SMALL", small)
+    monkeypatch.setattr(settlement_join, "PIECE", piece)
     seen: list[Progress] = []
     with dmq.connect(broker.url, app="shop") as client:
         client.admin.create_topic("orders", queues=3)

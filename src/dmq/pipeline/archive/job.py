@@ -230,10 +230,10 @@ class ArchiveJob:
         broker = f"{journal_id:016x}"
         with JournalReader(self._servers, app="dmq-archive") as reader:
             topics = {topic.topic_id: topic.topic for topic in reader.topics(system=True)}
-        with resolved(self._spark, self._archive, broker, found, topics=topics) as files:
-            self._step("resolved")
-            self._commit(CONSUME_EVENT, files, journal_id, batch)
-            return sum(file.rows for file in files), {file.dt for file in files}
+        files = resolved(self._spark, self._archive, broker, found, topics=topics)
+        self._step("resolved")
+        self._commit(CONSUME_EVENT, files, journal_id, batch)
+        return sum(file.rows for file in files), {file.dt for file in files}
 
     def _show(self, step: str, report: ArchivedReply, begin: int, at: int, rows: int) -> None:
         self._progress(Progress(_NAME, step, rows, at - begin, total=report.flushed - begin, unit="bytes"))

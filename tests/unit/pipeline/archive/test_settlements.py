@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
+import pyarrow as pa
+import pytest
+
 from dmq.model import TopicConfig
+from dmq.pipeline.archive import settlement_join
 from dmq.pipeline.archive.settlement_join import topic_names
 from dmq.pipeline.archive.settlements import SETTLEMENT, Settlements
 from dmq.pipeline.decode.units import SystemRecord
@@ -78,3 +82,16 @@ def test_what_a_snapshot_repeats_is_not_counted_again() -> None:
 def test_a_retry_topic_stands_for_the_topic_that_failed() -> None:
     topics = {16: "orders", 17: "%RETRY%billing%16", 18: "%RETRY%billing%99", 19: "%DLQ%billing", 20: "it's\\odd"}
     assert topic_names(topics) == {16: "orders", 17: "orders", 20: "it's\\odd"}
+
+
+def test_settlements_are_cut_into_pieces_of_so_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlement_join, "PIECE", 10)
+    runs = [(0, 3), (4, 4), (5, 30), (31, 32), (33, 33), (34, 60)]
+    rows = pa.table({"first_offset": [first for first, _ in runs], "last_offset": [last for _, last in runs]})
+    found = [piece.to_pylist() for piece in settlement_join.pieces(rows)]
+    assert [row["first_offset"] for piece in found for row in piece] == [first for first, _ in runs]
+    assert len(found) > 2
+    for piece in found:
+        counts = [row["last_offset"] - row["first_offset"] + 1 for row in piece]
+        assert sum(counts) - max(counts) < 10  # a run is not cut
+    assert [*settlement_join.pieces(rows.slice(0, 0))] == []
