@@ -60,6 +60,7 @@ class Follower:
             epoch=self._epoch,
             end=replica.end,
             epochs=[(row.epoch, row.leader, row.start) for row in replica.epochs],
+            life=member.life,
         )
 
     def begin(self, reply: FollowReply) -> None:

@@ -203,6 +203,11 @@ class InSyncSet:
         heard_at = self._began_at if progress is None else progress.heard_at
         return heard_at <= now - times * self._lag_seconds
 
+    def _has_lost(self, replica: int) -> bool:
+        """Whether a member began anew below what is committed: it had confirmed that, so its disk is an older one."""
+        progress = self._progress.get(replica)
+        return replica != self._leader and progress is not None and progress.flushed < self.committed
+
     def _may_join(self, replica: int, now: float) -> bool:
         flushed = self.flushed_of(replica)
         return flushed >= max(self._epoch_end, self.committed) and not self.lags(replica, now)
@@ -218,7 +223,8 @@ class InSyncSet:
         """
         belong = frozenset() if self.is_alone else frozenset(members) - {*gone}
         belong |= {self._leader}
-        stay = {replica for replica in self._recorded if replica in belong and not self.lags(replica, now)}
+        kept = self._recorded & belong
+        stay = {replica for replica in kept if not self.lags(replica, now) and not self._has_lost(replica)}
         joining = {replica for replica in belong - self._recorded if self._may_join(replica, now)}
         wanted = frozenset(stay | joining | {self._leader})
         if len(wanted) < self.min_in_sync:

@@ -138,6 +138,25 @@ def test_a_silent_member_lags_though_nothing_is_written() -> None:
     assert mine.proposal((A, B), 30.0) == frozenset((LEADER, A))
 
 
+def test_a_member_that_comes_back_without_what_it_confirmed_leaves_at_once() -> None:
+    mine = in_sync(A, B)
+    mine.flushed(500)
+    for member in (A, B):
+        mine.confirmed(member, 500, 1.0)
+    assert mine.commit() == 500
+    mine.followed(A, 500)
+    assert mine.proposal([LEADER, A, B], 1.5) is None, "a connection broke, no more"
+    mine.followed(A, 400)
+    assert mine.proposal([LEADER, A, B], 1.5) == frozenset({LEADER, B})
+    mine.confirmed(A, 450, 2.0)
+    assert mine.proposal([LEADER, A, B], 2.0) == frozenset({LEADER, B})
+    mine.confirmed(A, 500, 2.5)
+    assert mine.proposal([LEADER, A, B], 2.5) is None
+    mine.followed(A, 400)
+    mine.followed(B, 400)
+    assert mine.proposal([LEADER, A, B], 3.0) is None, "nobody leaves below the least"
+
+
 def test_a_member_that_no_longer_belongs_leaves() -> None:
     mine = in_sync(A, B)
     for replica in (A, B):

@@ -44,6 +44,7 @@ class Follow(Header, frozen=True):
     epoch: U32  # of the leader that it asks for, as the registry has it
     end: Amount
     epochs: Annotated[list[Row], Meta(max_length=_EPOCHS_MAX)] = []
+    life: Amount = 0  # of its directory; 0 of a member that does not tell it
 
 
 class FollowReply(Header, frozen=True):

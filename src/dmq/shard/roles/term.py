@@ -189,6 +189,14 @@ class Term:
                 f"replica {hex_id(request.replica)} is not a member of shard {self._view.shard!r} as far as its leader "
                 "knows: it is one when its enrolment is in the registry"
             )
+        known = record.lives.get(hex_id(request.replica), 0)
+        if 0 < request.life < known:
+            # A clone of its disk was started since. What the older one confirms must not count for the newer one.
+            raise NotInCluster(
+                f"replica {hex_id(request.replica)} follows in its life {request.life}, and was started again since, "
+                f"in life {known}: another copy of its directory runs; stop one of them",
+                life=known,
+            )
         try:
             reply = self._leader.follow(request)
         except StaleEpoch:

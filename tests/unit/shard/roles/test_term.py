@@ -223,6 +223,30 @@ def test_strangers_do_not_follow() -> None:
     in_shard(test)
 
 
+def test_a_directory_does_not_follow_any_more_once_a_copy_of_it_was_started() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start()
+        one = shard.followers[0]
+        term, view = leader.member.term, leader.member.view
+        assert term is not None
+        assert view.cluster is not None
+        assert view.record is not None
+        replica, journal = _replica(one), int(view.record.journal or "", 16)
+        life = view.record.lives[hex_id(replica)]
+        await change(shard, lives=view.record.lives | {hex_id(replica): life + 1})
+        await view.refresh()
+        request = Follow(view.cluster.id, "s", journal, replica, term.epoch, 0, life=life)
+        with pytest.raises(NotInCluster, match=f"follows in its life {life}, and was started again since"):
+            leader.member.follow(request, Pipe(shard.net, ("x", leader.address), leader.member))
+        for told in (0, life + 1):  # a member of an earlier version does not tell it
+            newer = msgspec.structs.replace(request, life=told)
+            assert (
+                leader.member.follow(newer, Pipe(shard.net, ("x", leader.address), leader.member)).epoch == term.epoch
+            )
+
+    in_shard(test)
+
+
 def test_a_member_that_follows_again_is_heard_on_its_new_connection_only() -> None:
     async def test(shard: Shard) -> None:
         leader = await shard.start_with_topic()
