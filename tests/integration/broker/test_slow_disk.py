@@ -13,7 +13,7 @@ import dmq
 from dmq.protocol import Command, Header, decode_response
 from dmq.protocol.admin import GroupCreate, GroupDelete, TopicCreate, TopicDelete, TopicUpdate
 from dmq.protocol.consume import Point, PointKind, Pull, Seek, Subscribe, Unsubscribe
-from dmq.protocol.read import Fetch, FetchReply, Find, FindReply, Offsets, Peek, PeekReply
+from dmq.protocol.read import Fetch, FetchReply, Find, FindReply, Locate, Offsets, Peek, PeekReply, TopicPoints
 from dmq.protocol.session import Heartbeat
 from dmq.settings import StoreSettings
 from dmq.testing import MemoryFiles
@@ -216,6 +216,7 @@ def cold_broker(disk: SlowFiles, count: int = 200) -> Iterator[ServedBroker]:
         (Command.PEEK, Peek("orders", 0)),
         (Command.FIND, Find("orders", "k3")),
         (Command.FETCH, Fetch(0)),
+        (Command.LOCATE, Locate([TopicPoints("orders", [Point(), Point(PointKind.OFFSET, 150)])])),
         (Command.OFFSETS, Offsets("orders", 0, Point(PointKind.BACK, 3_600_000))),
         (Command.SEEK, Seek("orders", "billing", Point(PointKind.BACK, 3_600_000))),
     ],

@@ -19,6 +19,7 @@ __all__ = ["LOOKED_MAX", "UnitFetch", "fetch_units"]
 
 LOOKED_MAX: Final = 32 << 20
 _HEADER_BYTES: Final = 4096
+_WINDOW_MIN: Final = 64 << 10
 
 ReadUnits = Callable[[int, int], Awaitable[tuple[Buffer, int]]]
 """Whole units from the one on that holds an offset, about so many bytes of them; and where they end."""
@@ -46,7 +47,7 @@ async def fetch_units(asked: Fetch, size: int, visible: int, read: ReadUnits) ->
         return UnitFetch(start, end, [units])
     topic_ids = frozenset(asked.topic_ids)
     pieces: list[Buffer] = []
-    taken, window = 0, size
+    taken = 0
     while True:
         kept = units_of(units, topic_ids)
         if pieces and taken + len(kept) > 2 * size - _HEADER_BYTES:
@@ -55,8 +56,8 @@ async def fetch_units(asked: Fetch, size: int, visible: int, read: ReadUnits) ->
         taken += len(kept)
         if taken >= size or end >= stop or end - start >= LOOKED_MAX:
             return UnitFetch(start, end, pieces)
-        if 2 * len(kept) < len(units):
-            window = 2 * size  # fewer questions to the disk for as much of an answer
+        # As much of the journal as the rest of the answer is to be found in, if the next units are like these.
+        window = min(2 * size, max(_WINDOW_MIN, (size - taken) * len(units) // max(1, len(kept))))
         await asyncio.sleep(0)  # others want to be served, too
         units, end = await read(end, min(window, stop - end))
         if not len(units):
